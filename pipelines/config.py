@@ -1,0 +1,342 @@
+"""The recipe: every setting of a run as one typed tree, composed from YAML files and `key=value` overrides.
+
+A recipe file names the files it includes (`include: [models/tiny, data/miniature, ...]`, relative to `conf/`, later
+ones win), then sets its own keys. Overrides come last. Unknown keys and wrong types are errors that name the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipelines.errors import RecipeError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+LOCAL = "local"  # conf/local/ is git-ignored: a user's own endpoints and paths
+
+Positive = Annotated[int, pydantic.Field(gt=0)]
+Count = Annotated[int, pydantic.Field(ge=0)]
+Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+Equality = Literal["strict", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl"]
+
+
+class Section(pydantic.BaseModel):
+    """Base of every part of a recipe: frozen, and a key it does not know is an error."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class TinyModel(Section):
+    """A Qwen3-architecture decoder trained from scratch, with its own byte-level BPE tokenizer."""
+
+    width: Positive = 128
+    layers: Positive = 4
+    heads: Positive = 4
+    ffn: Positive = 384
+    vocabulary: Positive = 1300
+    context: Positive = 1024
+
+
+class Lora(Section):
+    """Low-rank adapters (PEFT)."""
+
+    rank: Positive = 32
+    alpha: Positive = 64
+    dropout: Share = 0.0
+
+
+class Model(Section):
+    """What is trained: `source: tiny` is made from scratch, anything else is a local path or a hub name."""
+
+    source: str = "tiny"
+    tiny: TinyModel = TinyModel()
+    lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    revision: str | None = None
+
+
+class Source(Section):
+    """One pool of examples.
+
+    Attributes:
+        kind: which reader: one file in `pipelines/data/` each.
+        path: the benchmark's folder, or the JSONL file; unused by the miniature.
+        split: "train", "dev" or "test".
+        count: how many examples to take, by the recipe's seed; null takes all.
+        hardness: keep only these levels; null keeps all.
+        options: what only that reader knows (see its docstring).
+    """
+
+    kind: Literal["miniature", "spider", "bird", "jsonl"] = "miniature"
+    path: str | None = None
+    split: Literal["train", "dev", "test"] = "train"
+    count: Positive | None = None
+    hardness: tuple[Literal["easy", "medium", "hard", "extra"], ...] | None = None
+    options: dict[str, Any] = {}
+
+
+class Data(Section):
+    """Where questions come from: `sft` for the teacher, `rl` pools for GRPO, `test` for the reported figures.
+
+    `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run.
+    """
+
+    sft: Source = Source(split="train")
+    rl: tuple[Source, ...] = (Source(split="train"),)
+    dev: Source = Source(split="dev")
+    test: Source = Source(split="test")
+    max_bad_share: Share = 0.05
+
+
+class Protocol(Section):
+    """How the agent speaks (see `pipelines/protocols/`).
+
+    Attributes:
+        prompt: a prompt of `conf/protocols/prompts/`: "full" for real models, "brief" for the tiny one.
+        max_turns: the turn cap T while training data is made and the policy is trained.
+        max_turns_eval: the turn cap in evaluation.
+        observation_rows: rows that an observation shows.
+        cell_chars: characters that an observation shows of one cell.
+        schema_view: how much of the schema the prompt shows.
+        schema_values: example values that the prompt shows beside each column.
+        reasoning: whether a reasoning block is demanded in every turn.
+        forced_final: whether the turn cap forces one last answer (SQL-Trail, algorithm 1, line 29).
+        options: what only that protocol knows (phases, tag names).
+    """
+
+    name: Literal["react", "phases", "tool_call", "single_turn"] = "react"
+    prompt: str = "full"
+    max_turns: Positive = 10
+    max_turns_eval: Positive = 10
+    observation_rows: Positive = 50
+    cell_chars: Positive = 200
+    schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
+    schema_values: Count = 0
+    reasoning: bool = True
+    forced_final: bool = True
+    options: dict[str, Any] = {}
+
+
+class Execution(Section):
+    """Limits of the SQL sandbox; a verdict depends on them, so they are part of a stage's key.
+
+    Attributes:
+        timeout_s: wall clock of one statement, in seconds.
+        max_rows, max_bytes: of one result; more is cut (observations) or refused (verdicts).
+        memory_mb: address space that a worker may add, in MiB.
+    """
+
+    timeout_s: Annotated[float, pydantic.Field(gt=0)] = 30.0
+    max_rows: Positive = 100_000
+    max_bytes: Positive = 64_000_000
+    memory_mb: Positive = 2048
+    equality: Equality = "strict"
+
+
+class Sampling(Section):
+    """How tokens are drawn. Temperature 0 is greedy."""
+
+    temperature: Annotated[float, pydantic.Field(ge=0)] = 1.0
+    top_p: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0
+    turn_tokens: Positive = 1024
+    episode_tokens: Positive = 8192
+
+
+class Teacher(Section):
+    """What writes demonstrations: the scripted oracle, or an OpenAI-compatible endpoint.
+
+    `endpoint` names an entry of `conf/local/endpoints.yaml` (base URL, model, the environment variable that holds the key).
+    """
+
+    kind: Literal["oracle", "endpoint"] = "oracle"
+    endpoint: str | None = None
+    concurrency: Positive = 16
+    sampling: Sampling = Sampling(temperature=0.7)
+    error_rate: Share = 0.1
+
+
+class Synthesis(Section):
+    """Teacher trajectory synthesis: `samples` episodes a question."""
+
+    teacher: Teacher = Teacher()
+    samples: Positive = 1
+
+
+class Filter(Section):
+    """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` trajectories, `priority` levels first."""
+
+    keep: Positive | None = None
+    priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")
+    per_example: Positive | None = 1
+
+
+class Optimizer(Section):
+    """`muon` puts matrices on Muon and the rest on AdamW at `lr_rest`: for tiny models from scratch."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    lr: float = 1e-5
+    lr_rest: float | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+    warmup_ratio: Share = 0.1
+    clip: float = 1.0
+    schedule: Literal["cosine", "constant", "linear"] = "cosine"
+
+
+class Sft(Section):
+    """Supervised fine-tuning on token-exact samples; null `stages.sft` in a recipe without it."""
+
+    batch: Positive = 128
+    micro_batch: Positive = 8
+    epochs: Annotated[float, pydantic.Field(gt=0)] = 2.0
+    max_tokens: Positive = 8192
+    optimizer: Optimizer = Optimizer()
+    save_steps: Positive = 100
+
+
+class Difficulty(Section):
+    """pass@G scoring with the SFT policy and SQL-Trail's RL selection (A.6, equation 13).
+
+    Attributes:
+        candidates: questions scored; null scores all of the pool.
+        keep: size of the difficulty-balanced set, in ascending S(q).
+        explore: size of the exploration set (pass@G = 0).
+        max_pass: keep only questions whose pass rate is below this (TRUST-SQL: 6/8); null for no bound.
+    """
+
+    group: Positive = 6
+    candidates: Positive | None = None
+    keep: Positive = 700
+    explore: Count = 0
+    max_pass: Share | None = None
+    sampling: Sampling = Sampling()
+
+
+class RewardTerm(Section):
+    """One term of the panel: a function of `pipelines/rewards/terms.py`, its weight, and the track it pays."""
+
+    term: str
+    weight: float = 1.0
+    track: Literal["full", "schema"] = "full"
+    options: dict[str, Any] = {}
+
+
+class Grpo(Section):
+    """Multi-turn GRPO.
+
+    Attributes:
+        questions_per_step: prompts of one generation; each is expanded `group` times.
+        updates_per_rollout: optimiser steps on one generation (1 is on-policy).
+        steps: optimiser steps in all.
+        clip_low, clip_high: epsilon bounds; clip-higher has clip_low < clip_high (SQL-Trail, equation 2).
+        beta: KL coefficient; 0 for none.
+        scale: whether the advantage is divided by the group's standard deviation.
+        loss: TRL's loss type.
+        level: the importance ratio's level.
+        lambda_schema: weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
+        drop: rollouts left out of the loss before it (MTIR-SQL's GRPO-Filter).
+        drop_zero_variance: leave out groups whose rewards are all equal.
+        save_steps: a checkpoint every so many steps.
+    """
+
+    group: Positive = 6
+    questions_per_step: Positive = 16
+    updates_per_rollout: Positive = 1
+    steps: Positive = 100
+    micro_batch: Positive = 8
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    beta: float = 0.0
+    scale: Literal["group", "none"] = "group"
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
+    level: Literal["token", "sequence"] = "token"
+    lambda_schema: float = 0.0
+    drop: tuple[Literal["malformed", "empty_turn", "no_answer"], ...] = ()
+    drop_zero_variance: bool = False
+    sampling: Sampling = Sampling(top_p=0.99)
+    optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)
+    save_steps: Positive = 20
+
+
+class Evaluation(Section):
+    """The reported figures: one greedy episode a question, then `samples` sampled ones for majority@k and pass@k."""
+
+    samples: Positive = 8
+    ks: tuple[Positive, ...] = (1, 2, 4, 8)
+    sampling: Sampling = Sampling()
+    forced_single_turn: bool = False
+    equalities: tuple[Equality, ...] = ("strict", "bird", "test_suite")
+
+
+class Rollout(Section):
+    """How many episodes are in flight, and with what.
+
+    Attributes:
+        policy: `transformers` decodes in process; `vllm` asks a server.
+        slots: episodes decoded together by one process.
+        processes: processes that share a stage's shards.
+        shard: questions in one shard (the unit that is kept when a run is killed).
+        deterministic: an episode rejoins at a fixed step after its SQL, so that the same seed gives the same bytes.
+    """
+
+    policy: Literal["transformers", "vllm"] = "transformers"
+    servers: tuple[str, ...] = ()
+    slots: Positive = 64
+    processes: Positive = 1
+    shard: Positive = 64
+    deterministic: bool = True
+
+
+class Hardware(Section):
+    """What trains: this machine's CPU by default; `launch` prefixes the training child (torchrun, deepspeed)."""
+
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    threads: Positive = 2
+    sql_workers: Positive = 1
+    python: str | None = None
+    launch: tuple[str, ...] = ()
+    deepspeed: str | None = None
+
+
+class Recipe(Section):
+    """Everything that decides a run's result. Each stage's key hashes only the slice that it reads."""
+
+    name: str
+    title: str = ""
+    seed: int = 0
+    stages: tuple[
+        Literal["data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report"], ...
+    ] = ("data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report")
+    model: Model = Model()
+    data: Data = Data()
+    protocol: Protocol = Protocol()
+    execution: Execution = Execution()
+    synthesis: Synthesis = Synthesis()
+    filter: Filter = Filter()
+    sft: Sft = Sft()
+    difficulty: Difficulty = Difficulty()
+    rewards: tuple[RewardTerm, ...] = ()
+    grpo: Grpo = Grpo()
+    evaluation: Evaluation = Evaluation()
+    rollout: Rollout = Rollout()
+    hardware: Hardware = Hardware()
+
+    def slice(self, *paths: str) -> dict[str, Any]:
+        """The JSON values at dotted paths: what a stage declares that it reads."""
+        whole = self.model_dump(mode="json")
+        picked: dict[str, Any] = {}
+        for path in paths:
+            value: Any = whole
+            for part in path.split("."):
+                value = value[part]
+            picked[path] = value
+        return picked
