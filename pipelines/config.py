@@ -1,27 +1,10 @@
-"""The recipe: every setting of a run as one typed tree, composed from YAML files and `key=value` overrides.
-
-A recipe file names the files it includes (`include: [models/tiny, data/miniature, ...]`, relative to `conf/`, later
-ones win), then sets its own keys. Overrides come last. Unknown keys and wrong types are errors that name the key.
-"""
+"""The recipe: every setting of a run as one typed tree; `recipes.py` reads it from YAML."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from pipelines.errors import RecipeError
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
-LOCAL = "local"  # conf/local/ is git-ignored: a user's own endpoints and paths
 
 Positive = Annotated[int, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
@@ -154,7 +137,8 @@ class Sampling(Section):
 class Teacher(Section):
     """What writes demonstrations: the scripted oracle, or an OpenAI-compatible endpoint.
 
-    `endpoint` names an entry of `conf/local/endpoints.yaml` (base URL, model, the environment variable that holds the key).
+    `endpoint` names an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment
+    variable that holds the key).
     """
 
     kind: Literal["oracle", "endpoint"] = "oracle"
@@ -172,7 +156,7 @@ class Synthesis(Section):
 
 
 class Filter(Section):
-    """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` trajectories, `priority` levels first."""
+    """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` of them, `priority` levels first."""
 
     keep: Positive | None = None
     priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")

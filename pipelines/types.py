@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -253,9 +252,13 @@ class Outcome:
 Record = TypeVar("Record", Example, Trajectory)
 
 
-@functools.cache
+_ADAPTERS: dict[str, pydantic.TypeAdapter[Any]] = {}
+
+
 def _adapter(kind: type[Any]) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(kind)
+    if kind.__name__ not in _ADAPTERS:
+        _ADAPTERS[kind.__name__] = pydantic.TypeAdapter(kind)
+    return _ADAPTERS[kind.__name__]
 
 
 def to_dict(record: Any) -> dict[str, Any]:

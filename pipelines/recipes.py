@@ -1,0 +1,191 @@
+"""Reading recipes: YAML files composed by `include`, then variants and `key=value` overrides.
+
+A recipe file names the files it includes (`include: [models/tiny, data/miniature, ...]`, relative to `conf/`, later
+ones win), then sets its own keys. Overrides come last. Unknown keys and wrong types are errors that name the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipelines.config import Recipe
+from pipelines.errors import RecipeError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        RecipeError: the file is missing, is not YAML, or is not a mapping; it names the line.
+    """
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RecipeError(f"{path} must hold a mapping of keys to values")
+    return value
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the project, by name."""
+    return sorted(path.stem for path in (CONF / "recipes").glob("*.yaml"))
+
+
+def _locate(name: str) -> Path:
+    """A recipe's file: a shipped name, or a path to the user's own."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    path = CONF / "recipes" / f"{name}.yaml"
+    if not path.is_file():
+        close = difflib.get_close_matches(name, recipe_names(), n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known recipes: {', '.join(recipe_names())}."
+        raise RecipeError(f"there is no recipe {name!r}", hint)
+    return path
+
+
+def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file's own keys over those of the files that it includes, in order."""
+    if path in trail:
+        raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
+    own = read_yaml(path)
+    merged: Any = OmegaConf.create({})
+    for name in own.pop("include", []):
+        merged = OmegaConf.merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)))
+    whole = OmegaConf.to_container(OmegaConf.merge(merged, own))
+    assert isinstance(whole, dict)
+    return {str(key): value for key, value in whole.items()}
+
+
+def _assign(tree: Any, override: str) -> None:
+    """Set `a.b.c=value` in place; in a list, a part is an index or the `term` of an item."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
+    try:
+        value = yaml.load(text, Loader=_Loader) if text else None
+    except yaml.YAMLError:
+        value = text
+    *parents, last = key.split(".")
+    node = tree
+    for part in parents:
+        node = _child(node, part, key)
+    if isinstance(node, list):
+        node[_index(node, last, key)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
+
+
+def _child(node: Any, part: str, key: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, part, key)]
+    if not isinstance(node, dict):
+        raise RecipeError(f"cannot set {key!r}: {part!r} has no parts")
+    if node.get(part) is None:
+        node[part] = {}
+    return node[part]
+
+
+def _index(node: list[Any], part: str, key: str) -> int:
+    if part.isdigit() and int(part) < len(node):
+        return int(part)
+    for position, item in enumerate(node):
+        if isinstance(item, dict) and item.get("term") == part:
+            return position
+    raise RecipeError(f"cannot set {key!r}: there is no item {part!r} in that list")
+
+
+def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
+    """The first thing that is wrong, by its dotted key, with the nearest known key."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return RecipeError(f"recipe {name}: {where}: {first['msg']} (it is {first['input']!r})")
+    section: Any = Recipe
+    for part in first["loc"][:-1]:
+        field = getattr(section, "model_fields", {}).get(part)
+        section = field.annotation if field is not None else None
+    known = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else (f"Known keys there: {', '.join(known)}." if known else "")
+    return RecipeError(f"recipe {name}: unknown key {where!r}", hint)
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or path, with `variant=NAME` and `key=value` overrides applied in the order given.
+
+    A variant is a named list of overrides in the recipe's own file: the paper's ablations.
+
+    Raises:
+        RecipeError: no such recipe or variant, an unknown key, a wrong type.
+    """
+    path = _locate(name)
+    try:
+        tree = _compose(path)
+    except OmegaConfBaseException as error:
+        raise RecipeError(f"{path}: {error}") from None
+    variants: Mapping[str, list[str]] = tree.pop("variants", {}) or {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key != "variant":
+            _assign(tree, override)
+            continue
+        if value not in variants:
+            raise RecipeError(f"recipe {name} has no variant {value!r}", f"It has: {', '.join(variants) or 'none'}.")
+        for step in variants[value]:
+            _assign(tree, step)
+    tree.setdefault("name", path.stem)
+    try:
+        return Recipe.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise _explain(path.stem, error) from None
+
+
+def variants(name: str) -> dict[str, list[str]]:
+    """A recipe's named variants and the overrides that each stands for."""
+    return dict(_compose(_locate(name)).get("variants") or {})
+
+
+def digest(value: Any) -> str:
+    """A short stable name for JSON values: the first 16 hex digits of a SHA-256."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,188 @@
+"""The content-addressed store: `<root>/<stage>/<key>/`, complete when, and only when, its manifest is there.
+
+A stage is made in a work folder beside its final place and renamed into it, manifest and all, in one step. A killed
+run leaves the work folder; the next one takes it up and the stage resumes inside. A lock that the kernel drops with
+its holder lets one run wait for another's stage, and outlives no kill -9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import DataError, ResourceError
+
+MANIFEST = "manifest.json"
+MIN_FREE_MB = 200
+# Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
+_NOT_CONTENT = frozenset({MANIFEST, "timing.jsonl", "timing.json", "audit.jsonl"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished stage in the store."""
+
+    stage: str
+    key: str
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all that the stage wrote, in bytes."""
+        return sum(file["bytes"] for file in self.manifest["files"].values())
+
+
+class Store:
+    """Finished stages by (stage, key)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def folder(self, stage: str, key: str) -> Path:
+        """Where that stage is, or would be."""
+        return self.root / stage / key
+
+    def work(self, stage: str, key: str) -> Path:
+        """Where that stage is made; it holds what a killed run left."""
+        return self.root / stage / f".work-{key}"
+
+    def has(self, stage: str, key: str) -> bool:
+        """Whether that stage is complete."""
+        return (self.folder(stage, key) / MANIFEST).is_file()
+
+    def manifest(self, stage: str, key: str) -> dict[str, Any]:
+        """What a finished stage says of itself.
+
+        Raises:
+            DataError: there is no such stage, or its manifest is damaged.
+        """
+        path = self.folder(stage, key) / MANIFEST
+        try:
+            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.") from None
+        return value
+
+    def entries(self) -> Iterator[Entry]:
+        """All finished stages, by stage and key."""
+        for path in sorted(self.root.glob(f"*/*/{MANIFEST}")):
+            stage, key = path.parent.parent.name, path.parent.name
+            if not key.startswith("."):
+                yield Entry(stage, key, path.parent, self.manifest(stage, key))
+
+    def make(
+        self, stage: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any], waiting: Callable[[], None]
+    ) -> Path:
+        """The stage's folder, made by `build(work_folder)` unless it is there already.
+
+        Args:
+            build: fills the work folder; it finds there what a killed run left.
+            about: what the manifest says besides the files; JSON values without wall-clock times.
+            waiting: called once when another live run is making the same stage.
+
+        Raises:
+            ResourceError: no room on the disk, or the store cannot be written.
+        """
+        if self.has(stage, key):
+            return self.folder(stage, key)
+        work = self.work(stage, key)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            require_room(work, MIN_FREE_MB)
+            with _locked(work.with_name(f"{work.name}.lock"), waiting):
+                if not self.has(stage, key):
+                    work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
+                    build(work)
+                    _seal(work, {"stage": stage, "key": key, **about})
+                    self._publish(work, self.folder(stage, key))
+        except OSError as error:
+            if error.errno in (28, 122):  # ENOSPC, EDQUOT
+                raise ResourceError(f"no space left under {self.root}", "Free some, or pass store=DIR.") from None
+            if error.errno in (13, 30):  # EACCES, EROFS
+                raise ResourceError(f"cannot write {error.filename or self.root}", "Pass store=DIR.") from None
+            raise
+        return self.folder(stage, key)
+
+    @staticmethod
+    def _publish(work: Path, final: Path) -> None:
+        """Rename into place; where another writer was first (a file system without locks), its copy stands."""
+        try:
+            work.rename(final)
+        except OSError:
+            if not (final / MANIFEST).is_file():
+                raise
+            shutil.rmtree(work, ignore_errors=True)
+
+    def verify(self, entry: Entry) -> list[str]:
+        """Files of an entry that are missing or whose bytes have changed."""
+        return [
+            name
+            for name, facts in entry.manifest["files"].items()
+            if not (entry.folder / name).is_file() or _sha256(entry.folder / name) != facts["sha256"]
+        ]
+
+
+def require_room(path: Path, megabytes: int) -> None:
+    """Fail before work starts when the disk under `path` has less room than that.
+
+    Raises:
+        ResourceError: too little space is free.
+    """
+    free = shutil.disk_usage(path).free // 2**20
+    if free < megabytes:
+        raise ResourceError(
+            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass store=DIR."
+        )
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file that is either whole or absent, also after kill -9."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys: the same value gives the same bytes."""
+    write_atomic(path, json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read what `write_json` wrote; {} where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)
+
+
+def _seal(folder: Path, about: Mapping[str, Any]) -> None:
+    """List every file with its digest in the manifest, written last."""
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in _NOT_CONTENT
+    }
+    write_json(folder / MANIFEST, {**about, "files": files})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
