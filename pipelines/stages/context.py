@@ -1,0 +1,63 @@
+"""What a stage is given: the recipe, its folder, its inputs' folders, and where to show progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipelines.config import Recipe
+from pipelines.store import write_json
+
+
+class Progress(Protocol):
+    """Where long work shows itself; the command line draws bars, a Prefect task updates an artifact."""
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """A stage, or a part of it, starts: `total` units of work."""
+
+    def advance(self, count: int, note: str = "") -> None:
+        """`count` more units are done; `note` says how it goes, in a few words."""
+
+    def say(self, text: str) -> None:
+        """One plain line that a person should see."""
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """Nothing."""
+
+    def advance(self, count: int, note: str = "") -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One making of one stage.
+
+    Attributes:
+        folder: the work folder; it holds what a killed run left.
+        inputs: the finished folder of each stage that this one needs, by name.
+    """
+
+    stage: str
+    recipe: Recipe
+    folder: Path
+    inputs: Mapping[str, Path]
+    progress: Progress
+
+    def metrics(self, numbers: Mapping[str, float]) -> None:
+        """Write the stage's summary: a flat mapping of numbers without wall-clock times."""
+        write_json(self.folder / "metrics.json", dict(numbers))
+
+    @property
+    def checkpoint(self) -> Path:
+        """The model folder of the newest training stage before this one."""
+        newest = next(name for name in ("grpo", "sft", "model") if name in self.inputs)
+        return self.inputs[newest] / "model"

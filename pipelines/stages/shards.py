@@ -1,0 +1,125 @@
+"""Long work in shards: each finished shard is a file, so that a killed run loses at most the ones in flight."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pipelines.errors import BoundaryError
+from pipelines.stages.context import Progress
+
+Item = TypeVar("Item")
+Run = Callable[[Sequence[Any], Path], str]
+RETRIES = 3
+
+_run: Run | None = None
+
+
+class Shards(Generic[Item]):
+    """Work cut into shards of equal size; shard i covers items [i * size, (i + 1) * size).
+
+    Args:
+        folder: finished shards are `<folder>/00000.jsonl` and so on.
+    """
+
+    def __init__(self, items: Sequence[Item], size: int, folder: Path) -> None:
+        self.items = items
+        self.size = size
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __len__(self) -> int:
+        return -(-len(self.items) // self.size)
+
+    def path(self, index: int) -> Path:
+        """The file of one shard."""
+        return self.folder / f"{index:05d}.jsonl"
+
+    def part(self, index: int) -> Sequence[Item]:
+        """The items of one shard."""
+        return self.items[index * self.size : (index + 1) * self.size]
+
+    def run(self, make: Callable[..., Run], args: tuple[Any, ...], processes: int, progress: Progress) -> None:
+        """Do the shards that are not there yet.
+
+        Args:
+            make: called once in each process with `args`; returns `run(items, path) -> note`, which writes the
+                shard's records to `path` and says in a few words how it went.
+
+        Raises:
+            BoundaryError: a worker process kept dying.
+        """
+        for stale in self.folder.glob("*.part-*"):
+            stale.unlink()
+        missing = []
+        for index in range(len(self)):
+            if self.path(index).exists():
+                progress.advance(len(self.part(index)))
+            else:
+                missing.append(index)
+        if not missing:
+            return
+        if processes == 1 or len(missing) == 1:
+            run = make(*args)
+            for index in missing:
+                progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
+            return
+        self._fan_out(missing, make, args, min(processes, len(missing)), progress)
+
+    def _fan_out(
+        self, missing: list[int], make: Callable[..., Run], args: tuple[Any, ...], processes: int, progress: Progress
+    ) -> None:
+        for _ in range(RETRIES):
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), make, args))
+            try:
+                with pool:
+                    self._collect(pool, missing, progress)
+                return
+            except BrokenProcessPool:  # a worker was killed (out of memory, say): finished shards stand
+                missing = [index for index in missing if not self.path(index).exists()]
+                progress.say(f"a worker process died; {len(missing)} shards are tried again")
+        raise BoundaryError(
+            "the worker processes kept dying", "Lower rollout.processes or rollout.slots if memory is short."
+        )
+
+    def _collect(self, pool: ProcessPoolExecutor, missing: list[int], progress: Progress) -> None:
+        todo: dict[Future[str], int] = {
+            pool.submit(_work, self.part(index), self.path(index)): len(self.part(index)) for index in missing
+        }
+        while todo:
+            done, _ = wait(todo, return_when=FIRST_COMPLETED)
+            for future in done:
+                progress.advance(todo.pop(future), future.result())
+
+    def lines(self) -> Iterable[str]:
+        """All finished lines, in the order of the items."""
+        for index in range(len(self)):
+            with self.path(index).open(encoding="utf-8") as file:
+                yield from file
+
+
+def _start(parent: int, make: Callable[..., Run], args: tuple[Any, ...]) -> None:
+    from pipelines.processes import die_with_parent
+
+    die_with_parent(parent)
+    global _run
+    _run = make(*args)
+
+
+def _work(items: Sequence[Any], path: Path) -> str:
+    assert _run is not None, "the initializer runs before any work"
+    return _finish(_run, items, path)
+
+
+def _finish(run: Run, items: Sequence[Any], path: Path) -> str:
+    """Write beside, then rename: a shard is whole or absent."""
+    beside = path.with_name(f"{path.name}.part-{os.getpid()}")
+    note = run(items, beside)
+    beside.replace(path)
+    return note
