@@ -89,6 +89,7 @@ class Protocol(Section):
         max_turns_eval: the turn cap in evaluation.
         observation_rows: rows that an observation shows.
         cell_chars: characters that an observation shows of one cell.
+        observation_chars: characters that an observation shows of all rows together.
         schema_view: how much of the schema the prompt shows.
         schema_values: example values that the prompt shows beside each column.
         reasoning: whether a reasoning block is demanded in every turn.
@@ -102,6 +103,7 @@ class Protocol(Section):
     max_turns_eval: Positive = 10
     observation_rows: Positive = 50
     cell_chars: Positive = 200
+    observation_chars: Positive = 8000
     schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
     schema_values: Count = 0
     reasoning: bool = True

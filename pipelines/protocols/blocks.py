@@ -1,0 +1,135 @@
+"""Reads `<tag>...</tag>` blocks out of a model's text: total, strict, one pass, linear in the text's length.
+
+A protocol's tags are reserved words: they may stand nowhere but in their places, SQL strings included. The first closing
+tag closes its block, wherever it stands, because that is what a stop string does while the text is being generated; SQL
+that needs such text in a literal writes it in two pieces (`'<' || '/sql>'`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from pipelines.types import Action, ActionKind
+
+CHAT_MARKER = r"<\|[a-z_]{1,32}\|>"  # ChatML's role and end-of-turn markers: an agent that writes one forges a turn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """One closed block: the tag's name and the text between its two tags, stripped."""
+
+    tag: str
+    body: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scan:
+    """What a text holds.
+
+    Attributes:
+        blocks: closed blocks in order, up to the first error.
+        stray: whether anything but white space stands outside the blocks.
+        error: the first structural error; None when there is none.
+    """
+
+    blocks: tuple[Block, ...]
+    stray: bool = False
+    error: str | None = None
+
+    def bodies(self, tag: str) -> list[str]:
+        """The texts of the blocks of one tag, in order."""
+        return [block.body for block in self.blocks if block.tag == tag]
+
+
+def literals(*names: str) -> tuple[str, ...]:
+    """Opening and closing tags of each name: `literals("sql")` is `("<sql>", "</sql>")`."""
+    return tuple(tag for name in names for tag in (f"<{name}>", f"</{name}>"))
+
+
+@functools.cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(?P<close>/?)(?P<name>{'|'.join(map(re.escape, names))})>|{CHAT_MARKER}")
+
+
+def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
+    """Split a text into blocks.
+
+    Errors, by name: `empty_turn` (nothing but white space), `invalid_unicode` (a lone surrogate, which no file or
+    database takes), `forged_observation` (a tag that only the environment may write), `forged_role` (a chat template's
+    marker), `unopened_tag`, `nested_tag` (a tag inside a block), `unclosed_tag`.
+
+    Args:
+        agent: names of the tags that the agent may write.
+        environment: names of the tags that only the environment writes.
+    """
+    if not text.strip():
+        return Scan((), error="empty_turn")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return Scan((), error="invalid_unicode")
+    blocks: list[Block] = []
+    stray, end, opened, start = False, 0, "", 0
+    for match in _pattern((*agent, *environment)).finditer(text):
+        name, closing = match["name"], match["close"] == "/"
+        error = _misplaced(name, closing, opened, environment)
+        if error:
+            return Scan(tuple(blocks), stray, error)
+        if closing:
+            blocks.append(Block(name, text[start : match.start()].strip()))
+            opened, end = "", match.end()
+        else:
+            stray = stray or bool(text[end : match.start()].strip())
+            opened, start = name, match.end()
+    if opened:
+        return Scan(tuple(blocks), stray, "unclosed_tag")
+    return Scan(tuple(blocks), stray or bool(text[end:].strip()))
+
+
+def _misplaced(name: str | None, closing: bool, opened: str, environment: Sequence[str]) -> str | None:
+    if name is None:
+        return "forged_role"
+    if name in environment:
+        return "forged_observation"
+    if closing and not opened:
+        return "unopened_tag"
+    if opened and not (closing and name == opened):
+        return "nested_tag"
+    return None
+
+
+def invalid(error: str, found: Scan | None = None, reasoning_tag: str = "") -> Action:
+    """The action that a format error leaves: nothing to execute, the reasoning kept where it was closed."""
+    thoughts = found.bodies(reasoning_tag) if found else []
+    return Action(ActionKind.INVALID, reasoning=thoughts[0] if thoughts else "", format_error=error)
+
+
+def reasoning_error(found: Scan, tag: str, demanded: bool) -> str | None:
+    """What is wrong with the reasoning block of an otherwise usable turn.
+
+    Errors, by name: `missing_reasoning`, `empty_reasoning`, `two_reasonings`, `wrong_order` (it must come first),
+    `text_outside_tags`.
+    """
+    thoughts = found.bodies(tag)
+    if demanded and not thoughts:
+        return "missing_reasoning"
+    if demanded and not thoughts[0]:
+        return "empty_reasoning"
+    if len(thoughts) > 1:
+        return "two_reasonings"
+    if thoughts and found.blocks[0].tag != tag:
+        return "wrong_order"
+    return "text_outside_tags" if found.stray else None
+
+
+def refuse_tags(text: str, agent: Sequence[str], environment: Sequence[str]) -> str:
+    """The text itself, when a block can hold it.
+
+    Raises:
+        ValueError: it holds one of the protocol's tags, or is not stripped, so no agent text can say it.
+    """
+    found = _pattern((*agent, *environment)).search(text)
+    if found or text != text.strip():
+        raise ValueError(f"cannot be said in this protocol: {found[0] if found else 'white space at an end'}")
+    return text

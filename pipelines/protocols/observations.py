@@ -1,0 +1,116 @@
+"""Turns an execution result into text that an agent may read: rows in order, cut, and unable to end or forge a tag.
+
+The escape, one rule everywhere (tables, error messages, questions, schemas): a `<` that could begin a tag or a chat
+template's marker is written `\\x3c` (`\\u003c` in JSON), so no text of a database, a question or an error message can
+hold `</observation>`, `<sql>` or `<|im_end|>`. In cells, characters that do not print (control characters, line
+breaks, bidirectional marks, lone surrogates) are shown by their escapes, and ` | ` cannot forge a column (`\\|`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pipelines.types import ExecutionResult, Scalar
+
+_OPENING = re.compile(r"[<\uff1c](?=[^\W\d]|[/|\uff5c!?\[])")  # "a < b", "a <= 3" and "<>" stay as they are
+CUT = "\u2026"
+
+
+def defuse(text: str) -> str:
+    """The text with every `<` that could begin a tag or a marker escaped; line breaks stay."""
+    return _OPENING.sub(lambda found: "\\x3c" if found[0] == "<" else "\\uff1c", text)
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def cell(value: Scalar, limit: int) -> str:
+    """One value as the agent sees it: at most `limit` characters of it, then a cut mark.
+
+    NULL is `NULL`, bytes are `x'...'`, an empty text is `''`.
+    """
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"x'{value[: limit // 2].hex()}{CUT if len(value) > limit // 2 else ''}'"
+    text = str(value)
+    if text == "":
+        return "''"
+    shown = text if len(text) <= limit else text[:limit] + CUT
+    return defuse(_printable(shown)).replace("|", "\\|")
+
+
+def table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:
+    """Header and rows, one a line, ` | ` between cells; then how many rows there are.
+
+    Args:
+        rows: at most so many are shown.
+        total_chars: at most so many characters of rows are shown, so that a wide table stays short.
+        brief: for a tiny model: each line begins with a space, so that a word is one token wherever it stands, and
+            nothing is said about the count but "no rows".
+    """
+    lines = [_line(result.columns, cell_chars, total_chars)]
+    spent = len(lines[0])
+    for row in result.rows[:rows]:
+        line = _line(row, cell_chars, total_chars)
+        spent += len(line) + 1
+        if spent > total_chars:
+            break
+        lines.append(line)
+    shown = len(lines) - 1
+    if not brief:
+        return "\n".join([*lines, _count(shown, result)])
+    return "\n".join(f" {line}" for line in (lines if result.rows else [*lines, "no rows"]))
+
+
+def _line(values: tuple[Scalar, ...], cell_chars: int, total_chars: int) -> str:
+    line = " | ".join(cell(value, cell_chars) for value in values)
+    return line if len(line) <= total_chars else line[:total_chars] + CUT
+
+
+def _count(shown: int, result: ExecutionResult) -> str:
+    if result.truncated:
+        return f"(first {shown} rows; there are more)"
+    if shown < len(result.rows):
+        return f"(first {shown} of {len(result.rows)} rows)"
+    return "(1 row)" if shown == 1 else f"({shown} rows)"
+
+
+def failure(result: ExecutionResult, limit: int) -> str:
+    """The engine's message about a query that did not run, on one line, cut and escaped."""
+    return cell(result.error or result.error_class or result.status.value, limit)
+
+
+def json_text(value: Any) -> str:
+    """JSON in which no text can begin a tag: `<` is `\\u003c` where `defuse` would escape it."""
+    dumped = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    return _OPENING.sub(lambda found: f"\\u{ord(found[0]):04x}", dumped)
+
+
+def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int) -> dict[str, Any]:
+    """Columns and rows as JSON values, cut like a table; bytes become hexadecimal text, NaN and infinities text."""
+    columns = [_json_cell(name, cell_chars) for name in result.columns]
+    data: list[list[Any]] = []
+    spent = 0
+    for row in result.rows[:rows]:
+        values = [_json_cell(value, cell_chars) for value in row]
+        spent += sum(len(str(value)) + 4 for value in values)
+        if spent > total_chars:
+            break
+        data.append(values)
+    return {"columns": columns, "data": data, "more": result.truncated or len(data) < len(result.rows)}
+
+
+def _json_cell(value: Scalar, limit: int) -> Any:
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0.0 else str(value)
+    if isinstance(value, bytes):
+        return cell(value, limit)
+    return _printable(value if len(value) <= limit else value[:limit] + CUT)
