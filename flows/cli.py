@@ -1,0 +1,239 @@
+"""The `sqltrain` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.errors import SqltrainError, UserError
+
+if TYPE_CHECKING:
+    from pipelines.config import Recipe
+    from pipelines.store import Store
+
+app = typer.Typer(
+    name="sqltrain",
+    help="Post-train open-weight language models into multi-turn text-to-SQL agents.",
+    epilog="Start with: sqltrain run miniature",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50, variant=NAME or store=DIR."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
+Until = Annotated[str | None, typer.Option(help="Stop after this stage.")]
+
+
+def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
+    """A recipe and its store; `store=DIR` (or SQLTRAIN_STORE) says where everything goes, ./store by default."""
+    from pipelines import recipes
+    from pipelines.store import Store
+
+    root = Path(os.environ.get("SQLTRAIN_STORE", "store"))
+    rest = []
+    for override in overrides:
+        if override.startswith("store="):
+            root = Path(override.removeprefix("store="))
+        else:
+            rest.append(override)
+    return recipes.load(name, rest), Store(root)
+
+
+@app.command()
+def run(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    until: Until = None,
+    engine: Annotated[str, typer.Option(help="plain: this process. prefect: a flow in a Prefect server.")] = "plain",
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe: every stage that the store lacks, then a table of the figures.
+
+    Examples:
+
+      sqltrain run miniature
+
+      sqltrain run miniature rewards.turns.weight=0
+
+      sqltrain run sql_trail data.sft.path=~/spider --until filter
+    """
+    from flows import screen
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    if engine == "prefect":
+        from flows.pipeline import run_with_prefect
+
+        results = run_with_prefect(loaded, store, until)
+    elif engine == "plain":
+        results = screen.run(loaded, store, until)
+    else:
+        raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
+    screen.conclude(loaded, store, results, as_json)
+
+
+@app.command()
+def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """List a recipe's stages: key, whether the store has it, and why not.
+
+    Example: sqltrain stages miniature rewards.exec.weight=3
+    """
+    from flows import screen
+    from pipelines.stages import graph
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    steps = graph.plan(loaded, store)
+    screen.show_steps(steps)
+    if as_json:
+        emit({"stages": [{"name": s.name, "key": s.key, "cached": s.cached, "why": s.why} for s in steps]})
+
+
+@app.command()
+def show(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Print the resolved recipe as YAML: includes, variant and overrides applied.
+
+    Example: sqltrain show sql_trail variant=no_turns
+    """
+    import yaml
+
+    loaded, _ = open_recipe(recipe, overrides or [])
+    typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes and their variants."""
+    from pipelines import recipes as library
+
+    for name in library.recipe_names():
+        typer.echo(f"{name:<16} {library.load(name).title}")
+        for variant, changes in library.variants(name).items():
+            typer.echo(f"  variant={variant:<20} {' '.join(changes)}")
+
+
+@app.command()
+def check(
+    recipe: Annotated[str | None, typer.Argument(help="One recipe; all of them when left out.")] = None,
+    overrides: Overrides = None,
+    data: Annotated[bool, typer.Option("--data", help="Also report on the health of the gold SQL.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check that every recipe loads, and that every gold SQL runs and earns the full reward.
+
+    Examples:
+
+      sqltrain check
+
+      sqltrain check miniature --data
+    """
+    from flows import checks
+
+    problems, facts = checks.check(recipe, overrides or [], data, typer.echo)
+    if as_json:
+        emit({**facts, "problems": problems})
+    if problems:
+        raise UserError(f"{len(problems)} problems, the first: {problems[0]}")
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="The question, in words.")],
+    database: Annotated[Path, typer.Option(help="A SQLite file.")],
+    recipe: Annotated[str, typer.Option(help="Whose newest trained model answers.")] = "miniature",
+    model: Annotated[Path | None, typer.Option(help="A checkpoint folder instead.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as store=DIR.")] = None,
+) -> None:
+    """Ask a trained model about a database and watch its turns.
+
+    Example: sqltrain ask --database store/data/KEY/databases/test_000.sqlite "how many farms are there ?"
+    """
+    from flows import asking
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    asking.ask(loaded, store, question, database, model, typer.echo)
+
+
+@app.command()
+def evaluate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="Any checkpoint folder, instead of the recipe's own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a recipe's checkpoints, or any checkpoint folder, on its held-out questions.
+
+    Examples:
+
+      sqltrain evaluate miniature
+
+      sqltrain evaluate miniature --model ~/checkpoint evaluation.samples=4
+    """
+    from flows import asking, screen
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    if model is not None:
+        asking.evaluate_folder(loaded, store, model, as_json)
+        return
+    results = screen.run(loaded, store, "evaluate")
+    screen.conclude(loaded, store, results, as_json)
+
+
+@app.command()
+def report(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Copy the page to this file.")] = None,
+) -> None:
+    """Write the HTML report of a finished run and say where it is.
+
+    Example: sqltrain report miniature --out report.html
+    """
+    from flows import screen
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    screen.show_report(loaded, store, out)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """One JSON object on one line, for scripts."""
+    typer.echo(json.dumps(value, sort_keys=True))
+
+
+def main() -> None:
+    """Run the command; a person sees one plain line for a mistake, never a traceback."""
+    try:
+        app(standalone_mode=False)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except SqltrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        sys.exit(_usage(error))
+
+
+def _usage(error: Exception) -> int:
+    """Exit code of a command-line mistake; anything else is our own bug and keeps its traceback."""
+    show = getattr(error, "show", None)  # typer's and click's usage errors
+    if show is None:
+        raise error
+    show()
+    return 2
+
+
+if __name__ == "__main__":
+    main()
