@@ -1,0 +1,40 @@
+# The two commands of README, each doing all its own set-up, and what CI adds to them.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+PIP_FLAGS = --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: miniature test lint services conformance learning clean
+
+# The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
+miniature: $(VENV)/.run
+	$(BIN)/sqltrain run miniature
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Against real benchmark files and the official evaluators' verdicts, where SQLTRAIN_SHARED_DATA has them.
+conformance: $(VENV)/.test
+	$(BIN)/python -m pytest tests/conformance
+
+# Real servers: PostgreSQL, Prefect, MLflow, a browser.
+services: $(VENV)/.test
+	$(BIN)/python -m pytest -m services
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[ops]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[ops,test]'
+	touch $@ $(VENV)/.run
+
+clean:
+	rm -rf $(VENV) store .mypy_cache .ruff_cache .pytest_cache

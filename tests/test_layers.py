@@ -1,0 +1,44 @@
+"""flows -> tasks -> pipelines: an import never points the other way, and heavy libraries load where they are used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FORBIDDEN = {
+    "pipelines": {"tasks", "flows", "prefect", "mlflow", "great_expectations"},
+    "tasks": {"flows"},
+    "flows": set(),
+}
+LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
+FILES = sorted(path for room in FORBIDDEN for path in (ROOT / room).rglob("*.py"))
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not imports(tree) & FORBIDDEN[room]
+    if room != "pipelines":
+        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not imports(ast.Module(body=top, type_ignores=[])) & LAZY
+
+
+def test_help_loads_no_heavy_library() -> None:
+    code = "import flows.cli, sys; print(sorted(m for m in sys.modules if '.' not in m))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    heavy = LAZY | {"prefect", "polars", "duckdb", "sqlglot", "openai", "pydantic"}
+    assert not [name for name in heavy if f"'{name}'" in loaded]
