@@ -10,11 +10,14 @@ import enum
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pydantic
 
 from pipelines.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Scalar = str | int | float | bytes | None
 EngineName = Literal["sqlite", "duckdb", "postgres"]
@@ -249,7 +252,7 @@ class Outcome:
         return self.status is ExecutionStatus.OK
 
 
-Record = TypeVar("Record", Example, Trajectory)
+Record = TypeVar("Record", bound="DataclassInstance")
 
 
 _ADAPTERS: dict[str, pydantic.TypeAdapter[Any]] = {}

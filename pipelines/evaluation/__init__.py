@@ -1,0 +1,1 @@
+"""Evaluation: verdicts into metrics with intervals, error classes, paired tests and reports."""

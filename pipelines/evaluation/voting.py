@@ -1,0 +1,167 @@
+"""Majority@k by execution consensus: the candidates whose results agree most often give the answer.
+
+A candidate votes with the signature of its result. Ties are counted and reported, and broken without chance: of the
+largest groups, the one that holds the earliest sample wins, and its earliest sample is the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pipelines.types import ExecutionResult, Scalar
+
+MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
+
+Form = Literal["set", "bag"]
+FORMS: Mapping[str, Form] = {"bird": "set", "skyrl": "set"}  # equality -> what its verdicts look at; others: a bag
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """One sampled answer of a question.
+
+    Attributes:
+        sample: its index in the group.
+        signature: of its result; None when it gave no usable result (no SQL, an error, a time-out).
+        empty: whether the result has no rows.
+        score: what the answer is worth in [0, 1].
+    """
+
+    sample: int
+    signature: str | None
+    empty: bool
+    score: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may vote.
+
+    Attributes:
+        empty: whether results without rows vote ("vote"), or only when there are no others ("last").
+        failing: whether candidates without a usable result abstain, or vote together as one group.
+    """
+
+    empty: Literal["vote", "last"] = "vote"
+    failing: Literal["abstain", "vote"] = "abstain"
+
+
+PLAIN = Rule()  # every usable result votes, as the papers' "execution-result consensus" has it
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Vote:
+    """How a vote went.
+
+    Attributes:
+        winner: the candidate whose answer is given; the earliest one when nobody could vote.
+        support: candidates that agree with it; 0 when nobody could vote.
+        voters: candidates that voted.
+        groups: different results among them.
+        tied: whether another group was as large.
+    """
+
+    winner: Candidate
+    support: int
+    voters: int
+    groups: int
+    tied: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Consensus:
+    """Majority@k of one question, over all (or `MAX_SUBSETS` drawn) k-subsets of its samples.
+
+    Attributes:
+        score: mean score of the winners, in [0, 1].
+        tied: share of the votes that were ties.
+    """
+
+    score: float
+    tied: float
+
+
+def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
+    """A digest that equal results share; None when the result is not usable.
+
+    Column names and the order of rows do not count; the order of columns does. Numbers are compared as SQL does (1 is
+    1.0) and to 10 significant digits, since sums depend on the order of their terms in the last ones.
+
+    Args:
+        form: "bag" counts duplicates, "set" does not.
+    """
+    if not result.ok:
+        return None
+    rows = ["\x1e".join(_canonical(cell) for cell in row) for row in result.rows]
+    ordered = sorted(set(rows) if form == "set" else rows)
+    text = "\x1d".join([str(len(result.columns)), *ordered])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def _canonical(cell: Scalar) -> str:
+    """A cell as text with its type in front, so that 1 and '1' differ while 1 and 1.0 do not."""
+    if cell is None:
+        return "null"
+    if isinstance(cell, bytes):
+        return "bytes:" + cell.hex()
+    if isinstance(cell, str):
+        return "text:" + cell.replace("\\", "\\\\").replace("\x1e", "\\e").replace("\x1d", "\\d")
+    if math.isfinite(cell) and cell == int(cell):
+        return f"number:{int(cell)}"  # exact: ten digits would merge neighbouring identifiers
+    return f"number:{cell:.10g}"
+
+
+def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
+    """The answer of a group of candidates.
+
+    Raises:
+        ValueError: there are no candidates.
+    """
+    if not candidates:
+        raise ValueError("a vote needs candidates")
+    ordered = sorted(candidates, key=lambda candidate: candidate.sample)
+    groups: dict[str | None, list[Candidate]] = {}
+    for candidate in _voters(ordered, rule):
+        groups.setdefault(candidate.signature, []).append(candidate)
+    if not groups:
+        return Vote(ordered[0], support=0, voters=0, groups=0, tied=False)
+    sizes = [len(group) for group in groups.values()]
+    best = max(groups.values(), key=len)  # the first of the largest: groups stand by their earliest sample
+    return Vote(best[0], len(best), sum(sizes), len(groups), tied=sizes.count(len(best)) > 1)
+
+
+def _voters(ordered: Sequence[Candidate], rule: Rule) -> list[Candidate]:
+    voters = [candidate for candidate in ordered if rule.failing == "vote" or candidate.signature is not None]
+    if rule.empty == "last":
+        return [candidate for candidate in voters if not candidate.empty] or voters
+    return voters
+
+
+def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, seed: int = 0) -> Consensus:
+    """The expected score of a vote among k of the n samples: all k-subsets count alike.
+
+    With k = n it is the vote's own score. Taking every subset, not only the first k samples, makes points of a curve
+    over k comparable: each uses all n samples.
+
+    Raises:
+        ValueError: k is not between 1 and the number of candidates.
+    """
+    if not 1 <= k <= len(candidates):
+        raise ValueError(f"no majority@{k} of {len(candidates)} candidates")
+    votes = [vote(subset, rule) for subset in _subsets(candidates, k, seed)]
+    return Consensus(
+        score=math.fsum(each.winner.score for each in votes) / len(votes),
+        tied=sum(each.tied for each in votes) / len(votes),
+    )
+
+
+def _subsets(candidates: Sequence[Candidate], k: int, seed: int) -> list[tuple[Candidate, ...]]:
+    if math.comb(len(candidates), k) <= MAX_SUBSETS:
+        return list(itertools.combinations(candidates, k))
+    draw = random.Random(seed)
+    return [tuple(draw.sample(candidates, k)) for _ in range(MAX_SUBSETS)]
