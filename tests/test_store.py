@@ -1,0 +1,131 @@
+"""The store: complete or absent, resumable, exact about what it holds."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import DataError, ResourceError
+from pipelines.store import MANIFEST, Store, require_room
+
+
+def nothing() -> None:
+    """No one waits."""
+
+
+def make(store: Store, key: str = "k1", text: str = "rows") -> Path:
+    return store.make("data", key, lambda folder: (folder / "data.txt").write_text(text) and None, {}, nothing)
+
+
+def test_a_stage_is_made_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert make(store, text="first") == make(store, text="second")
+    assert (store.folder("data", "k1") / "data.txt").read_text() == "first"
+
+
+def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    make(store)
+    files = store.manifest("data", "k1")["files"]
+    assert list(files) == ["data.txt"]
+    assert files["data.txt"]["bytes"] == 4
+    assert files["data.txt"]["sha256"] == hashlib.sha256(b"rows").hexdigest()
+    (entry,) = store.entries()
+    assert store.verify(entry) == []
+    (entry.folder / "data.txt").write_text("rowz")
+    assert store.verify(entry) == ["data.txt"]
+
+
+def test_wall_clock_files_are_not_content(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def build(folder: Path) -> None:
+        (folder / "timing.jsonl").write_text(str(time.time()))
+
+    store.make("data", "k1", build, {"recipe": {"seed": 1}}, nothing)
+    assert store.manifest("data", "k1") == {"stage": "data", "key": "k1", "recipe": {"seed": 1}, "files": {}}
+
+
+def test_a_failed_making_leaves_no_stage_and_what_it_had_done_is_found_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def fails(folder: Path) -> None:
+        (folder / "shard").write_text("done")
+        raise DataError("bad row")
+
+    with pytest.raises(DataError):
+        store.make("data", "k1", fails, {}, nothing)
+    assert not store.has("data", "k1")
+    seen = []
+    store.make("data", "k1", lambda folder: seen.append((folder / "shard").read_text()), {}, nothing)
+    assert seen == ["done"]
+    assert store.has("data", "k1")
+
+
+def _slow(root: Path, started: Path) -> None:
+    def build(folder: Path) -> None:
+        started.touch()
+        time.sleep(60)
+
+    Store(root).make("data", "k1", build, {}, nothing)
+
+
+def _quick(root: Path) -> None:
+    make(Store(root))
+
+
+def test_kill_9_frees_the_stage(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    started = tmp_path / "started"
+    child = context.Process(target=_slow, args=(tmp_path / "store", started))
+    child.start()
+    while not started.exists():
+        time.sleep(0.02)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    make(Store(tmp_path / "store"))
+    assert Store(tmp_path / "store").has("data", "k1")
+
+
+def test_a_second_run_waits_for_the_first_and_takes_its_result(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    other = multiprocessing.get_context("spawn").Process(target=_quick, args=(tmp_path,))
+    calls = []
+
+    def build(folder: Path) -> None:
+        other.start()
+        time.sleep(1.5)  # the other one starts, finds the lock and waits
+        (folder / "data.txt").write_text("ours")
+        calls.append(1)
+
+    store.make("data", "k1", build, {}, nothing)
+    other.join()
+    assert other.exitcode == 0
+    assert (store.folder("data", "k1") / "data.txt").read_text() == "ours"
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    make(store)
+    (store.folder("data", "k1") / MANIFEST).write_text("{")
+    with pytest.raises(DataError, match=r"manifest.json is missing or damaged"):
+        store.manifest("data", "k1")
+
+
+def test_manifests_of_equal_content_are_equal(tmp_path: Path) -> None:
+    make(Store(tmp_path / "a"))
+    make(Store(tmp_path / "b"))
+    assert json.loads((tmp_path / "a/data/k1" / MANIFEST).read_text()) == json.loads(
+        (tmp_path / "b/data/k1" / MANIFEST).read_text()
+    )
+
+
+def test_too_small_a_disk_is_said_before_work(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"only \d+ MiB free"):
+        require_room(tmp_path, 10**12)
