@@ -17,6 +17,7 @@ from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.recipes import digest
 from pipelines.stages.context import Context, Progress
+from pipelines.stages.sources import fingerprint
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
@@ -174,8 +175,6 @@ def _about(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -
         "inputs": inputs,
     }
     if stage.name == "data":
-        from pipelines.data.base import fingerprint
-
         about["files"] = fingerprint(recipe.data, store.root)
     return about
 
