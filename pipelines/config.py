@@ -282,6 +282,22 @@ class Rollout(Section):
     deterministic: bool = True
 
 
+class Contracts(Section):
+    """Thresholds at the stages' doors (`tasks/contracts.py`), beside `data.max_bad_share`; no stage's key reads them.
+
+    Attributes:
+        max_duplicates: share of questions asked twice of one database in one pool.
+        max_leaked: share of held-out questions that a training pool asks of the same database.
+        max_broken: share of teacher episodes that a database or an endpoint broke.
+        min_accepted: share of teacher trajectories that the filter must let through.
+    """
+
+    max_duplicates: Share = 0.05
+    max_leaked: Share = 0.0
+    max_broken: Share = 0.05
+    min_accepted: Share = 0.05
+
+
 class Hardware(Section):
     """What trains: this machine's CPU by default; `launch` prefixes the training child (torchrun, deepspeed)."""
 
@@ -314,6 +330,7 @@ class Recipe(Section):
     grpo: Grpo = Grpo()
     evaluation: Evaluation = Evaluation()
     rollout: Rollout = Rollout()
+    contracts: Contracts = Contracts()
     hardware: Hardware = Hardware()
 
     def slice(self, *paths: str) -> dict[str, Any]:
