@@ -1,8 +1,8 @@
 """Reads `<tag>...</tag>` blocks out of a model's text: total, strict, one pass, linear in the text's length.
 
-A protocol's tags are reserved words: they may stand nowhere but in their places, SQL strings included. The first closing
-tag closes its block, wherever it stands, because that is what a stop string does while the text is being generated; SQL
-that needs such text in a literal writes it in two pieces (`'<' || '/sql>'`).
+A protocol's tags are reserved words: they may stand nowhere but in their places, SQL strings included. The first
+closing tag closes its block, wherever it stands, because that is what a stop string does while the text is being
+generated; SQL that needs such text in a literal writes it in two pieces (`'<' || '/sql>'`).
 """
 
 from __future__ import annotations

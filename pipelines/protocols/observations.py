@@ -1,9 +1,9 @@
-"""Turns an execution result into text that an agent may read: rows in order, cut, and unable to end or forge a tag.
+r"""Turns an execution result into text that an agent may read: rows in order, cut, and unable to end or forge a tag.
 
 The escape, one rule everywhere (tables, error messages, questions, schemas): a `<` that could begin a tag or a chat
-template's marker is written `\\x3c` (`\\u003c` in JSON), so no text of a database, a question or an error message can
+template's marker is written `\x3c` (`\u003c` in JSON), so no text of a database, a question or an error message can
 hold `</observation>`, `<sql>` or `<|im_end|>`. In cells, characters that do not print (control characters, line
-breaks, bidirectional marks, lone surrogates) are shown by their escapes, and ` | ` cannot forge a column (`\\|`).
+breaks, bidirectional marks, lone surrogates) are shown by their escapes, and ` | ` cannot forge a column (`\|`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def failure(result: ExecutionResult, limit: int) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON in which no text can begin a tag: `<` is `\\u003c` where `defuse` would escape it."""
+    r"""JSON in which no text can begin a tag: `<` is `\u003c` where `defuse` would escape it."""
     dumped = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     return _OPENING.sub(lambda found: f"\\u{ord(found[0]):04x}", dumped)
 

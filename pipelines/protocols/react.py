@@ -67,7 +67,7 @@ class React(Protocol):
         return action.content if action.kind is ActionKind.SQL else None
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
-        """A table with column headers, an error message, or the fixed sentence for an invalid action; then turns left."""
+        """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
         if self.brief:
             return f"<observation>{self._body(result)}\n {turns_left} left</observation>"
         noun = "turn" if turns_left == 1 else "turns"

@@ -1,0 +1,69 @@
+"""TRUST-SQL's schema knowledge, read off a trajectory: what was proposed, and what was verified before (section 3.2).
+
+The rule of verification (the paper names the set K_t and no rule): a table or a column is verified once an earlier
+turn's query ran and either read it by name or showed its name as a whole word in its observation. So a look into the
+catalogue verifies the names that it showed, and `SELECT DISTINCT kind FROM singer` verifies `singer` and `kind`. A
+query that failed verifies nothing. In the prefilled variant the synthetic first turn's observation counts like any
+other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory
+
+PHASES = {
+    "explore": ActionKind.EXPLORE,
+    "propose": ActionKind.PROPOSE,
+    "generate": ActionKind.GENERATE,
+    "confirm": ActionKind.SOLUTION,
+}
+_WORD = re.compile(r"\w+")
+
+
+def proposed_turn(trajectory: Trajectory) -> int | None:
+    """Index of the turn that proposed last: the schema that the agent ended up committed to; None if it never did."""
+    kinds = [turn.action.kind for turn in trajectory.turns]
+    return len(kinds) - 1 - kinds[::-1].index(ActionKind.PROPOSE) if ActionKind.PROPOSE in kinds else None
+
+
+def proposed(trajectory: Trajectory) -> SchemaItems | None:
+    """The tables and columns of the last proposal, lower-cased; None without one."""
+    last = proposed_turn(trajectory)
+    return None if last is None else schema_of(trajectory.turns[last].action)
+
+
+def schema_of(action: Action) -> SchemaItems:
+    """The tables and columns of one proposal, whose content a protocol has checked to be this JSON."""
+    value = json.loads(action.content)
+    columns = {(table.lower(), column.lower()) for table, names in value["columns"].items() for column in names}
+    return SchemaItems(frozenset(name.lower() for name in value["tables"]), frozenset(columns))
+
+
+def unverified(trajectory: Trajectory) -> frozenset[str]:
+    """Names in the last proposal that no earlier turn had verified: hallucinated, or guessed."""
+    last, found = proposed_turn(trajectory), proposed(trajectory)
+    if last is None or found is None:
+        return frozenset()
+    seen = [text.lower() for text in _evidence(trajectory, last)]
+    words = {word for text in seen for word in _WORD.findall(text)}
+    names = found.tables | {column for _, column in found.columns}
+    return frozenset(name for name in names if not _shown(name, words, seen))
+
+
+def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
+    """Texts that verify: the prefilled schema, then queries that ran and what they showed."""
+    if any(role == "assistant" for role, _ in trajectory.prompt):
+        yield trajectory.prompt[-1][1]
+    for turn in trajectory.turns[:before]:
+        if turn.status is ExecutionStatus.OK:
+            yield turn.action.content
+            yield turn.observation or ""
+
+
+def _shown(name: str, words: set[str], texts: list[str]) -> bool:
+    """Whether a name stands as a whole word; one with other characters ("Charter School (Y/N)") anywhere in a text."""
+    return name in words if _WORD.fullmatch(name) else any(name in text for text in texts)

@@ -1,0 +1,1 @@
+"""What an episode is paid: one `Outcome`, many terms, one rubric."""

@@ -1,0 +1,72 @@
+"""A judge grades wrong answers only (Reasoning-SQL, 3.2 and A.7): whom to ask, what to say, how to read the grade."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from pipelines.types import Example, Outcome
+
+Messages = tuple[tuple[str, str], ...]
+Judge = Callable[[Sequence[Messages]], Sequence[str | None]]  # a policy's answers to prompts; None where it failed
+
+RUBRIC = """You grade a predicted SQL query against the reference query for the same question, on a scale from 0.0 \
+(nothing right) to {scale} (all right). Take points off when the prediction:
+- returns columns that were not asked for, or lacks one that was;
+- reads the wrong table or column where two are alike, or a table that is not needed;
+- joins on the wrong columns, or leaves a join out;
+- misses a condition of the question or of the hint, or compares with another value than theirs;
+- aggregates or takes an extreme before joining, or groups by the wrong columns;
+- lets NULL values into an order or an extreme;
+- lacks DISTINCT where the question wants each value once, or has it where duplicates count;
+- glues columns together that should stay apart, or handles dates as plain text.
+Neither length nor layout matters, nor which query is shown first. Answer with the number alone."""
+CASE = """Question: {question}
+Hint: {hint}
+
+Reference query:
+{gold}
+
+Predicted query:
+{predicted}"""
+_GRADE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*", re.ASCII)
+
+
+def messages(example: Example, predicted: str, scale: float = 2.0) -> Messages:
+    """What a judge is asked about one answer."""
+    case = CASE.format(
+        question=example.question, hint=example.evidence or "none", gold=example.gold_sql, predicted=predicted
+    )
+    return (("system", RUBRIC.format(scale=scale)), ("user", case))
+
+
+def read_grade(text: str | None, scale: float = 2.0) -> float | None:
+    """A grade in [0, 1] from a judge's answer; None unless it is one number on the judge's scale and nothing else."""
+    found = _GRADE.fullmatch(text) if text else None
+    if not found:
+        return None
+    grade = float(found[1]) / scale
+    return grade if math.isfinite(grade) and 0.0 <= grade <= 1.0 else None
+
+
+def asked(outcome: Outcome) -> bool:
+    """Whether a judge is asked about an outcome: only about an answer that is there and wrong."""
+    return not outcome.broken and not outcome.correct and outcome.trajectory.final_sql is not None
+
+
+def grade(outcomes: Sequence[Outcome], examples: dict[str, Example], ask: Judge, scale: float = 2.0) -> list[Outcome]:
+    """Outcomes with the judge's grades filled in, in order; the same question and SQL is asked once.
+
+    An answer that the judge failed on becomes `broken`: it gets no reward, and is never scored 0.
+    """
+    keys = {(o.example_id, o.trajectory.final_sql or "") for o in outcomes if asked(o)}
+    cases = sorted(keys)
+    answers = ask([messages(examples[example_id], sql, scale) for example_id, sql in cases])
+    grades = {case: read_grade(text, scale) for case, text in zip(cases, answers, strict=True)}
+    return [_graded(o, grades[(o.example_id, o.trajectory.final_sql or "")]) if asked(o) else o for o in outcomes]
+
+
+def _graded(outcome: Outcome, value: float | None) -> Outcome:
+    return dataclasses.replace(outcome, judge=value, broken=value is None)

@@ -1,0 +1,93 @@
+"""From trajectories to outcomes: gold and final SQL executed once, compared by a named equality, and taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipelines.sql.analysis import bigrams, hardness, schema_items
+from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.schema import Schema
+from pipelines.types import Database, Example, Outcome, SchemaItems, StopReason, Trajectory
+
+Schemas = Callable[[Database], Schema]
+
+
+def judge_trajectories(
+    trajectories: Sequence[Trajectory],
+    examples: Mapping[str, Example],
+    sql: SqlEngine,
+    schemas: Schemas,
+    equality: str,
+    max_turns: int,
+    gold_schemas: Mapping[str, SchemaItems] | None = None,
+) -> list[Outcome]:
+    """One outcome a trajectory, in order.
+
+    A broken episode, or a verdict whose database, worker or gold SQL failed, gives a `broken` outcome: never a score.
+
+    Args:
+        examples: by id.
+        equality: a name of `pipelines/sql/compare.py`.
+        max_turns: the turn cap T of the episodes.
+        gold_schemas: consensus gold schemas by example id; an example that is not among them has none. Without the
+            mapping, the gold SQL's own tables and columns are taken.
+    """
+    pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
+    verdicts = sql.judge_many(pairs, [equality])
+    analysis = _Analysis(schemas, gold_schemas)
+    return [
+        _outcome(trajectory, examples[trajectory.example_id], verdict, equality, max_turns, analysis)
+        for trajectory, verdict in zip(trajectories, verdicts, strict=True)
+    ]
+
+
+def _pair(trajectory: Trajectory, example: Example) -> Pair:
+    return Pair(example.database, example.gold_sql, trajectory.final_sql)
+
+
+@dataclass
+class _Analysis:
+    """What the static side of an outcome needs; each query is taken apart once, though a group repeats it."""
+
+    schemas: Schemas
+    gold_schemas: Mapping[str, SchemaItems] | None
+    items: dict[tuple[str, str], SchemaItems | None] = field(default_factory=dict)
+    pairs: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)
+
+    def schema_items(self, sql: str, database: Database) -> SchemaItems | None:
+        key = (database.location, sql)
+        if key not in self.items:
+            self.items[key] = schema_items(sql, self.schemas(database), database.engine)
+        return self.items[key]
+
+    def gold(self, example: Example) -> SchemaItems | None:
+        if self.gold_schemas is not None:
+            return self.gold_schemas.get(example.id)
+        return self.schema_items(example.gold_sql, example.database)
+
+    def bigrams(self, sql: str) -> frozenset[tuple[str, str]]:
+        if sql not in self.pairs:
+            self.pairs[sql] = bigrams(sql)
+        return self.pairs[sql]
+
+
+def _outcome(
+    trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: _Analysis
+) -> Outcome:
+    final = trajectory.final_sql
+    return Outcome(
+        example_id=trajectory.example_id,
+        trajectory=trajectory,
+        equality=equality,
+        correct=verdict.scores.get(equality, 0.0) == 1.0,
+        status=verdict.predicted,
+        n_rows=verdict.n_rows,
+        broken=verdict.broken or trajectory.stop is StopReason.BROKEN,
+        hardness=example.hardness or hardness(example.gold_sql),
+        max_turns=max_turns,
+        predicted_schema=None if final is None else analysis.schema_items(final, example.database),
+        gold_schema=analysis.gold(example),
+        predicted_bigrams=frozenset() if final is None else analysis.bigrams(final),
+        gold_bigrams=analysis.bigrams(example.gold_sql),
+    )

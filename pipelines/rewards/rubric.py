@@ -1,0 +1,104 @@
+"""The panel: a recipe's reward terms with their weights and tracks, summed, and logged term by term."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.config import RewardTerm
+from pipelines.errors import RecipeError
+from pipelines.rewards.terms import TERMS
+from pipelines.types import Outcome
+
+# Lowest and highest value of the terms of the weighted panels: (of a wrong answer), (of a right answer).
+SPANS: Mapping[str, tuple[tuple[float, float], tuple[float, float]]] = {
+    "exec": ((0.0, 0.0), (1.0, 1.0)),
+    "turns": ((0.0, 1.0), (0.0, 1.0)),
+    "schema": ((0.0, 1.0), (0.0, 1.0)),
+    "bigram": ((0.0, 1.0), (0.0, 1.0)),
+    "syntax": ((0.0, 1.0), (1.0, 1.0)),
+    "format": ((0.0, 1.0), (0.0, 1.0)),
+    "judge": ((0.0, 1.0), (1.0, 1.0)),
+}
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What one episode is paid.
+
+    Attributes:
+        total: the full track's reward: what plain GRPO optimises.
+        by_term: each term's own value, before its weight.
+        by_track: weighted sum of each track's terms ("full", and "schema" where the recipe has one).
+    """
+
+    total: float
+    by_term: Mapping[str, float]
+    by_track: Mapping[str, float]
+
+
+class Rubric:
+    """A weighted panel (SQL-Trail, equation 12; TRUST-SQL, equation 4; Reasoning-SQL, 3.2).
+
+    Raises:
+        RecipeError: an unknown term or option, a term named twice, or no term on the full track.
+    """
+
+    def __init__(self, terms: Sequence[RewardTerm]) -> None:
+        for term in terms:
+            _check(term)
+        names = [term.term for term in terms]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise RecipeError(f"reward term {twice[0]!r} is named twice", "Give it one weight")
+        if not any(term.track == "full" for term in terms):
+            raise RecipeError("the recipe has no reward term on the full track", "Add one under rewards:")
+        self.terms = tuple(terms)
+        self.tracks = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
+
+    def score(self, outcome: Outcome) -> Rewards:
+        """The rewards of an outcome.
+
+        Raises:
+            ValueError: the outcome is broken; it must be left out of its group, never scored.
+        """
+        if outcome.broken:
+            raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
+        by_term = {term.term: TERMS[term.term](outcome, **term.options) for term in self.terms}
+        by_track = dict.fromkeys(self.tracks, 0.0)
+        for term in self.terms:
+            by_track[term.track] += term.weight * by_term[term.term]
+        return Rewards(by_track["full"], by_term, by_track)
+
+    def margin(self) -> float | None:
+        """Least reward of a right answer less the greatest of a wrong one, on the full track.
+
+        Not below 0: no wrong answer can be paid more than a right one (Reasoning-SQL, 3.2). None where the panel
+        holds a case table, whose order is its own.
+        """
+        margin = 0.0
+        for term in self.terms:
+            if term.track != "full":
+                continue
+            if term.term not in SPANS:
+                return None
+            wrong, right = SPANS[term.term]
+            margin += min(term.weight * value for value in right) - max(term.weight * value for value in wrong)
+        return margin
+
+
+def _check(term: RewardTerm) -> None:
+    function = TERMS.get(term.term)
+    if function is None:
+        close = difflib.get_close_matches(term.term, TERMS, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(TERMS)}"
+        raise RecipeError(f"there is no reward term {term.term!r}", hint)
+    known: Mapping[str, Any] = dict(list(inspect.signature(function).parameters.items())[1:])
+    for option in term.options:
+        if option not in known:
+            raise RecipeError(
+                f"reward term {term.term!r} has no option {option!r}", f"It has: {', '.join(known) or 'none'}"
+            )

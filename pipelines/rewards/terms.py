@@ -1,0 +1,197 @@
+"""Reward terms: each a pure function of an `Outcome`, named as recipes name it.
+
+Where a paper gives a case table (SkyRL-SQL, TRUST-SQL, MTIR-SQL), the table is one term, not a sum. The papers' numbers
+are defaults of options, so that a recipe shows and changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Literal
+
+from pipelines.protocols.knowledge import PHASES, proposed, unverified
+from pipelines.types import ExecutionStatus, Outcome, SchemaItems
+
+# --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
+
+
+def execution(outcome: Outcome) -> float:
+    """1 if the final SQL's result equals the gold SQL's (SQL-Trail, equation 6)."""
+    return float(outcome.correct)
+
+
+def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
+    """1 within the turn budget of the question's level (SQL-Trail, equation 7).
+
+    Easy: t <= 2. Medium: t <= 3. Hard and extra: right, and t < T. Else 0. t is the number of the finishing turn, the
+    forced one included; an episode without a final SQL has no finishing turn and gets 0.
+    """
+    finished = len(outcome.trajectory.turns)  # t
+    if outcome.trajectory.final_sql is None:
+        return 0.0
+    if outcome.hardness == "easy":
+        return float(finished <= easy)
+    if outcome.hardness == "medium":
+        return float(finished <= medium)
+    return float(outcome.correct and finished < outcome.max_turns)
+
+
+def syntax(outcome: Outcome) -> float:
+    """1 if the final SQL ran (SQL-Trail, equation 8)."""
+    return float(outcome.executable)
+
+
+def bigram(outcome: Outcome) -> float:
+    """Jaccard similarity of the two queries' sets of adjacent token pairs (SQL-Trail, equation 9)."""
+    return jaccard(outcome.predicted_bigrams, outcome.gold_bigrams)
+
+
+def schema(outcome: Outcome) -> float:
+    """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 where one does not parse."""
+    if outcome.predicted_schema is None or outcome.gold_schema is None:
+        return 0.0
+    return jaccard(items(outcome.predicted_schema), items(outcome.gold_schema))
+
+
+def format_(outcome: Outcome) -> float:
+    """1 if every turn is well-formed and a final SQL is there (SQL-Trail, equation 11)."""
+    return float(outcome.trajectory.well_formed)
+
+
+def judge(outcome: Outcome, by: str = "static", scale: float = 2.0) -> float:
+    """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
+
+    Args:
+        by: "static" (a program, `static_grade`) or an endpoint's name: its grades come with the outcome.
+        scale: the top of the judge's own scale: the paper's prompt grades 0 to 2, its algorithm uses 0 to 1.
+
+    Raises:
+        ValueError: an endpoint was to grade this answer and no grade came with it.
+    """
+    if outcome.correct:
+        return 1.0
+    if outcome.trajectory.final_sql is None:
+        return 0.0
+    if outcome.judge is not None:
+        return outcome.judge
+    if by != "static":
+        raise ValueError(f"the judge {by!r} was not asked about {outcome.example_id!r} (its scale: {scale})")
+    return static_grade(outcome)
+
+
+def static_grade(outcome: Outcome) -> float:
+    """A program's grade in [0, 1], for runs without an endpoint: mean of runs or not, schema and bigram similarity."""
+    return (syntax(outcome) + schema(outcome) + bigram(outcome)) / 3
+
+
+# --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
+
+
+def skyrl(outcome: Outcome, malformed: float = -1.0, wrong: float = 0.0, right: float = 1.0) -> float:
+    """-1 for a bad format, 0 for a wrong answer, 1 for a right one (SkyRL-SQL, 4.1)."""
+    if not outcome.trajectory.well_formed:
+        return malformed
+    return right if outcome.correct else wrong
+
+
+# --- TRUST-SQL, section 3.3 ------------------------------------------------------------------------------------------
+
+
+def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: float = 0.0) -> float:
+    """1.0 if right, 0.2 if it runs but is wrong, 0.0 if it does not run (TRUST-SQL, equation 1)."""
+    if outcome.correct:
+        return right
+    return runs if outcome.executable else fails
+
+
+def trust_format(
+    outcome: Outcome,
+    value: float = 0.1,
+    phases: Sequence[str] = ("explore", "propose", "generate", "confirm"),
+    verified: bool = False,
+) -> float:
+    """0.1 for full adherence to the protocol, else 0 (TRUST-SQL, equation 2 and appendix C.2).
+
+    Full adherence: every turn passes the format check, every phase is seen, no observation shows an error.
+
+    Args:
+        phases: what must be seen; the pilot's variants (EC, EGC) and the prefilled one demand fewer.
+        verified: whether the proposal may also hold nothing but verified schema knowledge (not in the paper's check).
+    """
+    trajectory = outcome.trajectory
+    seen = {turn.action.kind for turn in trajectory.turns}
+    complete = all(PHASES[phase] in seen for phase in phases)
+    clean = all(turn.status in (None, ExecutionStatus.OK) for turn in trajectory.turns)
+    grounded = not verified or not unverified(trajectory)
+    return value if trajectory.well_formed and complete and clean and grounded else 0.0
+
+
+def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = "exact", coupled: bool = True) -> float:
+    """How the proposed schema matches the gold schema (TRUST-SQL, equation 3 and section 5.2).
+
+    `exact`: 1 if the sets of tables and columns are equal. `recall`: 1 if nothing of gold is missing. `dense`: nothing
+    may be missing; then the share of the proposal that is needed. Without a proposal or a gold schema: 0.
+
+    Args:
+        coupled: given only where the answer is right (R_exec = 1.0).
+    """
+    found = proposed(outcome.trajectory)
+    if found is None or outcome.gold_schema is None or (coupled and not outcome.correct):
+        return 0.0
+    ours, gold = items(found), items(outcome.gold_schema)
+    if match == "exact":
+        return float(ours == gold)
+    if not gold <= ours:
+        return 0.0
+    return 1.0 if match == "recall" or not ours else len(gold) / len(ours)
+
+
+# --- MTIR-SQL, section 3.3 -------------------------------------------------------------------------------------------
+
+
+def mtir_format(outcome: Outcome, value: float = 0.1) -> float:
+    """0.1 for the right format, else -0.1 (MTIR-SQL, equation 5)."""
+    return value if outcome.trajectory.well_formed else -value
+
+
+def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
+    """0.1 if the final SQL runs, -0.1 if it does not, 0 when the format is wrong (MTIR-SQL, equation 6)."""
+    if not outcome.trajectory.well_formed:
+        return 0.0
+    return value if outcome.executable else -value
+
+
+def mtir_result(outcome: Outcome, value: float = 1.0) -> float:
+    """1 if right, -1 if wrong, 0 when the format is wrong or the SQL does not run (MTIR-SQL, equation 7)."""
+    if not outcome.trajectory.well_formed or not outcome.executable:
+        return 0.0
+    return value if outcome.correct else -value
+
+
+def jaccard(one: Set[Any], other: Set[Any]) -> float:
+    """|A and B| / |A or B|; 0 for two empty sets, which say nothing."""
+    union = len(one | other)
+    return len(one & other) / union if union else 0.0
+
+
+def items(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
+    """Tables and columns as one set."""
+    return frozenset(schema.tables) | frozenset(schema.columns)
+
+
+TERMS: Mapping[str, Callable[..., float]] = {
+    "exec": execution,
+    "turns": turns,
+    "schema": schema,
+    "bigram": bigram,
+    "syntax": syntax,
+    "format": format_,
+    "judge": judge,
+    "skyrl": skyrl,
+    "trust_exec": trust_exec,
+    "trust_format": trust_format,
+    "trust_schema": trust_schema,
+    "mtir_format": mtir_format,
+    "mtir_exec": mtir_exec,
+    "mtir_result": mtir_result,
+}
