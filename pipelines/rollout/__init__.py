@@ -1,0 +1,1 @@
+"""Making trajectories: episodes over a policy, a protocol and a database."""

@@ -1,0 +1,100 @@
+"""Token-exact assembling of conversations from a tokenizer's own chat template.
+
+The template is rendered once around marker strings to learn what stands between an agent's turn and the next; after
+that a conversation only ever grows at its end, so that an id that was generated is never encoded a second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.errors import DataError
+
+_AGENT, _USER = "agentmarker", "usermarker"  # plain words: no template alters them
+_CONTROL_SHAPE = re.compile(r"<\|.*\|>")
+PROMPTS_KEPT = 512  # prompts whose ids are kept: a group's samples share one
+
+
+class ChatCodec:
+    """Turns messages into ids and ids into text.
+
+    Control tokens (end of turn, start of text, ...) that stand inside a message's text are defused with a space, so
+    that neither a database's values nor a question can end a turn or forge one.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+
+    Raises:
+        DataError: the tokenizer has no chat template, or one that does not repeat what it is given.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise DataError("the model's tokenizer has no chat template", "use an instruction-tuned checkpoint")
+        rendered = self._render((("user", "q"), ("assistant", _AGENT), ("user", _USER)))
+        _, found, after = rendered.rpartition(_AGENT)
+        self._before_user, also, self._after_user = after.partition(_USER)
+        if not (found and also):
+            raise DataError("the tokenizer's chat template does not repeat the messages that it is given")
+        self._control = _control_pattern(tokenizer, rendered)
+        closing = self._encode(self._before_user)
+        special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self.end_id: int | None = closing[0] if closing and closing[0] in special else None
+        self.prompt_ids = functools.lru_cache(maxsize=PROMPTS_KEPT)(self._prompt_ids)
+
+    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """(T,) ids of a conversation's beginning, up to where the agent speaks.
+
+        Messages from the first assistant one on are appended turn by turn, as in an episode.
+        """
+        return list(self.prompt_ids(tuple(messages)))
+
+    def observation(self, text: str, last: int | None = None) -> list[int]:
+        """(T,) ids that follow an agent's turn: its end, the user's message, and where the agent speaks again.
+
+        Args:
+            last: the agent's last id; an end-of-turn token that the agent said itself is not said twice.
+        """
+        ids = self._encode(self._before_user + self._defuse(text) + self._after_user)
+        return ids[1:] if last is not None and last == self.end_id else ids
+
+    def agent(self, text: str) -> list[int]:
+        """(T,) ids of an agent's turn that is known as text only."""
+        return self._encode(self._defuse(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def _prompt_ids(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        first = next((i for i, (role, _) in enumerate(messages) if role == "assistant"), len(messages))
+        ids = self._encode(self._render(tuple((role, self._defuse(text)) for role, text in messages[:first])))
+        for role, text in messages[first:]:
+            ids += self.agent(text) if role == "assistant" else self.observation(text)
+        return tuple(ids)
+
+    def _render(self, messages: tuple[tuple[str, str], ...]) -> str:
+        chat = [{"role": role, "content": text} for role, text in messages]
+        text: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _defuse(self, text: str) -> str:
+        return self._control.sub(lambda match: match[0][0] + " " + match[0][1:], text)
+
+
+def _control_pattern(tokenizer: Any, rendered: str) -> re.Pattern[str]:
+    """Matches the tokens that steer a conversation; a protocol's own tags are not among them."""
+    known = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    named = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
+    control = named | {token for token in known if token in rendered or _CONTROL_SHAPE.fullmatch(token)}
+    longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

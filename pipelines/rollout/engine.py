@@ -1,0 +1,192 @@
+"""Many episodes over one policy: a bounded number in flight, their SQL beside, each handed on when done."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pipelines.config import Sampling
+from pipelines.errors import BoundaryError, EndpointError, UserError
+from pipelines.rollout.env import Episode, EpisodeRequest, Rules
+from pipelines.rollout.policies.base import Completion, Policy
+from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, Trajectory
+
+if TYPE_CHECKING:
+    from pipelines.protocols.base import Protocol
+    from pipelines.sql.engine import SqlEngine
+    from pipelines.sql.schema import Schema
+
+__all__ = ["EpisodeRequest", "RolloutEngine", "Timing"]
+
+ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
+BACKOFF_S = 0.05  # before the second attempt; doubled before the third
+
+log = logging.getLogger(__name__)
+
+
+class _Broken(Exception):
+    """A boundary failed for one episode; carries the failure's class."""
+
+
+@dataclasses.dataclass(slots=True)
+class Timing:
+    """Where a run's time went, in seconds: never part of a dataset.
+
+    Attributes:
+        wall_s: of the whole run.
+        generate_s, sql_s: summed over episodes, which overlap: latencies, not shares of the wall clock.
+        queries: SQL statements executed.
+    """
+
+    wall_s: float = 0.0
+    generate_s: float = 0.0
+    sql_s: float = 0.0
+    queries: int = 0
+
+
+class RolloutEngine:
+    """Runs episodes of one protocol with one policy.
+
+    Args:
+        sql: executes the agent's queries in its sandbox.
+        max_turns: the turn cap T; 0 forces an answer at once.
+        schemas: gives a database's schema; cached by the caller.
+
+    Attributes:
+        timing: of the last run.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        protocol: Protocol,
+        sql: SqlEngine,
+        sampling: Sampling,
+        max_turns: int,
+        schemas: Callable[[Database], Schema],
+    ) -> None:
+        self._policy, self._sql, self._schemas = policy, sql, schemas
+        self._rules = Rules(protocol, sampling, max_turns, protocol.config.forced_final)
+        self._rows = protocol.config.observation_rows
+        self.timing = Timing()
+
+    def run(
+        self, requests: Sequence[EpisodeRequest], on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Trajectory]:
+        """Run episodes and return their trajectories in the order of the requests.
+
+        Args:
+            on_done: called with each trajectory when it ends, in no particular order.
+
+        Raises:
+            UserError: what the user must mend. A broken boundary is not raised: it ends its episode as BROKEN.
+        """
+        return asyncio.run(self.run_async(requests, on_done))
+
+    async def run_async(
+        self, requests: Sequence[EpisodeRequest], on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Trajectory]:
+        """As `run`, inside a running event loop; the policy serves one run at a time."""
+        self.timing = Timing()
+        started = time.perf_counter()
+        done: dict[int, Trajectory] = {}
+        queue = iter(enumerate(requests))
+        workers = [asyncio.create_task(self._work(queue, done, on_done)) for _ in range(self._workers(requests))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await self._policy.close()
+            self.timing.wall_s = time.perf_counter() - started
+        return [done[index] for index in range(len(requests))]
+
+    def _workers(self, requests: Sequence[EpisodeRequest]) -> int:
+        return min(self._policy.live, len(requests))
+
+    async def _work(
+        self,
+        queue: Iterator[tuple[int, EpisodeRequest]],
+        done: dict[int, Trajectory],
+        on_done: Callable[[Trajectory], None] | None,
+    ) -> None:
+        """Run episodes from the shared queue, one after the other, until it is empty."""
+        for index, request in queue:
+            trajectory = await self._episode(request, f"{index}")
+            done[index] = trajectory
+            if on_done is not None:
+                on_done(trajectory)
+
+    async def _episode(self, request: EpisodeRequest, session: str) -> Trajectory:
+        self._policy.open(session)
+        try:
+            episode = self._begin(request, session)
+            while not episode.done:
+                try:
+                    await self._turn(episode)
+                except _Broken as broken:
+                    episode.fail(str(broken))
+        finally:
+            self._policy.release(session)
+        return episode.trajectory()
+
+    def _begin(self, request: EpisodeRequest, session: str) -> Episode:
+        prompt = self._prompt(request.example)
+        episode = Episode(request, self._rules, self._policy.name, session, prompt or (), self._policy.codec)
+        if prompt is None:
+            episode.fail("database_unavailable")
+        return episode
+
+    def _prompt(self, example: Example) -> tuple[tuple[str, str], ...] | None:
+        """The first messages; None when the database's schema cannot be read."""
+        try:
+            schema = self._schemas(example.database)
+        except BoundaryError:
+            log.warning("no schema of database %s: its episodes are broken", example.database.id)
+            return None
+        return self._rules.protocol.prompt(example, schema, self._rules.max_turns)
+
+    async def _turn(self, episode: Episode) -> None:
+        """One agent turn and the environment's answer to it."""
+        started = time.perf_counter()
+        completion = await self._generate(episode)
+        self.timing.generate_s += time.perf_counter() - started
+        query = episode.accept(completion)
+        if episode.done:
+            return
+        episode.observe(None if query is None else await self._execute(episode, query))
+
+    async def _generate(self, episode: Episode) -> Completion:
+        request = episode.next_request()
+        for attempt in range(ATTEMPTS):
+            try:
+                return await self._policy.generate(request)
+            except (UserError, asyncio.CancelledError):
+                raise
+            except EndpointError as error:  # the policy has retried it already
+                raise _Broken(type(error).__name__) from error
+            except Exception as error:
+                if attempt == ATTEMPTS - 1:
+                    log.warning("policy %s failed %d times", self._policy.name, ATTEMPTS, exc_info=error)
+                    raise _Broken(type(error).__name__) from error
+                self._policy.away(episode.session)
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+        raise AssertionError("unreachable")
+
+    async def _execute(self, episode: Episode, query: str) -> ExecutionResult:
+        """The query's result; a database that is not available is asked again before that is said."""
+        self._policy.away(episode.session)
+        started = time.perf_counter()
+        for attempt in range(ATTEMPTS):
+            result = await self._sql.execute(episode.database, query, max_rows=self._rows)
+            if result.status is not ExecutionStatus.UNAVAILABLE:
+                break
+            await asyncio.sleep(BACKOFF_S * 2**attempt)
+        self.timing.queries += 1
+        self.timing.sql_s += time.perf_counter() - started
+        return result

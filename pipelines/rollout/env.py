@@ -1,0 +1,205 @@
+"""One episode as a single-use state machine without input or output: the engine feeds it, it keeps the record."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from pipelines.config import Sampling
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.policies.base import Completion, Message, Request
+from pipelines.types import (
+    ActionKind,
+    Database,
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from pipelines.protocols.base import Protocol
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """One episode to run.
+
+    Attributes:
+        sample: index within the question's group, 0-based.
+        seed: fixes all randomness of the episode.
+    """
+
+    example: Example
+    sample: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for all episodes of a run.
+
+    Attributes:
+        max_turns: the turn cap T. With 0 and a forced final answer, the agent must answer at once.
+        forced_final: whether the cap forces one last answer (SQL-Trail, algorithm 1, line 29).
+        sampling: how tokens are drawn; `turn_tokens` bounds one agent turn, `episode_tokens` the whole sequence with
+            the prompt and the observations (for policies that speak tokens).
+    """
+
+    protocol: Protocol
+    sampling: Sampling
+    max_turns: int
+    forced_final: bool
+
+
+class Episode:
+    """The record of one episode while it grows.
+
+    In turn: `next_request`, `accept` what the policy said, execute the SQL that `accept` returned, `observe` its
+    result; until `done`. Agent ids are appended as they were generated; observations are encoded once.
+
+    Args:
+        policy: the name of what generates.
+        session: the episode's name within its run.
+        prompt: the first messages.
+        codec: None for policies that speak text only.
+    """
+
+    def __init__(
+        self,
+        request: EpisodeRequest,
+        rules: Rules,
+        policy: str,
+        session: str,
+        prompt: tuple[Message, ...],
+        codec: ChatCodec | None,
+    ) -> None:
+        self._request, self._rules, self._policy, self._codec = request, rules, policy, codec
+        self.session = session
+        self._forced = rules.max_turns == 0 and rules.forced_final
+        if self._forced:
+            role, text = prompt[-1]
+            prompt = (*prompt[:-1], (role, text + rules.protocol.force()))
+        self._prompt = prompt
+        self._messages: list[Message] = list(prompt)
+        self._ids: list[int] = codec.prompt(prompt) if codec else []
+        self._mask: list[int] = [0] * len(self._ids)
+        self._logprobs: list[float] = [0.0] * len(self._ids)
+        self._knows_logprobs = codec is not None
+        self._turns: list[Turn] = []
+        self._ends: list[int] = []
+        self._stop: StopReason | None = None
+        self._failure: str | None = None
+        self._final_sql: str | None = None
+        if self._room < 1:
+            self._stop = StopReason.TOKEN_LIMIT
+
+    @property
+    def database(self) -> Database:
+        """Where the episode's SQL runs."""
+        return self._request.example.database
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+        return self._stop is not None
+
+    def next_request(self) -> Request:
+        """What the policy must generate next."""
+        return Request(
+            session=self.session,
+            messages=tuple(self._messages),
+            token_ids=tuple(self._ids),
+            sampling=self._rules.sampling,
+            max_tokens=min(self._rules.sampling.turn_tokens, self._room),
+            stop=self._rules.protocol.stop,
+            seed=self._request.seed,
+            example=self._request.example,
+            turn=len(self._turns),
+        )
+
+    def accept(self, completion: Completion) -> str | None:
+        """Take the agent's turn and return the SQL that must be executed for it, or None."""
+        self._append(completion.token_ids, completion.logprobs)
+        protocol = self._rules.protocol
+        action = protocol.parse(completion.text)
+        self._messages.append(("assistant", completion.text))
+        self._turns.append(Turn(completion.text, action))
+        if action.kind is ActionKind.SOLUTION:
+            self._final_sql = action.content
+            self._stop = StopReason.SOLUTION
+        elif self._forced or (len(self._turns) >= self._rules.max_turns and not self._rules.forced_final):
+            self._stop = StopReason.TURN_LIMIT
+        return None if self.done else protocol.query(action)
+
+    def observe(self, result: ExecutionResult | None) -> None:
+        """Take what the SQL of the last turn returned, None when there was none, and answer the agent.
+
+        An observation that leaves no room for another turn is not appended: an episode ends on an agent's turn.
+        """
+        turn = self._turns[-1]
+        if result is not None:
+            turn = dataclasses.replace(
+                turn, status=result.status, error_class=result.error_class, n_rows=len(result.rows)
+            )
+            self._turns[-1] = turn
+            if result.status is ExecutionStatus.UNAVAILABLE:
+                self.fail(result.error_class or "database_unavailable")
+                return
+        turns_left = self._rules.max_turns - len(self._turns)
+        text = self._rules.protocol.observe(turn.action, result, turns_left)
+        self._forced = turns_left <= 0
+        if self._forced:
+            text += self._rules.protocol.force()
+        ids = self._codec.observation(text, self._ids[-1]) if self._codec else []
+        if self._room - len(ids) < 1:
+            self._stop, self._forced = StopReason.TOKEN_LIMIT, False
+            return
+        self._turns[-1] = dataclasses.replace(turn, observation=text)
+        self._messages.append(("user", text))
+        self._ids += ids
+        self._mask += [0] * len(ids)
+        self._logprobs += [0.0] * len(ids)
+
+    def fail(self, failure: str) -> None:
+        """A boundary failed: the episode ends as broken, with the failure's class, and is never scored."""
+        self._stop, self._failure = StopReason.BROKEN, failure
+
+    def trajectory(self) -> Trajectory:
+        """The record of the ended episode; it ends on an agent's turn unless there was none."""
+        assert self._stop is not None, "the episode has not ended"
+        end = self._ends[-1] if self._ends and self._codec else len(self._ids)
+        return Trajectory(
+            example_id=self._request.example.id,
+            sample=self._request.sample,
+            policy=self._policy,
+            protocol=self._rules.protocol.name,
+            prompt=self._prompt,
+            turns=tuple(self._turns),
+            final_sql=self._final_sql,
+            stop=self._stop,
+            failure=self._failure,
+            forced=self._forced and len(self._turns) > 0,
+            token_ids=tuple(self._ids[:end]),
+            agent_mask=tuple(self._mask[:end]),
+            logprobs=tuple(self._logprobs[:end]) if self._knows_logprobs else (),
+            turn_ends=tuple(self._ends) if self._codec else (),
+        )
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the episode's budget leaves; the turn's budget for policies that speak text only."""
+        sampling = self._rules.sampling
+        return sampling.episode_tokens - len(self._ids) if self._codec else sampling.turn_tokens
+
+    def _append(self, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
+        if self._codec is None:
+            return
+        assert ids, "a policy that speaks tokens returned none"
+        self._ids += ids
+        self._mask += [1] * len(ids)
+        self._knows_logprobs = self._knows_logprobs and len(logprobs) == len(ids)
+        self._logprobs += logprobs if logprobs else [0.0] * len(ids)
+        self._ends.append(len(self._ids))

@@ -1,0 +1,1 @@
+"""What generates: one file a kind of policy."""

@@ -1,0 +1,105 @@
+"""What a policy is: one request for one agent turn in, one completion out; everything that generates implements it."""
+
+# ruff: noqa: B027  (an episode's hooks are empty on purpose: most policies do not schedule)
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from pipelines.config import Sampling
+from pipelines.types import Example
+
+if TYPE_CHECKING:
+    from pipelines.rollout.codec import ChatCodec
+
+Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """One agent turn to generate.
+
+    Attributes:
+        session: the episode's name within a run; a policy may keep a KV cache under it.
+        messages: the whole conversation as text, ending with what the agent must answer.
+        token_ids: (T,) the whole context as the agent saw it; () for policies that speak text only.
+        sampling: temperature and top-p; its token budgets are already in `max_tokens`.
+        max_tokens: most tokens that this turn may take, at least 1.
+        stop: strings that end the turn; the one that did is kept in the text.
+        seed: the episode's seed; with `turn` or a token's position it fixes all randomness of the turn.
+        example: the question. Only the scripted oracle may look into it: it holds the gold SQL.
+        turn: 0-based index of the turn in the episode.
+    """
+
+    session: str
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    stop: tuple[str, ...]
+    seed: int
+    example: Example
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Completion:
+    """One generated agent turn.
+
+    Attributes:
+        text: what the agent said, cut right after the stop string that ended it; without an end-of-turn token.
+        token_ids: (T,) exactly the ids generated, an end-of-turn token included; () for text policies.
+        logprobs: (T,) log-probability of each id under the sampling distribution at the request's temperature, before
+            top-p (at temperature 1 when greedy): what a trainer recomputes; () when not known.
+        finish: "stop" for a stop string or an end-of-turn token, "length" for a spent budget.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    finish: Literal["stop", "length"] = "stop"
+
+
+class Policy(abc.ABC):
+    """What generates agent turns.
+
+    An episode's life: `open`, then `generate` for each turn with `away` before each wait for SQL, then `release`. Only
+    `generate` must be implemented; the others tell policies that schedule a batch where each episode is.
+
+    Attributes:
+        name: recorded in each trajectory.
+        codec: how it turns messages into ids; None for a policy that speaks text only.
+        live: episodes that it wants in flight at once.
+    """
+
+    name: str
+    codec: ChatCodec | None = None
+    live: int = 256
+
+    @property
+    def speaks_tokens(self) -> bool:
+        """Whether requests and completions carry token ids."""
+        return self.codec is not None
+
+    @abc.abstractmethod
+    async def generate(self, request: Request) -> Completion:
+        """One agent turn.
+
+        Raises:
+            UserError: what the user must mend (a wrong key, a prompt that no server accepts): ends the whole run.
+            EndpointError: the model failed after the policy's own retries: the episode is broken.
+        """
+
+    def open(self, session: str) -> None:
+        """An episode begins: its first `generate` or its `release` follows without waiting for anything."""
+
+    def away(self, session: str) -> None:
+        """The episode waits for SQL; `generate` or `release` follows when it is back."""
+
+    def release(self, session: str) -> None:
+        """The episode is over: whatever is kept for it can go."""
+
+    async def close(self) -> None:
+        """Let go of what belongs to the running event loop (connections, tasks); the policy can be used again."""
