@@ -1,0 +1,203 @@
+"""What every reader shares: the dispatch by kind, the selection of examples, where databases lie, and the gold check.
+
+A reader is one file with one function, `read(source, seed, databases) -> Loaded`. It looks at structure only: a bad row
+is rejected with a reason and the reading goes on; a missing file is a `DataError`. Gold SQL is run by `check_gold`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pydantic
+
+from pipelines.config import Section, Source
+from pipelines.errors import DataError
+from pipelines.types import Database, EngineName, Example, ExecutionStatus
+
+if TYPE_CHECKING:
+    from pipelines.sql.engine import SqlEngine
+
+READERS = {
+    "miniature": "pipelines.data.miniature.reader",
+    "spider": "pipelines.data.spider",
+    "bird": "pipelines.data.bird",
+    "jsonl": "pipelines.data.jsonl",
+}
+ENGINE_SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
+Options = TypeVar("Options", bound=Section)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """A row that did not become an example.
+
+    Attributes:
+        row: where it stands: "dev.json[12]", "questions.jsonl:4".
+        reason: a short stable word ("missing_database", "empty_question", ...).
+        detail: one line for a person.
+    """
+
+    row: str
+    reason: str
+    detail: str
+
+
+@dataclasses.dataclass
+class Loaded:
+    """What a source holds: good examples in the source's order, and what was rejected."""
+
+    examples: list[Example]
+    quarantine: list[Rejected]
+
+
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """Read a source, keep the levels and the count that it asks for, and put its databases within reach of `root`.
+
+    Args:
+        seed: decides which `count` examples are taken (and the miniature's world).
+        root: the data stage's folder. Files are linked or made under `root/databases`, and an example's location is
+            relative to `root`: no record holds a path of this machine. `resolve` makes locations absolute.
+
+    Raises:
+        DataError: a file or folder is missing or is not what the kind says.
+    """
+    reader = importlib.import_module(READERS[source.kind])
+    loaded: Loaded = reader.read(source, seed, root)
+    examples, twice = _unique(loaded.examples)
+    examples = [_with_hardness(example) for example in examples]
+    if source.hardness is not None:
+        examples = [example for example in examples if example.hardness in source.hardness]
+    if source.count is not None and source.count < len(examples):
+        chosen = random.Random(f"{seed}/count").sample(range(len(examples)), source.count)
+        examples = [examples[index] for index in sorted(chosen)]
+    return Loaded(examples, loaded.quarantine + twice)
+
+
+def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
+    """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
+
+    def locate(database: Database) -> Database:
+        if database.engine == "postgres":
+            return database
+        return dataclasses.replace(database, location=str(root / database.location))
+
+    return [dataclasses.replace(example, database=locate(example.database)) for example in examples]
+
+
+def check_gold(examples: Sequence[Example], engine: SqlEngine) -> tuple[list[Example], list[Rejected]]:
+    """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
+
+    Locations must be resolved. A database that cannot be reached is told from a gold SQL that is wrong. An empty
+    result is not an error: the reasons name failures only.
+    """
+    results = engine.execute_many([(example.database, example.gold_sql) for example in examples], max_rows=1)
+    good: list[Example] = []
+    rejected: list[Rejected] = []
+    for example, result in zip(examples, results, strict=True):
+        if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
+            good.append(example)
+            continue
+        broken = result.status is ExecutionStatus.UNAVAILABLE
+        reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"
+        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {example.gold_sql}"))
+    return good, rejected
+
+
+def read_options(kind: type[Options], source: Source) -> Options:
+    """A reader's own options, checked.
+
+    Raises:
+        DataError: an unknown option or a wrong type.
+    """
+    try:
+        return kind.model_validate(source.options)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["options", *map(str, first["loc"])])
+        known = ", ".join(kind.model_fields) or "none"
+        raise DataError(f"{source.kind} source, {where}: {first['msg']}", f"Its options: {known}") from None
+
+
+def source_folder(source: Source) -> Path:
+    """The folder that a benchmark's source points to.
+
+    Raises:
+        DataError: no path is given, or nothing is there.
+    """
+    if not source.path:
+        raise DataError(f"a {source.kind} source needs a path", f"Set it, e.g. data.test.path=/data/{source.kind}")
+    folder = Path(source.path).expanduser()
+    if not folder.exists():
+        raise DataError(f"no such file or folder: {folder}", f"It is the path of a {source.kind} source")
+    return folder
+
+
+def read_json_list(path: Path, hint: str) -> list[Any]:
+    """The list in a JSON file.
+
+    Raises:
+        DataError: the file is missing, is not JSON (with the line), or holds no list.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}", hint) from None
+    if not isinstance(value, list):
+        raise DataError(f"{path} holds a {type(value).__name__}, not a list of questions", hint)
+    return value
+
+
+def link(target: Path, root: Path, source: Source) -> str:
+    """Link a benchmark's database under `root` and return its location relative to `root`.
+
+    The folder's name comes from the path as the recipe writes it, so that two sources with equal names stay apart.
+    """
+    mark = hashlib.sha256(str(source.path).encode()).hexdigest()[:6]
+    place = Path("databases") / f"{source.kind}_{mark}" / target.name
+    spot = root / place
+    if not spot.is_symlink():
+        spot.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(target.resolve(), spot)
+    return str(place)
+
+
+def text_field(row: Any, *names: str) -> str:
+    """The first of a row's fields that holds text, stripped; "" when none does."""
+    if not isinstance(row, dict):
+        return ""
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+    return ""
+
+
+def _unique(examples: list[Example]) -> tuple[list[Example], list[Rejected]]:
+    seen: set[str] = set()
+    kept: list[Example] = []
+    rejected: list[Rejected] = []
+    for example in examples:
+        if example.id in seen:
+            rejected.append(Rejected(example.id, "duplicate_id", "another row has the same id"))
+        else:
+            kept.append(example)
+        seen.add(example.id)
+    return kept, rejected
+
+
+def _with_hardness(example: Example) -> Example:
+    if example.hardness is not None:
+        return example
+    from pipelines.sql.analysis import hardness
+
+    return dataclasses.replace(example, hardness=hardness(example.gold_sql))

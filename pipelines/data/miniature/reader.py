@@ -1,0 +1,62 @@
+"""Reads the miniature world: draws the databases of a split, builds their files, and asks its questions."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+from pipelines.config import Count, Positive, Section, Source
+from pipelines.data.base import Loaded, read_options
+from pipelines.data.miniature import questions, world
+from pipelines.types import Database, Example
+
+FOLDER = Path("databases") / "miniature"
+
+
+class MiniatureOptions(Section):
+    """How much of the world a source takes.
+
+    Attributes:
+        databases: how many databases.
+        questions: how many questions a database.
+        first: index of the first database, so that two sources of one split need not share any.
+    """
+
+    databases: Positive = 40
+    questions: Positive = 12
+    first: Count = 0
+
+
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """The questions of a split; their databases are built under `root/databases/miniature`."""
+    options = read_options(MiniatureOptions, source)
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    examples: list[Example] = []
+    for index in range(options.first, options.first + options.databases):
+        drawn = world.draw(source.split, index, seed)
+        path = folder / f"{drawn.id}.sqlite"
+        world.build(drawn, path)
+        examples += _ask(drawn, path, source, seed, options.questions)
+    return Loaded(examples, [])
+
+
+def _ask(drawn: world.MiniDatabase, path: Path, source: Source, seed: int, count: int) -> list[Example]:
+    rng = random.Random(f"{seed}/questions/{drawn.id}")
+    connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+    asked = questions.ask(drawn, connection, source.split, count, rng)
+    connection.close()
+    database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
+    return [
+        Example(
+            id=f"{drawn.id}_{number}",
+            question=one.question,
+            database=database,
+            gold_sql=one.sql,
+            hardness=one.family.hardness,
+            source="miniature",
+            meta={"domain": drawn.domain, **one.meta},
+        )
+        for number, one in enumerate(asked)
+    ]
