@@ -22,6 +22,7 @@ from pipelines.errors import DataError, ResourceError
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
+SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
 _NOT_CONTENT = frozenset({MANIFEST, "timing.jsonl", "timing.json", "audit.jsonl"})
 
@@ -104,6 +105,7 @@ class Store:
                     build(work)
                     _seal(work, {"stage": stage, "key": key, **about})
                     self._publish(work, self.folder(stage, key))
+                    shutil.rmtree(self.folder(stage, key) / SHARDS, ignore_errors=True)
         except OSError as error:
             if error.errno in (28, 122):  # ENOSPC, EDQUOT
                 raise ResourceError(f"no space left under {self.root}", "Free some, or pass store=DIR.") from None
@@ -178,7 +180,7 @@ def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in _NOT_CONTENT
+        if path.is_file() and path.name not in _NOT_CONTENT and path.relative_to(folder).parts[0] != SHARDS
     }
     write_json(folder / MANIFEST, {**about, "files": files})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pipelines.errors import BoundaryError
 from pipelines.stages.context import Progress
+from pipelines.store import SHARDS
 
 Item = TypeVar("Item")
 Run = Callable[[Sequence[Any], Path], str]
@@ -24,14 +25,15 @@ class Shards(Generic[Item]):
     """Work cut into shards of equal size; shard i covers items [i * size, (i + 1) * size).
 
     Args:
-        folder: finished shards are `<folder>/00000.jsonl` and so on.
+        folder: the stage's work folder; finished shards are `shards/00000.jsonl` and so on in it. The store removes
+            them once the stage is complete.
     """
 
     def __init__(self, items: Sequence[Item], size: int, folder: Path) -> None:
         self.items = items
         self.size = size
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder / SHARDS
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def __len__(self) -> int:
         return -(-len(self.items) // self.size)
@@ -96,12 +98,6 @@ class Shards(Generic[Item]):
             done, _ = wait(todo, return_when=FIRST_COMPLETED)
             for future in done:
                 progress.advance(todo.pop(future), future.result())
-
-    def lines(self) -> Iterable[str]:
-        """All finished lines, in the order of the items."""
-        for index in range(len(self)):
-            with self.path(index).open(encoding="utf-8") as file:
-                yield from file
 
 
 def _start(parent: int, make: Callable[..., Run], args: tuple[Any, ...]) -> None:

@@ -1,0 +1,123 @@
+"""What the command line prints: a run as it goes, its stages, its figures and where to look."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.progress import Bars
+from pipelines.config import Recipe
+from pipelines.errors import DataError
+from pipelines.stages import graph
+from pipelines.store import Store
+
+console = Console(highlight=False)
+MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
+
+
+def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
+    """A plain run with its progress on the screen."""
+    from flows import run as plain
+
+    console.print(f"[bold]{recipe.name}[/]: {recipe.title or 'a recipe'} [dim](store: {store.root})[/]")
+
+    def done(result: graph.StageResult, seconds: float) -> None:
+        how = "[dim]there already[/]" if result.cached else f"{seconds:.1f} s"
+        console.print(f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {_facts(result.metrics)}")
+
+    with Bars(console) as bars:
+        return plain.run(recipe, store, bars, until, done)
+
+
+def _facts(metrics: dict[str, float]) -> str:
+    """The first few numbers of a stage's summary, for one line."""
+    shown = list(metrics.items())[:5]
+    return "  ".join(f"{name} {value:,.4g}" for name, value in shown)
+
+
+def show_steps(steps: list[graph.Step]) -> None:
+    """The table of `sqltrain stages`."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("stage", "key", "state", "why"):
+        table.add_column(title)
+    for step in steps:
+        state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
+        table.add_row(step.name, step.key, state, step.why)
+    console.print(table)
+
+
+def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_json: bool) -> None:
+    """The end of a run: the EX figures, where to look, and with `as_json` one JSON object."""
+    by_name = {result.name: result for result in results}
+    evaluated = {label: by_name[name].metrics for name, label in MODELS.items() if name in by_name}
+    if evaluated:
+        _figures(evaluated)
+    where = look(store, by_name)
+    for label, place in where.items():
+        console.print(f"{label:<12} {place}", soft_wrap=True)
+    if as_json:
+        stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
+        print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))
+
+
+def _figures(evaluated: dict[str, dict[str, float]]) -> None:
+    """Execution accuracy with its 95 % interval, before and after."""
+    table = Table(title="Held-out execution accuracy", title_justify="left", box=None, pad_edge=False)
+    table.add_column("model")
+    columns = ("EX greedy", "EX sampled", "majority@k", "pass@k", "turns", "tokens")
+    for title in columns:
+        table.add_column(title, justify="right")
+    for label, metrics in evaluated.items():
+        table.add_row(label, *(_cell(metrics, title) for title in columns))
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def _cell(metrics: dict[str, float], title: str) -> str:
+    key = {"EX greedy": "ex", "EX sampled": "ex_sampled", "majority@k": "majority", "pass@k": "pass_at_k"}.get(title)
+    if key is None:
+        value = metrics.get(title)
+        return "-" if value is None else f"{value:,.1f}"
+    if key not in metrics:
+        return "-"
+    low, high = metrics.get(f"{key}_low"), metrics.get(f"{key}_high")
+    interval = f" [{100 * low:.1f}, {100 * high:.1f}]" if low is not None and high is not None else ""
+    return f"{100 * metrics[key]:.1f}{interval}"
+
+
+def look(store: Store, results: dict[str, graph.StageResult]) -> dict[str, str]:
+    """Where a person goes on from here."""
+    places: dict[str, str] = {}
+    if "report" in results:
+        places["report"] = str(results["report"].folder / "report.html")
+    newest: Any = next((results[name] for name in ("grpo", "sft") if name in results), None)
+    if newest is not None:
+        places["model"] = str(newest.folder / "model")
+    if (store.root / "mlflow.db").exists():
+        places["tracking"] = f"mlflow ui --backend-store-uri sqlite:///{store.root / 'mlflow.db'}"
+    return places
+
+
+def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
+    """Say where a finished run's report is, or copy it.
+
+    Raises:
+        DataError: the run is not finished.
+    """
+    steps = graph.plan(recipe, store)
+    missing = [step.name for step in steps if not step.cached and step.name != "report"]
+    if missing:
+        raise DataError(
+            f"recipe {recipe.name} is not finished: {', '.join(missing)} to do", f"Run: sqltrain run {recipe.name}"
+        )
+    results = run(recipe, store, None)
+    page = results[-1].folder / "report.html"
+    if out is not None:
+        shutil.copyfile(page, out)
+    console.print(str(out or page), soft_wrap=True)

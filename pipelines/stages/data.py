@@ -1,0 +1,62 @@
+"""Stage 1: read the questions of every pool, check each gold SQL by running it, keep what is bad with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import polars as pl
+
+from pipelines import frames
+from pipelines.config import Source
+from pipelines.data import base
+from pipelines.errors import DataError
+from pipelines.sql.analysis import hardness
+from pipelines.sql.engine import SqlEngine
+from pipelines.stages.context import Context
+from pipelines.stages.inputs import DATA, sql_engine, write_lines
+from pipelines.types import Example
+
+
+def build(ctx: Context) -> None:
+    """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl` and the counts.
+
+    Raises:
+        DataError: a source is missing, or more of its rows are bad than `data.max_bad_share` allows.
+    """
+    data = ctx.recipe.data
+    sources = [("sft", data.sft), *(("rl", source) for source in data.rl), ("dev", data.dev), ("test", data.test)]
+    parts, bad, numbers = [], [], {}
+    ctx.progress.begin(ctx.stage, len(sources), "pools")
+    with sql_engine(ctx.recipe) as sql:
+        for pool, source in sources:
+            kept, rejected = _read(ctx, pool, source, sql)
+            parts.append(frames.to_frame(kept, extra=[{"pool": pool}] * len(kept)))
+            bad += [{"pool": pool, **dataclasses.asdict(row)} for row in rejected]
+            numbers[f"{pool}_examples"] = numbers.get(f"{pool}_examples", 0.0) + len(kept)
+            ctx.progress.advance(1, f"{pool}: {len(kept)} questions")
+    frames.write(
+        ctx.folder / DATA, pl.concat(parts, how="vertical_relaxed").unique(["id", "pool"], maintain_order=True)
+    )
+    write_lines(ctx.folder / "quarantine.jsonl", bad)
+    ctx.metrics({**numbers, "quarantined": len(bad)})
+
+
+def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list[Example], list[base.Rejected]]:
+    """One source's good examples and its bad rows."""
+    loaded = base.read(source, ctx.recipe.seed, ctx.folder)
+    kept, broken = base.check_gold(loaded.examples, sql)
+    rejected = [*loaded.quarantine, *broken]
+    total = len(kept) + len(rejected)
+    if not kept or len(rejected) / total > ctx.recipe.data.max_bad_share:
+        first = f"; the first: {rejected[0].row}: {rejected[0].reason} ({rejected[0].detail})" if rejected else ""
+        raise DataError(
+            f"pool {pool}: {len(rejected)} of {total} rows of the {source.kind} source are bad{first}",
+            "Mend them, or raise data.max_bad_share.",
+        )
+    return [_with_hardness(example) for example in kept], rejected
+
+
+def _with_hardness(example: Example) -> Example:
+    if example.hardness is not None:
+        return example
+    return dataclasses.replace(example, hardness=hardness(example.gold_sql))

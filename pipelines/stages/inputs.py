@@ -1,0 +1,80 @@
+"""What stages read of one another: examples by pool, trajectories, schemas, the SQL engine of a recipe."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from pipelines import frames
+from pipelines.data.base import resolve
+from pipelines.types import Database, Example, Trajectory
+
+if TYPE_CHECKING:
+    from pipelines.config import Recipe
+    from pipelines.sql.engine import SqlEngine
+    from pipelines.sql.schema import Schema
+
+DATA = "data.parquet"
+
+
+def examples(folder: Path, *pools: str) -> list[Example]:
+    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved."""
+    frame = frames.read(folder / DATA).filter(pl.col("pool").is_in(pools))
+    return resolve(frames.from_frame(frame, Example), folder)
+
+
+def trajectories(folder: Path) -> list[Trajectory]:
+    """The trajectories that a stage wrote."""
+    return frames.from_frame(frames.read(folder / DATA), Trajectory)
+
+
+def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
+    """Schemas by database, each read once."""
+    from pipelines.sql.schema import introspect
+
+    known: dict[str, Schema] = {}
+
+    def schema(database: Database) -> Schema:
+        if database.location not in known:
+            known[database.location] = introspect(database, recipe.protocol.schema_values)
+        return known[database.location]
+
+    return schema
+
+
+def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
+    """The recipe's sandbox; close it (it is a context manager)."""
+    from pipelines.sql.engine import Limits, SqlEngine
+
+    return SqlEngine(Limits.of(recipe.execution), workers or recipe.hardware.sql_workers)
+
+
+def episode_seed(seed: int, example_id: str, sample: int) -> int:
+    """A seed of 63 bits for one episode: the same whatever else runs beside it, and in whatever order."""
+    from hashlib import blake2b
+
+    text = f"{seed}\0{example_id}\0{sample}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> int:
+    """Write JSON lines and return how many."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+            count += 1
+    return count
+
+
+@functools.cache
+def single_thread() -> None:
+    """One torch thread a process: several processes of many threads get in each other's way (docs/learning.md)."""
+    import torch
+
+    torch.set_num_threads(1)
