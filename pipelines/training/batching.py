@@ -1,0 +1,63 @@
+"""Which samples train together: batches of like length, in an order that a seed fixes for the whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipelines.errors import RecipeError
+
+WINDOW = 50  # micro-batches that are sorted together: padding falls below 2 %, and a batch still mixes the dataset
+
+
+def split_batch(batch: int, micro_batch: int, processes: int) -> tuple[int, int]:
+    """The (samples of one forward, accumulated forwards) that make up one process's share of a batch.
+
+    Raises:
+        RecipeError: the batch cannot be shared out evenly.
+    """
+    if batch % processes:
+        raise RecipeError(f"a batch of {batch} cannot be shared by {processes} processes", "Make it a multiple.")
+    share = batch // processes
+    micro = max(size for size in range(1, min(micro_batch, share) + 1) if share % size == 0)
+    return micro, share // micro
+
+
+def steps(samples: int, epochs: float, batch: int) -> int:
+    """Optimiser steps of a run: at least one."""
+    return max(1, math.floor(samples * epochs / batch))
+
+
+def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
+    """Indices of `total` samples, so that each run of `micro_batch` holds samples of like length.
+
+    Every sample is used once before any is used again.
+    """
+    chosen: list[int] = []
+    left: list[int] = []
+    for epoch in range(math.ceil(total / max(1, len(lengths))) + 1):
+        rng = np.random.default_rng((seed, epoch))
+        indices = left + rng.permutation(len(lengths)).tolist()
+        whole = len(indices) - len(indices) % micro_batch
+        left = indices[whole:]
+        batches = _like_batches(indices[:whole], lengths, micro_batch)
+        chosen += [index for place in rng.permutation(len(batches)) for index in batches[place]]
+    return chosen[:total]
+
+
+def padding_share(lengths: Sequence[int], indices: Sequence[int], micro_batch: int) -> float:
+    """The share of tokens that are padding when each run of `micro_batch` is padded to its longest."""
+    runs = [[lengths[index] for index in indices[at : at + micro_batch]] for at in range(0, len(indices), micro_batch)]
+    padded = sum(max(run) * len(run) for run in runs)
+    return 1.0 - sum(map(sum, runs)) / padded if padded else 0.0
+
+
+def _like_batches(indices: Sequence[int], lengths: Sequence[int], micro_batch: int) -> list[list[int]]:
+    window = micro_batch * WINDOW
+    batches = []
+    for at in range(0, len(indices), window):
+        near = sorted(indices[at : at + window], key=lambda index: lengths[index])
+        batches += [near[start : start + micro_batch] for start in range(0, len(near), micro_batch)]
+    return batches

@@ -1,0 +1,99 @@
+"""The training process: `python -m pipelines.training.child PLAN.json` trains and says how it goes as JSON lines.
+
+It imports neither prefect nor mlflow, and its Python may be another one than its parent's. Standard output carries
+events only; whatever libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import ResourceError, SqltrainError, TrainingError
+from pipelines.training.plan import Plan
+
+PARENT = "SQLTRAIN_PARENT"
+FAILED = 3  # the exit code after an error event
+
+
+def main(arguments: list[str]) -> int:
+    """Train as the plan says; 0 when the final model is there, `FAILED` after an error event."""
+    from pipelines.processes import die_with_parent
+
+    if PARENT in os.environ and "LOCAL_RANK" not in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    elif "LOCAL_RANK" in os.environ:
+        die_with_parent(os.getppid())
+    emit = _events()
+    plan = Plan.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
+    try:
+        _train(plan, emit)
+    except SqltrainError as error:
+        emit(_as_event(error))
+        return FAILED
+    except Exception as error:
+        known = _name_memory(error, plan)
+        if known is None:
+            raise
+        emit(_as_event(known))
+        return FAILED
+    emit({"event": "done"})
+    return 0
+
+
+def _train(plan: Plan, emit: Any) -> None:
+    import torch
+
+    from pipelines.training import datafile, settings
+
+    torch.set_num_threads(plan.recipe.hardware.threads)
+    settings.join_processes(plan)
+    if plan.kind == "sft":
+        from pipelines.training import sft
+
+        sft.train(plan, datafile.trajectories(plan.data), emit)
+    else:
+        from pipelines.training import grpo
+
+        grpo.train(plan, datafile.examples(plan.data), emit)
+
+
+def _events() -> Any:
+    """Keep standard output for events: from here on, prints by others land on standard error."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    quiet = int(os.environ.get("RANK", "0")) != 0
+
+    def emit(event: Mapping[str, Any]) -> None:
+        if not quiet:
+            stream.write(json.dumps(event) + "\n")
+
+    return emit
+
+
+def _as_event(error: SqltrainError) -> dict[str, Any]:
+    return {"event": "error", "kind": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
+def _name_memory(error: Exception, plan: Plan) -> SqltrainError | None:
+    """Out of memory, as an error that names the knob; None for any other error."""
+    import torch
+
+    if isinstance(error, OSError) and error.errno == 28:
+        return ResourceError(f"no space left on the disk of {plan.out}", "Free some space and run again: it resumes.")
+    cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not cpu_text:
+        return None
+    knob = "sft.micro_batch" if plan.kind == "sft" else "grpo.micro_batch or rollout.slots"
+    return TrainingError(
+        f"out of memory in {plan.kind}: {str(error).splitlines()[0]}",
+        f"Lower {knob}, or set model.lora; training goes on from its last checkpoint.",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,15 @@
+"""Runs a command that the kernel ends when its parent goes: `python -m pipelines.training.guard PARENT COMMAND...`.
+
+A launcher such as torchrun does not watch its own parent; the death signal set here outlives the exec.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pipelines.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

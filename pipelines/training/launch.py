@@ -1,0 +1,165 @@
+"""The parent's side of training: start the child, pass on what it says, and leave no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines import errors
+from pipelines.errors import ResourceError, TrainingError
+from pipelines.training.child import PARENT
+from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, Plan
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
+GRACE_S = 10.0  # between TERM and KILL
+_LAST_LINES = 20
+
+OnMetrics = Callable[[dict[str, Any]], None]
+
+
+def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SILENCE_S) -> None:
+    """Train in a child process; `folder` then holds `model/`, `curves.jsonl` and `timing.jsonl`.
+
+    A killed run goes on from its last whole checkpoint; checkpoints are removed at the end.
+
+    Args:
+        plan: its `out` is `folder`.
+        on_metrics: gets every event of the child: `begin`, `data`, `note`, `step` (with the step's numbers), `done`.
+        silence_s: how long the child may say nothing, in seconds, before it is stopped.
+
+    Raises:
+        TrainingError: the child died or fell silent; it says its last words and what to do.
+        ResourceError, DataError, RecipeError: as the child raised them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    path.write_text(plan.model_dump_json(), encoding="utf-8")
+    with (folder / LOG).open("w", encoding="utf-8") as log:
+        child = _start(plan, path)
+        try:
+            last = _follow(child, log, on_metrics, silence_s)
+        finally:
+            _stop(child)
+    if not (child.returncode == 0 and (folder / MODEL).is_dir()):
+        raise _death(child.returncode, last, folder)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _start(plan: Plan, path: Path) -> subprocess.Popen[str]:
+    hardware = plan.recipe.hardware
+    python = hardware.python or sys.executable
+    if shutil.which(python) is None:
+        raise ResourceError(f"no such Python for training: {python}", "Set hardware.python to one that exists.")
+    module = ["-m", "pipelines.training.child", str(path)]
+    command = [*hardware.launch, *module] if hardware.launch else [python, *module]
+    guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
+    environment = {
+        **os.environ,
+        PARENT: str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": str(hardware.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+    return subprocess.Popen(
+        [*guard, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _follow(child: subprocess.Popen[str], log: IO[str], on_metrics: OnMetrics, silence_s: float) -> dict[str, Any]:
+    """Pass events on until the child's output ends; its error event, or its last lines on standard error."""
+    lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+    for name, stream in (("out", child.stdout), ("err", child.stderr)):
+        assert stream is not None
+        threading.Thread(target=_pump, args=(name, stream, lines), daemon=True).start()
+    tail: deque[str] = deque(maxlen=_LAST_LINES)
+    try:
+        for name, line in _until_closed(lines, 2, silence_s):
+            event = _event(line) if name == "out" else None
+            if event is None:
+                log.write(line)
+                tail.append(line.rstrip())
+            elif event["event"] == "error":
+                return event
+            else:
+                on_metrics(event)
+    except queue.Empty:
+        return {"silent": silence_s, "tail": list(tail)}
+    child.wait()
+    return {"tail": list(tail)}
+
+
+def _pump(name: str, stream: IO[str], lines: queue.Queue[tuple[str, str] | None]) -> None:
+    for line in stream:
+        lines.put((name, line))
+    lines.put(None)
+
+
+def _until_closed(
+    lines: queue.Queue[tuple[str, str] | None], streams: int, silence_s: float
+) -> Iterator[tuple[str, str]]:
+    while streams:
+        line = lines.get(timeout=silence_s)
+        if line is None:
+            streams -= 1
+        else:
+            yield line
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) and "event" in value else None
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    """End the child and all that it started: ask first, then kill."""
+    for sign, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        try:
+            os.killpg(child.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            child.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+    child.wait()
+
+
+def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainError:
+    """The error that says why there is no model, and what to do."""
+    resume = "Run again: training goes on from its last checkpoint."
+    if last.get("event") == "error":
+        kind = getattr(errors, str(last["kind"]), TrainingError)
+        error: errors.SqltrainError = kind(str(last["message"]), str(last["hint"]))
+        return error
+    words = " | ".join(line for line in last.get("tail", [])[-5:] if line.strip()) or "it said nothing"
+    if "silent" in last:
+        return TrainingError(f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}", resume)
+    if code == -signal.SIGKILL:
+        return TrainingError(
+            "training was killed (kill -9, or the machine ran out of memory)",
+            f"Lower micro_batch or rollout.slots if memory was short. {resume}",
+        )
+    return TrainingError(f"training died with exit code {code}: {words}", f"See {folder / LOG}. {resume}")

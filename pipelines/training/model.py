@@ -1,0 +1,153 @@
+"""The models that are trained: a tiny Qwen3 made from scratch with its own tokenizer, or any causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.config import Lora, Model, TinyModel
+from pipelines.errors import DataError, ResourceError
+
+PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>")
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# A word with the space before it is one piece, so spaced SQL and schema text share their tokens; digits and punctuation
+# stand alone, so that numbers and quoted values can be copied.
+PIECES = r" ?[\p{L}_]+| ?\p{N}| ?[^\s\p{L}\p{N}_]|\s"
+
+
+def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Path, seed: int) -> None:
+    """Make a model that has learned nothing, with a tokenizer that knows the corpus, as a normal checkpoint folder.
+
+    Args:
+        model: its `tiny` part gives the sizes.
+        corpus: texts that the tokenizer's merges are learned from (prompts, agent turns, observations).
+        tags: protocol tags; each becomes a single token.
+        seed: of the weights.
+    """
+    from transformers import Qwen3ForCausalLM
+
+    _no_bars()
+    tokenizer = _train_tokenizer(model.tiny, corpus, tags)
+    torch.manual_seed(seed)
+    network = Qwen3ForCausalLM(_qwen3(model.tiny, tokenizer))
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(out)
+    network.save_pretrained(out)
+
+
+def load(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer from a checkpoint folder or a hub name, ready to train.
+
+    Raises:
+        DataError: there is no such folder or hub name, or it holds no causal language model.
+        ResourceError: `bfloat16` was asked for on a CUDA device that lacks it.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _no_bars()
+    where, revision = str(path_or_name), None if Path(path_or_name).is_dir() else model.revision
+    if model.dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        raise ResourceError("this CUDA device has no bfloat16", "Set model.dtype=float32.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, padding_side="left")
+        network = AutoModelForCausalLM.from_pretrained(
+            where, revision=revision, dtype=getattr(torch, model.dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(
+            f"no model at {where}: {reason}", "Give a local folder or a hub name as model.source."
+        ) from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return network, tokenizer
+
+
+def adapters(lora: Lora | None) -> Any:
+    """The PEFT configuration of a recipe's low-rank adapters, on every linear layer but the head; None for none."""
+    if lora is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear",
+    )
+
+
+def _no_bars() -> None:
+    """Keep transformers' loading bars out of the output: stages show their own progress."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _train_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str]) -> Any:
+    """A byte-level BPE: any text encodes and decodes back exactly."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, END, *ROLES]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(tiny.vocabulary - len(tags), 256 + len(special)),
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_without(corpus, tags), trainer=trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=list(ROLES),
+        chat_template=TEMPLATE,
+        model_max_length=tiny.context,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _without(corpus: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
+    """The corpus without its tags: they are tokens already, and must not spend merges."""
+    for text in corpus:
+        for tag in tags:
+            text = text.replace(tag, "")
+        yield text
+
+
+def _qwen3(tiny: TinyModel, tokenizer: Any) -> Any:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.width,
+        intermediate_size=tiny.ffn,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.heads,
+        head_dim=tiny.width // tiny.heads,
+        max_position_embeddings=tiny.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )

@@ -1,0 +1,67 @@
+"""Muon on the matrices of the blocks and AdamW on the rest, as one optimiser that schedules and checkpoints as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipelines.config import Optimizer
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """`torch.optim.Muon` (Jordan et al., 2024) for hidden matrices, `torch.optim.AdamW` for embeddings and norms.
+
+    Parameter groups and state belong to this optimiser and are lent to the two for each step, so that schedulers,
+    `state_dict` and `load_state_dict` see one optimiser.
+    """
+
+    def __init__(self, matrices: Iterable[nn.Parameter], rest: Iterable[nn.Parameter], optimizer: Optimizer) -> None:
+        self._muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=optimizer.weight_decay)
+        self._adamw = torch.optim.AdamW(
+            list(rest),
+            lr=optimizer.lr if optimizer.lr_rest is None else optimizer.lr_rest,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+        )
+        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of both."""
+        loss = None if closure is None else closure()
+        for part, groups in ((self._muon, self.param_groups[:1]), (self._adamw, self.param_groups[1:])):
+            part.param_groups, part.state = groups, self.state
+            part.step()  # type: ignore[no-untyped-call]
+        return loss
+
+
+def build(network: nn.Module, optimizer: Optimizer) -> MuonAdamW:
+    """The optimiser for a decoder: every 2-D weight inside its blocks goes to Muon."""
+    matrices, rest = split(network)
+    return MuonAdamW(matrices, rest, optimizer)
+
+
+def split(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Trainable parameters as (matrices of the blocks, embeddings, heads, norms and biases)."""
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            (matrices if parameter.ndim == 2 and ".layers." in name else rest).append(parameter)
+    return matrices, rest
+
+
+def arguments(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimiser as transformers' TrainingArguments name it (Muon itself is made by `build`)."""
+    schedule = {"constant": "constant_with_warmup"}.get(optimizer.schedule, optimizer.schedule)
+    return {
+        "learning_rate": optimizer.lr,
+        "adam_beta1": optimizer.betas[0],
+        "adam_beta2": optimizer.betas[1],
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.clip,
+        "lr_scheduler_type": schedule,
+        "optim": "adamw_torch_fused",
+    }

@@ -1,0 +1,28 @@
+"""What a training child is told: a plan, as JSON; importing it costs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pipelines.config import Recipe, Section
+
+MODEL, ADAPTER, CHECKPOINTS, BASE = "model", "adapter", "checkpoints", "base"
+CURVES, TIMING, LOG = "curves.jsonl", "timing.jsonl", "child.log"
+
+
+class Plan(Section):
+    """One training run.
+
+    Attributes:
+        kind: supervised fine-tuning on trajectories, or GRPO on examples.
+        checkpoint_in: the model folder (or hub name) that training starts from.
+        data: trajectories (sft) or examples (grpo), in the order in which they were selected; Parquet or JSONL.
+        out: the folder that gets `model/`, `curves.jsonl`, `timing.jsonl` and, while it runs, `checkpoints/`.
+    """
+
+    kind: Literal["sft", "grpo"]
+    recipe: Recipe
+    checkpoint_in: str
+    data: Path
+    out: Path

@@ -1,0 +1,109 @@
+"""What training writes while it runs: curves, timings, progress, and checkpoints that are known to be whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from pipelines.errors import ResourceError
+from pipelines.training.plan import CHECKPOINTS, CURVES, TIMING
+
+Emit = Callable[[Mapping[str, Any]], None]
+WHOLE = "whole"  # an empty file written last: a checkpoint without it was cut short
+_NOT_CURVES = ("epoch", "num_tokens", "step_time", "total_flos", "train_loss")  # wall clock, or lost on resume
+_SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+
+
+class Recorder(TrainerCallback):  # type: ignore[misc]
+    """Writes each step's numbers: deterministic ones to `curves.jsonl`, wall-clock ones to `timing.jsonl`.
+
+    A resumed run first drops the lines after its checkpoint, so that its files equal those of a run never killed.
+
+    Args:
+        out: the run's folder.
+        emit: says one event to the parent.
+        state_bytes: the size of one checkpoint, for the disk check before each.
+        timings: wall-clock seconds of this step by what they were spent on; emptied at each step.
+    """
+
+    def __init__(self, out: Path, emit: Emit, state_bytes: int, timings: dict[str, float] | None = None) -> None:
+        self.out, self.emit, self.state_bytes = out, emit, state_bytes
+        self.timings = {} if timings is None else timings
+        self.since = time.perf_counter()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Cut the files back to where the run resumes."""
+        for name in (CURVES, TIMING):
+            _keep_until(self.out / name, state.global_step)
+        self.since = time.perf_counter()
+        self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """One line a step in both files, and one event."""
+        if not logs or not state.is_world_process_zero or any(key in logs for key in _SUMMARY):
+            return
+        now = time.perf_counter()
+        spent = {key: round(value, 6) for key, value in {"seconds": now - self.since, **self.timings}.items()}
+        self.since = now
+        self.timings.clear()
+        values = {key: value for key, value in sorted(logs.items()) if key not in _NOT_CURVES}
+        _append(self.out / CURVES, {"step": state.global_step, **values})
+        _append(self.out / TIMING, {"step": state.global_step, **spent})
+        self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Refuse to begin a checkpoint that the disk cannot hold.
+
+        Raises:
+            ResourceError: too little space is free.
+        """
+        if control.should_save and state.is_world_process_zero:
+            need = 2 * self.state_bytes + (1 << 24)
+            free = shutil.disk_usage(self.out).free
+            if free < need:
+                raise ResourceError(
+                    f"no space for a checkpoint in {self.out}: {need >> 20} MiB needed, {free >> 20} MiB free",
+                    "Free some space and run again: training goes on from its last checkpoint.",
+                )
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark the checkpoint as whole."""
+        if state.is_world_process_zero:
+            (self.out / CHECKPOINTS / f"checkpoint-{state.global_step}" / WHOLE).touch()
+
+
+def last_whole_checkpoint(out: Path) -> str | None:
+    """The newest checkpoint that was written to its end; those cut short are removed."""
+    folders = sorted((out / CHECKPOINTS).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for folder in folders:
+        if not (folder / WHOLE).exists():
+            shutil.rmtree(folder)
+    whole = [folder for folder in folders if folder.exists()]
+    return str(whole[-1]) if whole else None
+
+
+def _append(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value, allow_nan=False) + "\n")
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drop lines after `step`, and a last line that a kill cut short."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except json.JSONDecodeError:
+            break
+    beside = path.with_suffix(".tmp")
+    beside.write_text("".join(kept), encoding="utf-8")
+    beside.replace(path)

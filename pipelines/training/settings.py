@@ -1,0 +1,102 @@
+"""What both trainers share: arguments, resume, the final model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipelines.config import Optimizer
+from pipelines.training import model, optim
+from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
+from pipelines.training.record import last_whole_checkpoint
+
+
+def world_size() -> int:
+    """Processes that train together (torchrun sets it)."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this process writes the files."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def on_cpu(plan: Plan) -> bool:
+    """Whether this run trains on the CPU."""
+    device = plan.recipe.hardware.device
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+
+
+def join_processes(plan: Plan) -> None:
+    """On a CPU with DeepSpeed, open the process group by hand: its own way looks for MPI."""
+    if on_cpu(plan) and plan.recipe.hardware.deepspeed and world_size() > 1:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+
+
+def state_bytes(network: nn.Module) -> int:
+    """What one checkpoint takes on disk: the weights, and two moments of each trained one."""
+    weights = sum(one.numel() * one.element_size() for one in network.parameters())
+    return weights + 2 * sum(one.numel() * 4 for one in network.parameters() if one.requires_grad)
+
+
+def common(plan: Plan, optimizer: Optimizer, steps: int, save_steps: int) -> dict[str, Any]:
+    """Arguments of TRL's configurations that SFT and GRPO share."""
+    cpu = on_cpu(plan)
+    return {
+        **optim.arguments(optimizer),
+        "output_dir": str(plan.out / CHECKPOINTS),
+        "max_steps": steps,
+        "warmup_steps": int(steps * optimizer.warmup_ratio),
+        "seed": plan.recipe.seed,
+        "use_cpu": cpu,
+        "bf16": not cpu and plan.recipe.model.dtype == "bfloat16",
+        "activation_checkpointing": not cpu,
+        "dataloader_pin_memory": not cpu,
+        "deepspeed": plan.recipe.hardware.deepspeed,
+        "save_strategy": "steps",
+        "save_steps": save_steps,
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def run(trainer: Any, plan: Plan) -> None:
+    """Train, from the last whole checkpoint when there is one, then write the final model."""
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=last_whole_checkpoint(plan.out))
+    _save(trainer, plan)
+
+
+def _save(trainer: Any, plan: Plan) -> None:
+    """The final model as a plain checkpoint folder that any engine loads: adapters are merged into their base."""
+    beside = plan.out / f"{MODEL}.partial"
+    lora = plan.recipe.model.lora is not None
+    trainer.save_model(str(plan.out / ADAPTER if lora else beside))
+    if not is_main():
+        return
+    if lora:
+        _merge(plan, trainer.processing_class)
+    (beside / "training_args.bin").unlink(missing_ok=True)  # a pickle of this machine's paths
+    if (plan.out / MODEL).exists():
+        shutil.rmtree(plan.out / MODEL)
+    beside.rename(plan.out / MODEL)
+
+
+def _merge(plan: Plan, tokenizer: Any) -> None:
+    from peft import PeftModel
+
+    base, _ = model.load(plan.checkpoint_in, plan.recipe.model)
+    merged = PeftModel.from_pretrained(base, str(plan.out / ADAPTER)).merge_and_unload()
+    merged.save_pretrained(plan.out / f"{MODEL}.partial")
+    tokenizer.save_pretrained(plan.out / f"{MODEL}.partial")

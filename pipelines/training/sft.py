@@ -1,0 +1,114 @@
+"""Supervised fine-tuning: TRL's SFTTrainer on token-exact samples, with everything but the agent's tokens masked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+from torch.utils.data import Sampler
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from pipelines.errors import DataError
+from pipelines.training import batching, model, optim, settings
+from pipelines.training.plan import Plan
+from pipelines.training.record import Emit, Recorder
+from pipelines.training.samples import Sample, sample
+from pipelines.types import Trajectory
+
+
+class Fixed(Sampler[int]):
+    """The order that `batching.order` chose for the whole run: resuming needs only the number of steps done."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.indices = indices
+
+    def __iter__(self) -> Any:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class SftTrainer(SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer with batches of like length, and Muon where the recipe asks for it."""
+
+    def __init__(self, *, plan: Plan, indices: Sequence[int], **kwargs: Any) -> None:
+        self.plan, self.indices = plan, indices
+        super().__init__(**kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Fixed:
+        return Fixed(self.indices)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Muon with AdamW when the recipe says so, else what the arguments say."""
+        optimizer: Any = getattr(self, "optimizer", None)
+        if optimizer is None and self.plan.recipe.sft.optimizer.kind == "muon":
+            self.optimizer = optim.build(self.model if model is None else model, self.plan.recipe.sft.optimizer)
+        return super().create_optimizer(model)
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """None: a stage's manifest says what made it."""
+
+
+def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
+    """Fine-tune on trajectories, from the last checkpoint when there is one.
+
+    Raises:
+        DataError: no trajectory is left within `sft.max_tokens`.
+    """
+    recipe = plan.recipe
+    network, tokenizer = model.load(plan.checkpoint_in, recipe.model)
+    samples = encode(plan, trajectories, tokenizer, emit)
+    micro, accumulate = batching.split_batch(recipe.sft.batch, recipe.sft.micro_batch, settings.world_size())
+    steps = batching.steps(len(samples), recipe.sft.epochs, recipe.sft.batch)
+    lengths = [len(one.input_ids) for one in samples]
+    indices = batching.order(lengths, micro, steps * recipe.sft.batch, recipe.seed)
+    emit({"event": "data", "samples": len(samples), "padding": batching.padding_share(lengths, indices, micro)})
+    trainer = SftTrainer(
+        plan=plan,
+        indices=indices,
+        model=network,
+        processing_class=tokenizer,
+        peft_config=model.adapters(recipe.model.lora),
+        train_dataset=_dataset(samples),
+        callbacks=[Recorder(plan.out, emit, settings.state_bytes(network))],
+        args=SFTConfig(
+            **settings.common(plan, recipe.sft.optimizer, steps, recipe.sft.save_steps),
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulate,
+            max_length=None,
+            dataset_kwargs={"skip_prepare_dataset": True},
+        ),
+    )
+    settings.run(trainer, plan)
+    return trainer
+
+
+def encode(plan: Plan, trajectories: Sequence[Trajectory], tokenizer: Any, emit: Emit) -> list[Sample]:
+    """Samples in the trajectories' order, without those longer than `sft.max_tokens`: their number is told."""
+    from pipelines.rollout.codec import ChatCodec
+
+    codec = ChatCodec(tokenizer)
+    whole = [sample(trajectory, codec) for trajectory in trajectories]
+    limit = min(plan.recipe.sft.max_tokens, getattr(tokenizer, "model_max_length", None) or plan.recipe.sft.max_tokens)
+    kept = [one for one in whole if len(one.input_ids) <= limit]
+    if len(kept) < len(whole):
+        emit(
+            {"event": "note", "text": f"{len(whole) - len(kept)} trajectories are longer than {limit} tokens: left out"}
+        )
+    if not kept:
+        raise DataError(
+            f"none of {len(whole)} trajectories can be trained on", "Raise sft.max_tokens, or loosen the filter."
+        )
+    return kept
+
+
+def _dataset(samples: Sequence[Sample]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict(
+        {
+            "input_ids": [list(one.input_ids) for one in samples],
+            "labels": [list(one.labels) for one in samples],
+        }
+    )
