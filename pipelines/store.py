@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
-_NOT_CONTENT = frozenset({MANIFEST, "timing.jsonl", "timing.json", "audit.jsonl"})
+_NOT_CONTENT = frozenset({MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl"})
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,13 @@ def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in _NOT_CONTENT and path.relative_to(folder).parts[0] != SHARDS
+        if path.is_file() and not path.is_symlink() and _is_content(path.relative_to(folder))
     }
     write_json(folder / MANIFEST, {**about, "files": files})
+
+
+def _is_content(path: Path) -> bool:
+    return path.name not in _NOT_CONTENT and path.parts[0] != SHARDS
 
 
 def _sha256(path: Path) -> str:

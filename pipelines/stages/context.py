@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from pipelines.config import Recipe
-from pipelines.store import write_json
+from pipelines.store import read_json, write_json
+
+REFERENCE = "reference.json"  # a base model that is not ours to copy: its path or hub name
 
 
 class Progress(Protocol):
@@ -57,7 +59,13 @@ class Context:
         write_json(self.folder / "metrics.json", dict(numbers))
 
     @property
-    def checkpoint(self) -> Path:
-        """The model folder of the newest training stage before this one."""
+    def checkpoint(self) -> str:
+        """The newest model before this stage: a folder, or the name or path that the recipe gives as the base."""
         newest = next(name for name in ("grpo", "sft", "model") if name in self.inputs)
-        return self.inputs[newest] / "model"
+        return checkpoint_of(self.inputs[newest])
+
+
+def checkpoint_of(folder: Path) -> str:
+    """The model of a `model`, `sft` or `grpo` stage."""
+    reference = read_json(folder / REFERENCE)
+    return str(reference["source"]) if reference else str(folder / "model")

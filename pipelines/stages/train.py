@@ -1,0 +1,108 @@
+"""Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pipelines import frames
+from pipelines.protocols.base import build as build_protocol
+from pipelines.stages.context import REFERENCE, Context
+from pipelines.stages.inputs import DATA, examples, schemas, trajectories
+from pipelines.store import write_json
+from pipelines.training.launch import train
+from pipelines.training.plan import Plan
+from pipelines.types import Example, write_jsonl
+
+CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
+
+
+def model(ctx: Context) -> None:
+    """Write `model/` (a tiny model that has learned nothing) or a reference to the recipe's base model."""
+    source = ctx.recipe.model.source
+    ctx.progress.begin(ctx.stage, 1, "model")
+    if source == "tiny":
+        from pipelines.training.model import make_tiny
+
+        protocol = build_protocol(ctx.recipe.protocol)
+        make_tiny(ctx.recipe.model, _corpus(ctx), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+    else:
+        write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
+    ctx.progress.advance(1)
+    ctx.metrics({})
+
+
+def _corpus(ctx: Context) -> Iterable[str]:
+    """What the tokenizer learns its merges from: demonstrations, or prompts and gold SQL where there are none."""
+    if "filter" in ctx.inputs:
+        for trajectory in trajectories(ctx.inputs["filter"])[:CORPUS]:
+            yield from (text for _, text in trajectory.prompt)
+            for turn in trajectory.turns:
+                yield from (turn.text, turn.observation or "")
+        return
+    protocol, schema = build_protocol(ctx.recipe.protocol), schemas(ctx.recipe)
+    for example in examples(ctx.inputs["data"], "sft", "rl")[:CORPUS]:
+        yield from (text for _, text in protocol.prompt(example, schema(example.database), 1))
+        yield example.gold_sql
+
+
+def sft(ctx: Context) -> None:
+    """Write the fine-tuned `model/` and its curves."""
+    plan = Plan(
+        kind="sft",
+        recipe=ctx.recipe,
+        checkpoint_in=ctx.checkpoint,
+        data=ctx.inputs["filter"] / DATA,
+        out=ctx.folder,
+    )
+    _train(ctx, plan, ("loss",))
+
+
+def grpo(ctx: Context) -> None:
+    """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
+    data = ctx.folder / "input.jsonl"
+    write_jsonl(data, _questions(ctx))
+    plan = Plan(kind="grpo", recipe=ctx.recipe, checkpoint_in=ctx.checkpoint, data=data, out=ctx.folder)
+    _train(ctx, plan, ("reward", "ex"))
+
+
+def _questions(ctx: Context) -> list[Example]:
+    """The questions of the RL pools: those that difficulty scoring chose, in its order, or all of them."""
+    pool = examples(ctx.inputs["data"], "rl")
+    if "difficulty" not in ctx.inputs:
+        return pool
+    by_id = {example.id: example for example in [*pool, *examples(ctx.inputs["data"], "sft")]}
+    chosen = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
+    return [by_id[name] for name in chosen]
+
+
+def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
+    """Train in a child, with its steps on the bar, and sum up what its curves say."""
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "begin":
+            ctx.progress.begin(ctx.stage, event["steps"], "steps")
+            ctx.progress.advance(event["step"])
+        elif event["event"] == "step":
+            note = "  ".join(f"{name} {event[name]:.3f}" for name in shown if name in event)
+            ctx.progress.advance(1, note)
+        elif event["event"] == "note":
+            ctx.progress.say(f"{ctx.stage}: {event['text']}")
+
+    train(plan, ctx.folder, on_event)
+    ctx.metrics(summary(ctx))
+
+
+def summary(ctx: Context) -> dict[str, float]:
+    """Steps, and the mean of each curve over the last tenth of the run."""
+    import json
+
+    lines = [json.loads(line) for line in (ctx.folder / "curves.jsonl").read_text(encoding="utf-8").splitlines()]
+    tail = lines[-max(1, len(lines) // 10) :]
+    names = sorted({name for line in tail for name in line if name != "step"})
+    means = {
+        name: sum(line.get(name, 0.0) for line in tail) / len(tail)
+        for name in names
+        if all(isinstance(line.get(name, 0.0), int | float) for line in tail)
+    }
+    return {"steps": lines[-1]["step"], **means}
