@@ -92,13 +92,16 @@ def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     return [dataclasses.replace(example, database=locate(example.database)) for example in examples]
 
 
-def check_gold(examples: Sequence[Example], engine: SqlEngine) -> tuple[list[Example], list[Rejected]]:
+def check_gold(examples: Sequence[Example], engine: SqlEngine, root: Path) -> tuple[list[Example], list[Rejected]]:
     """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
 
-    Locations must be resolved. A database that cannot be reached is told from a gold SQL that is wrong. An empty
-    result is not an error: the reasons name failures only.
+    A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure.
+
+    Args:
+        root: what the examples' locations are relative to.
     """
-    results = engine.execute_many([(example.database, example.gold_sql) for example in examples], max_rows=1)
+    jobs = [(example.database, example.gold_sql) for example in resolve(examples, root)]
+    results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []
     for example, result in zip(examples, results, strict=True):

@@ -132,7 +132,7 @@ def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
 
 def columns_of(table: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The categories and measures that this table may carry in databases of this split."""
-    others: tuple[Split, ...] = tuple(other for other in ("dev", "test") if other != split)  # type: ignore[misc]
+    others: tuple[Split, ...] = tuple(other for other in ("dev", "test") if other != split)
     banned = {column for other in others for column in held_out_columns(table, other) or ()}
     kind = KINDS[table]
     return (

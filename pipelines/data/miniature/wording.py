@@ -40,7 +40,11 @@ PHRASES: dict[str, tuple[str, ...]] = {
 SENTENCES: dict[str, tuple[str, ...]] = {
     "count_all": ("how many {t} are there", "[count:t]", "[count:t] in all", "what is the number of {t}"),
     "count_filtered": ("[count:t] [filter]", "for {t} [filter] , [count:t]"),
-    "names_filtered": ("[open] [names:t] [filter]", "which {t} are there [filter]", "for {t} [filter] [open] the names"),
+    "names_filtered": (
+        "[open] [names:t] [filter]",
+        "which {t} are there [filter]",
+        "for {t} [filter] [open] the names",
+    ),
     "aggregate_all": ("[one] the {agg} {n} of {t}", "[one] the {agg} {n} of all {t}", "the {agg} {t} {n}"),
     "aggregate_filtered": ("[one] the {agg} {n} of {t} [filter]", "for {t} [filter] [one] the {agg} {n}"),
     "names_compared": ("[open] [names:t] [compare]", "for {t} [compare] [open] the names"),
