@@ -1,0 +1,185 @@
+"""Contracts at the stages' doors: Great Expectations suites over a stage's rows, thresholds from the recipe.
+
+A contract is checked once, after its stage; `contract.json` beside the data keeps the verdict, so that a later run
+reads it and need not import Great Expectations (some 3 CPU seconds). A breach names rows and reasons and stops the
+run. An expectation that could not be evaluated is a failure of ours, never a verdict about the data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.config import Recipe
+from pipelines.errors import DataError, ResourceError, SqltrainError
+from pipelines.recipes import digest
+from pipelines.stages.graph import StageResult
+from pipelines.store import read_json, write_atomic, write_json
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ROWS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation of a suite.
+
+    Attributes:
+        says: what is wrong with a row that breaks it, in a few plain words.
+        expectation: the name of a Great Expectations class.
+        options: its arguments besides the column.
+        allowed: share of rows that may break it.
+        setting: the recipe's key of that share; "" where none may.
+    """
+
+    says: str
+    expectation: str
+    column: str
+    options: Mapping[str, Any]
+    allowed: float = 0.0
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Door:
+    """A stage's contract: the rows to look at (each with a `row` column that names it) and what they must hold to."""
+
+    rows: Callable[[Path], pl.DataFrame]
+    checks: Callable[[Recipe], Sequence[Check]]
+
+
+def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
+    """Hold a finished stage to its contract and return the verdict; None for a stage without a door.
+
+    Raises:
+        DataError: the contract is broken; the message names rows and reasons.
+        SqltrainError: Great Expectations could not evaluate it.
+        ResourceError: it is not installed.
+    """
+    from tasks.doors import DOORS
+
+    door = DOORS.get(result.name)
+    if door is None:
+        return None
+    checks = door.checks(recipe)
+    terms = digest([[item.says, item.expectation, item.column, dict(item.options), item.allowed] for item in checks])
+    path = result.folder / "contract.json"
+    verdict: dict[str, Any] = read_json(path)
+    if verdict.get("terms") != terms:
+        verdict = {"stage": result.name, "terms": terms, **evaluate(door.rows(result.folder), checks)}
+        _publish(path, verdict)
+    if not verdict["passed"]:
+        raise _breach(verdict, path)
+    return verdict
+
+
+def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
+    """The verdict of a suite over rows: counts, shares, and the first rows that break each expectation.
+
+    Raises:
+        SqltrainError: an expectation raised instead of judging.
+    """
+    outcomes = _validate(frame, checks)
+    judged = [_judge(item, outcome) for item, outcome in zip(checks, outcomes, strict=True)]
+    return {"rows": frame.height, "passed": all(item["passed"] for item in judged), "checks": judged}
+
+
+def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
+    """Great Expectations' result of each check, in order; its context lives in memory and leaves nothing behind."""
+    import warnings
+
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pandas' and marshmallow's deprecations inside Great Expectations
+        try:
+            import great_expectations as gx
+        except ImportError:
+            raise ResourceError(
+                "contracts cannot be checked: great-expectations is not installed", "pip install 'sqltrain[ops]'"
+            ) from None
+        context = gx.get_context(mode="ephemeral")
+        context.variables.progress_bars = {"globally": False}
+        asset = context.data_sources.add_pandas("door").add_dataframe_asset("rows")
+        batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame.to_pandas()})
+        suite = gx.ExpectationSuite(
+            name="contract",
+            expectations=[_expectation(gx.expectations, item, number) for number, item in enumerate(checks)],
+        )
+        layout = {
+            "result_format": "SUMMARY",
+            "unexpected_index_column_names": ["row"],
+            "partial_unexpected_count": ROWS_SHOWN,
+        }
+        outcome = batch.validate(suite, result_format=layout)
+    return sorted(outcome.results, key=lambda result: int(result.expectation_config.meta["number"]))
+
+
+def _expectation(library: Any, item: Check, number: int) -> Any:
+    column = {} if "column_A" in item.options else {"column": item.column}
+    kind = getattr(library, item.expectation)
+    return kind(**column, **item.options, mostly=1.0 - item.allowed, meta={"number": number})
+
+
+def _judge(item: Check, outcome: Any) -> dict[str, Any]:
+    """One check's verdict as JSON values.
+
+    Raises:
+        SqltrainError: the expectation raised; that says nothing about the data.
+    """
+    raised = _exception(outcome.exception_info)
+    if raised:
+        raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {raised}")
+    facts = outcome.result
+    bad, total = int(facts.get("unexpected_count", 0)), int(facts.get("element_count", 0))
+    return {
+        "says": item.says,
+        "column": item.column,
+        "passed": bool(outcome.success),
+        "bad": bad,
+        "share": round(bad / total, 6) if total else 0.0,
+        "allowed": item.allowed,
+        "setting": item.setting,
+        "examples": [
+            {"row": str(found["row"]), "value": _value(found, item)}
+            for found in facts.get("partial_unexpected_index_list") or []
+        ],
+    }
+
+
+def _value(found: Mapping[str, Any], item: Check) -> str:
+    named = [str(value) for name, value in found.items() if name != "row"]
+    return " / ".join(named)[:200]
+
+
+def _exception(info: Mapping[str, Any]) -> str:
+    """The message of an expectation that raised (Great Expectations has two shapes for it), else ""."""
+    shapes = [info] if "raised_exception" in info else list(info.values())
+    raised = [str(shape.get("exception_message")) for shape in shapes if shape.get("raised_exception")]
+    return " ".join(raised[0].split())[:300] if raised else ""
+
+
+def _publish(path: Path, verdict: Mapping[str, Any]) -> None:
+    """The verdict for machines, and for people: one page that needs no network."""
+    from tasks.summary import contract_html
+
+    write_json(path, verdict)
+    write_atomic(path.with_suffix(".html"), contract_html(verdict))
+
+
+def _breach(verdict: Mapping[str, Any], path: Path) -> DataError:
+    broken = [item for item in verdict["checks"] if not item["passed"]]
+    first = broken[0]
+    rows = ", ".join(f"{example['row']} ({example['value']})" for example in first["examples"][:3])
+    more = f"; {len(broken) - 1} more checks are broken" if len(broken) > 1 else ""
+    setting = first["setting"]
+    return DataError(
+        f"the data of stage {verdict['stage']!r} breaks its contract: {first['says']} in {first['bad']} of "
+        f"{verdict['rows']} rows ({first['share']:.1%}, allowed {first['allowed']:.1%}): {rows}{more}",
+        f"All of it is in {path.with_suffix('.html')}."
+        + (f" Mend the rows, or raise {setting}." if setting else " Mend the rows."),
+    )

@@ -1,0 +1,167 @@
+"""Which stages have a contract, which rows it looks at and what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines import frames
+from pipelines.config import Recipe
+from pipelines.types import HARDNESS_LEVELS, StopReason
+from tasks.contracts import Check, Door
+
+TRAINING_POOLS = ("sft", "rl")
+NOT_BLANK = {"regex": r"\S"}
+
+
+def _quarantined(folder: Path) -> pl.DataFrame:
+    """The rows that the stage itself set aside, with why."""
+    path = folder / "quarantine.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return pl.DataFrame(
+        {
+            "row": [str(row["row"]) for row in rows],
+            "rejected": [f"{row['reason']}: {row['detail']}" for row in rows],
+        },
+        schema={"row": pl.String, "rejected": pl.String},
+    )
+
+
+def example_rows(folder: Path) -> pl.DataFrame:
+    """The questions of the data stage and what it set aside, one row each.
+
+    `duplicate_of` names the pool that asks the same question of the same database twice; `leaked_from` the training
+    pool that asks a held-out question too.
+    """
+    frame = frames.read(folder / "data.parquet")
+    asked = pl.concat_str(pl.col("database").struct.field("id"), pl.col("question").str.to_lowercase(), separator="\t")
+    frame = frame.with_columns(
+        row=pl.concat_str("pool", "id", separator="/"),
+        database_id=pl.col("database").struct.field("id"),
+        engine=pl.col("database").struct.field("engine"),
+        asked=asked,
+        training=pl.col("pool").str.starts_with("sft") | pl.col("pool").str.starts_with("rl"),
+    )
+    trained = frame.filter("training").group_by("asked").agg(leaked_from=pl.col("pool").first())
+    frame = frame.join(trained, on="asked", how="left", maintain_order="left").with_columns(
+        duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
+        leaked_from=pl.when(~pl.col("training")).then("leaked_from"),
+    )
+    columns = ["row", "question", "gold_sql", "database_id", "engine", "hardness", "duplicate_of", "leaked_from"]
+    return pl.concat([frame.select(columns), _quarantined(folder)], how="diagonal")
+
+
+def example_checks(recipe: Recipe) -> list[Check]:
+    """What questions must hold to."""
+    limits = recipe.contracts
+    return [
+        Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
+        Check("the question is blank", "ExpectColumnValuesToMatchRegex", "question", NOT_BLANK),
+        Check("the gold SQL is blank", "ExpectColumnValuesToMatchRegex", "gold_sql", NOT_BLANK),
+        Check("the database has no name", "ExpectColumnValuesToMatchRegex", "database_id", NOT_BLANK),
+        Check(
+            "the hardness is none of Spider's",
+            "ExpectColumnValuesToBeInSet",
+            "hardness",
+            {"value_set": list(HARDNESS_LEVELS)},
+        ),
+        Check(
+            "it was set aside as unusable",
+            "ExpectColumnValuesToBeNull",
+            "rejected",
+            {},
+            recipe.data.max_bad_share,
+            "data.max_bad_share",
+        ),
+        Check(
+            "its pool asks the same of that database before",
+            "ExpectColumnValuesToBeNull",
+            "duplicate_of",
+            {},
+            limits.max_duplicates,
+            "contracts.max_duplicates",
+        ),
+        Check(
+            "a training pool asks this held-out question too",
+            "ExpectColumnValuesToBeNull",
+            "leaked_from",
+            {},
+            limits.max_leaked,
+            "contracts.max_leaked",
+        ),
+    ]
+
+
+def trajectory_rows(folder: Path) -> pl.DataFrame:
+    """The teacher's trajectories, one row each."""
+    frame = frames.read(folder / "data.parquet")
+    return frame.select(
+        row=pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#"),
+        stop="stop",
+        failure="failure",
+        turns=pl.Series([len(json.loads(turns)) for turns in frame["turns"]], dtype=pl.Int64),
+        tokens=pl.col("token_ids").list.len(),
+        masked=pl.col("agent_mask").list.len(),
+    )
+
+
+def trajectory_checks(recipe: Recipe) -> list[Check]:
+    """What teacher trajectories must hold to, right or wrong."""
+    return [
+        Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
+        Check("it stopped for no known reason", "ExpectColumnValuesToBeInSet", "stop", {"value_set": list(StopReason)}),
+        Check(
+            "it has more turns than the cap and the forced one",
+            "ExpectColumnValuesToBeBetween",
+            "turns",
+            {"max_value": recipe.protocol.max_turns + 1},
+        ),
+        Check(
+            "its mask is not as long as its tokens",
+            "ExpectColumnPairValuesToBeEqual",
+            "tokens",
+            {"column_A": "tokens", "column_B": "masked"},
+        ),
+        Check(
+            "a database or an endpoint broke it",
+            "ExpectColumnValuesToBeNull",
+            "failure",
+            {},
+            recipe.contracts.max_broken,
+            "contracts.max_broken",
+        ),
+    ]
+
+
+def filtered_rows(folder: Path) -> pl.DataFrame:
+    """What the filter kept and what it rejected."""
+    kept = frames.read(folder / "data.parquet").select(
+        row=pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
+    )
+    return pl.concat([kept, _quarantined(folder)], how="diagonal")
+
+
+def filtered_checks(recipe: Recipe) -> list[Check]:
+    """How many the filter must let through."""
+    least = recipe.contracts.min_accepted
+    return [
+        Check(
+            "the filter rejected it",
+            "ExpectColumnValuesToBeNull",
+            "rejected",
+            {},
+            1.0 - least,
+            "the share: lower contracts.min_accepted",
+        )
+    ]
+
+
+DOORS = {
+    "data": Door(example_rows, example_checks),
+    "synthesize": Door(trajectory_rows, trajectory_checks),
+    "filter": Door(filtered_rows, filtered_checks),
+}

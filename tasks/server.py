@@ -1,0 +1,73 @@
+"""Which Prefect server a run talks to: the one that the user names, or one of its own that dies with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+from pipelines.errors import ResourceError
+from pipelines.processes import die_with_parent
+
+STARTUP_S = 180.0  # 20 s, Prefect's own default, failed on a loaded machine
+
+
+@contextlib.contextmanager
+def prefect_server() -> Iterator[str]:
+    """The URL of a Prefect API: `PREFECT_API_URL` when set (or in Prefect's profile), else a server for this run only.
+
+    The server is a child that the kernel kills with this process: not even kill -9 leaves it behind, as it does with
+    Prefect's own ephemeral server. Its database is Prefect's usual one: past runs show in `prefect server start`.
+
+    Raises:
+        ResourceError: the server did not come up.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    named = PREFECT_API_URL.value()
+    if named:
+        yield named
+        return
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    parent = os.getpid()
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+    environment = {**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT_API_URL": url}
+    server = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
+    try:
+        _wait_until_healthy(server, url)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise ResourceError(
+                f"the Prefect server ended with code {server.returncode} before it was up",
+                "Its messages are above; or start one yourself (prefect server start) and set PREFECT_API_URL.",
+            )
+        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        time.sleep(0.2)
+    raise ResourceError(f"the Prefect server was not up after {STARTUP_S:.0f} s", "The machine may be too busy.")

@@ -1,0 +1,141 @@
+"""The Prefect task around one stage: its name in the UI, its retries, its progress; the stage itself is elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from pipelines.config import Recipe
+from pipelines.errors import BoundaryError
+from pipelines.stages import graph
+from pipelines.store import Store, read_json
+from tasks.step import run_step
+from tasks.summary import contract_markdown
+from tasks.tracking import Tracker
+
+EVERY_S = 5.0
+RETRY_DELAYS_S = [10.0, 60.0]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What all tasks of one flow run share."""
+
+    steps: Sequence[graph.Step]
+    recipe: Recipe
+    store: Store
+    tracker: Tracker
+
+
+def artifact_key(*parts: str) -> str:
+    """A name that Prefect takes: lower-case letters, digits and dashes."""
+    text = "-".join(parts).lower()
+    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in text)
+
+
+class TaskProgress:
+    """A stage's progress as a Prefect progress artifact, sent every few seconds by a thread of its own.
+
+    A stage may call this from inside an event loop, where Prefect's client could not be used.
+    """
+
+    def __init__(self, stage: str, every_s: float = EVERY_S) -> None:
+        self.stage = stage
+        self.every_s = every_s
+        self.log = get_run_logger()
+        self.artifact: UUID | None = None
+        self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
+        self._sent = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> TaskProgress:
+        created: Any = create_progress_artifact(0.0, artifact_key("progress", self.stage), description=self.stage)
+        self.artifact = created
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """A stage, or a part of it, starts."""
+        self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
+        self.log.info("%s: %d %s", stage, total, unit)
+
+    def advance(self, count: int, note: str = "") -> None:
+        """`count` more units are done."""
+        self._done += count
+        self._note = note or self._note
+
+    def say(self, text: str) -> None:
+        """A line of the task's log."""
+        self.log.info("%s", text)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.every_s):
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        if not self._total or self.artifact is None:
+            return
+        text = f"{self._label}: {self._done}/{self._total} {self._unit} {self._note}".rstrip()
+        if text == self._sent:
+            return
+        self._sent = text
+        try:
+            update_progress_artifact(self.artifact, min(100.0, 100.0 * self._done / self._total), text)
+        except Exception as error:  # a server that is gone for a while must not stop training
+            self.log.debug("progress not shown: %s", error)
+
+
+def _is_boundary(task: Any, run: Any, state: Any) -> bool:
+    """Only what a boundary did is worth another try: finished shards and checkpoints stand, the stage resumes."""
+    return isinstance(state.result(raise_on_failure=False), BoundaryError)
+
+
+@task(
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=len(RETRY_DELAYS_S),
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_condition_fn=_is_boundary,
+)
+def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> graph.StageResult:
+    """Make one stage, or find it made; returns a small reference, never data.
+
+    Args:
+        needs: the results of the stages that it reads; they draw the graph in the UI.
+    """
+    log = get_run_logger()
+    log.info("%s %s: %s", step.name, step.key, step.why)
+    begun = time.perf_counter()
+    with TaskProgress(step.name) as progress:
+        try:
+            result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker)
+        finally:
+            verdict = read_json(step.folder / "contract.json")
+            if verdict:
+                create_markdown_artifact(contract_markdown(verdict), artifact_key("contract", step.name))
+    log.info(
+        "%s: %s in %.1f s, %s",
+        step.name,
+        "there" if result.cached else "made",
+        time.perf_counter() - begun,
+        result.folder,
+    )
+    return result

@@ -1,0 +1,35 @@
+"""One step of a run with all that surrounds it: made, held to its contract, tracked; both engines take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.config import Recipe
+from pipelines.stages import graph
+from pipelines.stages.context import Progress
+from pipelines.store import Store
+from tasks import contracts
+from tasks.tracking import Tracker
+
+
+def run_step(
+    step: graph.Step,
+    steps: Sequence[graph.Step],
+    recipe: Recipe,
+    store: Store,
+    progress: Progress,
+    tracker: Tracker,
+) -> graph.StageResult:
+    """Make one step unless the store has it, and check and record what it made.
+
+    Raises:
+        UserError: something the user can mend; a broken contract is one.
+        BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
+    """
+    with tracker.stage(step, steps) as child:
+        result = graph.execute(step, recipe, store, progress, steps)
+        try:
+            contracts.check(result, recipe)
+        finally:
+            child.record(result)
+    return result

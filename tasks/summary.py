@@ -1,0 +1,87 @@
+"""Small pages and tables about a run: contract verdicts as offline HTML and markdown, stages and EX as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from pipelines.stages.graph import StageResult, Step
+
+HEADLINE = ("ex_greedy", "ex_sampled", "majority", "pass_at_8")
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
+table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d8dee4}
+.ok{color:#1a7f37}.bad{color:#b42318;font-weight:600}code{background:#f3f4f6;padding:0 .2rem}"""
+
+
+def contract_html(verdict: Mapping[str, Any]) -> str:
+    """A contract's verdict as one page that needs nothing else; every value is escaped."""
+    lines = [
+        "<tr><td class={}>{}</td><td>{}</td><td>{}</td><td>{:.2%}</td><td>{:.2%}</td></tr>".format(
+            "ok" if item["passed"] else "bad",
+            "held" if item["passed"] else "broken",
+            escape(item["says"]),
+            item["bad"],
+            item["share"],
+            item["allowed"],
+        )
+        for item in verdict["checks"]
+    ]
+    found = [
+        f"<tr><td>{escape(item['says'])}</td><td><code>{escape(example['row'])}</code></td>"
+        f"<td>{escape(example['value'])}</td></tr>"
+        for item in verdict["checks"]
+        for example in item["examples"]
+    ]
+    title = f"Contract of stage {escape(verdict['stage'])}: {'held' if verdict['passed'] else 'broken'}"
+    rows = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(found)}</table>"
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+        f"<h1>{title}</h1><p>{verdict['rows']} rows.</p><table><tr><th></th><th>a row is wrong when</th><th>rows</th>"
+        f"<th>share</th><th>allowed</th></tr>{''.join(lines)}</table>{rows if found else ''}</html>\n"
+    )
+
+
+def contract_markdown(verdict: Mapping[str, Any]) -> str:
+    """A contract's verdict as a markdown table."""
+    head = (
+        f"Contract of **{verdict['stage']}**: {'held' if verdict['passed'] else '**BROKEN**'}, {verdict['rows']} rows\n"
+    )
+    lines = [
+        f"| {'ok' if item['passed'] else '**broken**'} | {_cell(item['says'])} | {item['bad']} | {item['share']:.2%} "
+        f"| {item['allowed']:.2%} |"
+        for item in verdict["checks"]
+    ]
+    return "\n".join([head, "| | a row is wrong when | rows | share | allowed |", "|---|---|---|---|---|", *lines])
+
+
+def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[dict[str, Any]]:
+    """One row a stage: its key, what became of it and where it is."""
+    rows = []
+    for step in steps:
+        result = done.get(step.name)
+        state = "not made" if result is None else "there" if result.cached else "made"
+        rows.append({"stage": step.name, "state": state, "key": step.key, "why": step.why, "folder": str(step.folder)})
+    return rows
+
+
+def accuracy_markdown(results: Iterable[StageResult]) -> str:
+    """The headline figures of every evaluation as one table; "" where nothing was evaluated."""
+    evaluated = {result.name.removeprefix("evaluate_"): result.metrics for result in results if _evaluates(result)}
+    if not evaluated:
+        return ""
+    lines = [
+        f"| {name} | " + " | ".join(f"{metrics[key]:.1%}" if key in metrics else "" for key in HEADLINE) + " |"
+        for name, metrics in evaluated.items()
+    ]
+    head = ["| checkpoint | " + " | ".join(HEADLINE) + " |", "|---" * (len(HEADLINE) + 1) + "|"]
+    return "\n".join([*head, *lines])
+
+
+def _evaluates(result: StageResult) -> bool:
+    return result.name.startswith("evaluate_")
+
+
+def _cell(text: str) -> str:
+    """Text that cannot end its table cell or start markup."""
+    return escape(" ".join(text.split())).replace("|", "\\|")
