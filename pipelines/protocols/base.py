@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import abc
 import functools
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import pydantic
 
 from pipelines import config
 from pipelines.errors import DataError, RecipeError
-from pipelines.protocols import observations
+from pipelines.protocols import blocks, observations
 from pipelines.recipes import CONF
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
 
 PROMPTS = CONF / "protocols" / "prompts"
 ENGINES = {"sqlite": "SQLite", "duckdb": "DuckDB", "postgres": "PostgreSQL"}
+ROLES = ("system", "user")
+SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
+    "names": "Only the names of the tables are given. Find out the columns yourself.",
+    "hidden": "The schema is not given. Find out tables and columns yourself.",
+    "filtered": "Only the tables and columns that the question may need are given.",
+}
 Messages = tuple[tuple[str, str], ...]
 Options = TypeVar("Options", bound=config.Section)
 
@@ -28,17 +35,29 @@ class Protocol(abc.ABC):
 
     Attributes:
         name: as recipes call it.
+        thought: the tag of the reasoning block.
+        agent: names of the tags that the agent may write, the reasoning block's among them.
+        environment: names of the tags that only the environment writes.
         tags: literal tags that the two sides write; the tiny tokenizer makes each a single token.
         stop: closing tags that end an agent's turn; they stay in its text.
     """
 
     name: ClassVar[str]
+    thought: str
+    agent: tuple[str, ...]
+    environment: tuple[str, ...]
     tags: tuple[str, ...]
     stop: tuple[str, ...]
 
     def __init__(self, config: config.Protocol) -> None:
         self.config = config
         self.brief = config.prompt.startswith("brief")
+
+    def _speak(self, thought: str, actions: Sequence[str], environment: str, ends: Sequence[str]) -> None:
+        """Fix the tags: the reasoning block's, the agent's others, the environment's, and what ends a turn."""
+        self.thought, self.agent, self.environment = thought, (thought, *actions), (environment,)
+        self.tags = blocks.literals(*self.agent, environment)
+        self.stop = tuple(f"</{tag}>" for tag in ends)
 
     @abc.abstractmethod
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
@@ -76,15 +95,56 @@ class Protocol(abc.ABC):
         """The protocol's prompt file with a question's values put in; texts from outside are defused."""
         values = {
             "engine": ENGINES[example.database.engine],
+            "database": observations.defuse(example.database.id),
             "schema": observations.defuse(self.schema_text(example, schema)),
+            "schema_note": SCHEMA_NOTES.get(self.config.schema_view, ""),
+            "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or ("" if self.brief else "None"),
             "question": observations.defuse(example.question),
             "max_turns": str(max_turns),
             "rows": str(self.config.observation_rows),
             **extra,
         }
-        sections = read_prompt(f"{self.name}_{self.config.prompt}")
-        return tuple((role, template.substitute(values).rstrip()) for role, template in sections)
+        sections = self.sections()
+        return tuple((role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections)
+
+    def sections(self) -> Mapping[str, string.Template]:
+        """The parts of the protocol's prompt file: "system" and "user", and what else the protocol puts in."""
+        return read_prompt(f"{self.name}_{self.config.prompt}")
+
+    def _show(self, result: ExecutionResult, as_json: bool) -> str:
+        """A result as the recipe's limits allow: a table or JSON records; an error message when it did not run."""
+        limits = (self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)
+        as_json = as_json and not self.brief
+        if not result.ok:
+            message = observations.failure(result, self.config.cell_chars)
+            return observations.json_text({"error": message}) if as_json else f"{self._error}{message}"
+        if as_json:
+            return observations.json_text(observations.records(result, *limits))
+        return observations.table(result, *limits, brief=self.brief)
+
+    @property
+    def _error(self) -> str:
+        return " error " if self.brief else "Error executing SQL: "
+
+    def _respond(self, body: str) -> str:
+        """An observation's text between the environment's tags."""
+        tag = self.environment[0]
+        return f"<{tag}>{body}</{tag}>" if self.brief else f"<{tag}>\n{body}\n</{tag}>"
+
+    def _say(self, action: Action, parts: Sequence[tuple[str, str]]) -> str:
+        """The reasoning block and then (tag, text) parts; brief text begins each block with a space, so that a word is
+        one token wherever it stands.
+
+        Raises:
+            ValueError: see `write`.
+        """
+        if action.format_error or not action.content or (self.config.reasoning and not action.reasoning):
+            raise ValueError(f"not a well-formed action: {action.kind}, {action.format_error or 'a part is empty'}")
+        said = [(self.thought, action.reasoning), *parts] if action.reasoning else parts
+        checked = [(tag, blocks.refuse_tags(text, self.agent, self.environment)) for tag, text in said]
+        space, between = (" ", "") if self.brief else ("", "\n")
+        return between.join(f"<{tag}>{space}{text}</{tag}>" for tag, text in checked)
 
     def schema_text(self, example: Example, schema: Schema) -> str:
         """The schema as far as the prompt shows it (`config.schema_view`); "" when hidden or prefilled."""
@@ -108,8 +168,8 @@ def _linked(example: Example) -> SchemaItems:
 
 
 @functools.cache
-def read_prompt(name: str) -> tuple[tuple[str, string.Template], ...]:
-    """A prompt file as (role, template) pairs: a line `[system]` or `[user]` opens each message.
+def read_prompt(name: str) -> Mapping[str, string.Template]:
+    """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each.
 
     Raises:
         RecipeError: there is no such prompt.
@@ -118,13 +178,8 @@ def read_prompt(name: str) -> tuple[tuple[str, string.Template], ...]:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in PROMPTS.glob("*.txt")))
         raise RecipeError(f"no prompt {name!r} in {PROMPTS.name}/", f"There are: {known}")
-    sections: list[tuple[str, list[str]]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line in ("[system]", "[user]"):
-            sections.append((line[1:-1], []))
-        else:
-            sections[-1][1].append(line)
-    return tuple((role, string.Template("\n".join(lines))) for role, lines in sections)
+    parts = re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {name: string.Template(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def read_options(kind: type[Options], protocol: config.Protocol) -> Options:
@@ -144,6 +199,10 @@ def read_options(kind: type[Options], protocol: config.Protocol) -> Options:
 
 def build(config: config.Protocol) -> Protocol:
     """The protocol that a recipe names."""
+    from pipelines.protocols.phases import Phases
     from pipelines.protocols.react import React
+    from pipelines.protocols.single_turn import SingleTurn
+    from pipelines.protocols.tool_call import ToolCall
 
-    return {"react": React}[config.name](config)
+    kinds: tuple[type[Protocol], ...] = (React, Phases, ToolCall, SingleTurn)
+    return {kind.name: kind for kind in kinds}[config.name](config)

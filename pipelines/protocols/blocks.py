@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pipelines.types import Action, ActionKind
 
 CHAT_MARKER = r"<\|[a-z_]{1,32}\|>"  # ChatML's role and end-of-turn markers: an agent that writes one forges a turn
+_MARKER = re.compile(CHAT_MARKER)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
         agent: names of the tags that the agent may write.
         environment: names of the tags that only the environment writes.
     """
+    text = _without_end(text)
     if not text.strip():
         return Scan((), error="empty_turn")
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -85,6 +87,13 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
     if opened:
         return Scan(tuple(blocks), stray, "unclosed_tag")
     return Scan(tuple(blocks), stray or bool(text[end:].strip()))
+
+
+def _without_end(text: str) -> str:
+    """The text without the one end-of-turn marker that a policy may leave at its end."""
+    stripped = text.rstrip()
+    start = stripped.rfind("<|") if stripped.endswith("|>") else -1
+    return stripped[:start] if start >= 0 and _MARKER.fullmatch(stripped, start) else text
 
 
 def _misplaced(name: str | None, closing: bool, opened: str, environment: Sequence[str]) -> str | None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory
 
@@ -34,6 +35,20 @@ def proposed(trajectory: Trajectory) -> SchemaItems | None:
     """The tables and columns of the last proposal, lower-cased; None without one."""
     last = proposed_turn(trajectory)
     return None if last is None else schema_of(trajectory.turns[last].action)
+
+
+def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins: Sequence[Any] = ()) -> str:
+    """A proposed schema as an action's content: one canonical JSON text, whatever order the keys came in.
+
+    Tables that `columns` names are tables of the proposal whether `tables` lists them or not.
+    """
+    value: dict[str, Any] = {
+        "tables": list(dict.fromkeys((*tables, *columns))),
+        "columns": {table: list(names) for table, names in columns.items()},
+    }
+    if joins:
+        value["joins"] = list(joins)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def schema_of(action: Action) -> SchemaItems:

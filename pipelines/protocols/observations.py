@@ -87,13 +87,18 @@ def failure(result: ExecutionResult, limit: int) -> str:
 
 
 def json_text(value: Any) -> str:
-    r"""JSON in which no text can begin a tag: `<` is `\u003c` where `defuse` would escape it."""
-    dumped = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    r"""JSON in which no text can begin a tag: `<` is `\u003c` where `defuse` would escape it; nothing unprintable."""
+    dumped = json.dumps(value, ensure_ascii=False)
+    if not dumped.isprintable():
+        dumped = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in dumped)
     return _OPENING.sub(lambda found: f"\\u{ord(found[0]):04x}", dumped)
 
 
 def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int) -> dict[str, Any]:
-    """Columns and rows as JSON values, cut like a table; bytes become hexadecimal text, NaN and infinities text."""
+    """Columns and rows as JSON values, cut like a table; `more` says that rows were left out.
+
+    Rows are lists, so that two columns of one name both show. Bytes become hexadecimal text, NaN and infinities text.
+    """
     columns = [_json_cell(name, cell_chars) for name in result.columns]
     data: list[list[Any]] = []
     spent = 0
@@ -103,7 +108,8 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
         if spent > total_chars:
             break
         data.append(values)
-    return {"columns": columns, "data": data, "more": result.truncated or len(data) < len(result.rows)}
+    shown: dict[str, Any] = {"columns": columns, "data": data}
+    return shown | {"more": True} if result.truncated or len(data) < len(result.rows) else shown
 
 
 def _json_cell(value: Scalar, limit: int) -> Any:
@@ -113,4 +119,4 @@ def _json_cell(value: Scalar, limit: int) -> Any:
         return value if value - value == 0.0 else str(value)
     if isinstance(value, bytes):
         return cell(value, limit)
-    return _printable(value if len(value) <= limit else value[:limit] + CUT)
+    return value if len(value) <= limit else value[:limit] + CUT

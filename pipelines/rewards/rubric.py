@@ -57,7 +57,7 @@ class Rubric:
         if not any(term.track == "full" for term in terms):
             raise RecipeError("the recipe has no reward term on the full track", "Add one under rewards:")
         self.terms = tuple(terms)
-        self.tracks = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
+        self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
 
     def score(self, outcome: Outcome) -> Rewards:
         """The rewards of an outcome.
@@ -68,7 +68,7 @@ class Rubric:
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
         by_term = {term.term: TERMS[term.term](outcome, **term.options) for term in self.terms}
-        by_track = dict.fromkeys(self.tracks, 0.0)
+        by_track: dict[str, float] = dict.fromkeys(self.tracks, 0.0)
         for term in self.terms:
             by_track[term.track] += term.weight * by_term[term.term]
         return Rewards(by_track["full"], by_term, by_track)

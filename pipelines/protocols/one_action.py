@@ -1,0 +1,62 @@
+"""What the protocols share whose turn is a reasoning block and then exactly one action block."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pipelines.protocols import blocks
+from pipelines.protocols.base import Protocol
+from pipelines.types import Action, ActionKind, Trajectory
+
+
+class OneAction(Protocol):
+    """Reads and writes such turns; a subclass names the tags and says how a block holds its SQL.
+
+    With `reasoning: false` the reasoning block is optional (models that think by themselves).
+    """
+
+    kinds: ClassVar[Mapping[str, ActionKind]]
+
+    @abc.abstractmethod
+    def read_content(self, tag: str, body: str) -> tuple[str, str | None]:
+        """The SQL of a block and what is wrong with it; no SQL with an error leaves nothing to execute."""
+
+    @abc.abstractmethod
+    def write_content(self, tag: str, sql: str) -> str:
+        """The block's text for a query; `read_content` gives the query back."""
+
+    def parse(self, text: str) -> Action:
+        """Read one turn.
+
+        Errors that leave nothing to execute, beside those of `blocks.scan` and of the content: `no_action`,
+        `two_actions`, `empty_action`. A turn whose only fault is its reasoning block, text outside the tags or a
+        missing fence is executed, and its format error kept.
+        """
+        found = blocks.scan(text, self.agent, self.environment)
+        actions = [block for block in found.blocks if block.tag in self.kinds]
+        if found.error or len(actions) != 1:
+            problem = found.error or ("two_actions" if actions else "no_action")
+            return blocks.invalid(problem, found, self.thought)
+        sql, fault = self.read_content(actions[0].tag, actions[0].body)
+        if not sql:
+            return blocks.invalid(fault or "empty_action", found, self.thought)
+        reasoning = "".join(found.bodies(self.thought)[:1])
+        error = blocks.reasoning_error(found, self.thought, self.config.reasoning) or fault
+        return Action(self.kinds[actions[0].tag], sql, reasoning, error)
+
+    def query(self, action: Action) -> str | None:
+        """See `Protocol.query`."""
+        return action.content if action.kind is ActionKind.SQL else None
+
+    def write(self, action: Action) -> str:
+        """See `Protocol.write`."""
+        tag = next((tag for tag, kind in self.kinds.items() if kind is action.kind), None)
+        if tag is None:
+            raise ValueError(f"this protocol has no action of the kind {action.kind}")
+        return self._say(action, [(tag, self.write_content(tag, action.content))])
+
+    def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
+        """One track: the whole episode."""
+        return {"full": len(trajectory.turns)}

@@ -1,0 +1,212 @@
+"""Four phases over a hidden schema: TRUST-SQL (3.2, appendix C) and the variants of its pilot study (3.1).
+
+An agent turn is `<think>...</think>`, then `<action>` with one of four names, then the content that the action asks
+for: `<tool_call>` (explore_schema, generate_sql), `<schema>` (propose_schema) or `<answer>` (confirm_answer). Phases
+may be taken up again in any order; each must be seen once for the format reward (`rewards.terms.trust_format`). A brief
+prompt says the same with plain SQL in place of JSON calls, and `table : column , column ; ...` in place of JSON
+schemas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pipelines import config
+from pipelines.protocols import blocks, knowledge, observations, tools
+from pipelines.protocols.base import Messages, Protocol, read_options
+from pipelines.protocols.probes import is_probe
+from pipelines.sql.schema import Schema, render
+from pipelines.types import Action, ActionKind, Example, ExecutionResult, Trajectory
+
+Phase = Literal["explore", "propose", "generate", "confirm"]
+NAMES = {
+    "explore_schema": ActionKind.EXPLORE,
+    "propose_schema": ActionKind.PROPOSE,
+    "generate_sql": ActionKind.GENERATE,
+    "confirm_answer": ActionKind.SOLUTION,
+}
+NAME_OF = {kind: name for name, kind in NAMES.items()}
+TAGS = ("tool_call", "schema", "answer")
+CONTENT = {
+    ActionKind.EXPLORE: "tool_call",
+    ActionKind.PROPOSE: "schema",
+    ActionKind.GENERATE: "tool_call",
+    ActionKind.SOLUTION: "answer",
+}
+INVALID = "That output does not follow the action protocol. Write your reasoning, one action and its content again."
+NOT_A_PROBE = "explore_schema takes looks into the catalogue and at the values of one table. Use generate_sql for more."
+NOTED = "The schema is noted. Generate the SQL from it, or explore further."
+WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
+
+
+class PhasesOptions(config.Section):
+    """`phases`: which there are: all four (EPGC), or the pilot study's EC and EGC."""
+
+    phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
+
+
+class Phases(Protocol):
+    """Explore, propose, generate, confirm; with `schema_view: prefill`, the first exploring turn is given."""
+
+    name = "phases"
+
+    def __init__(self, config: config.Protocol) -> None:
+        super().__init__(config)
+        self.phases = read_options(PhasesOptions, config).phases
+        allowed = {knowledge.PHASES[phase] for phase in self.phases}
+        self.names = {name: kind for name, kind in NAMES.items() if kind in allowed}
+        self._speak("think", ("action", *TAGS), "tool_response", TAGS)
+
+    def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
+        """See `Protocol.prompt`. Prefilled: a synthetic exploring turn and the whole schema follow (section 4.3)."""
+        sections = {} if self.brief else self.sections()
+        actions = "\n".join(sections[phase].template.strip() + "\n" for phase in self.phases if phase in sections)
+        names = ", ".join(self.names)
+        tool = tools.signature(self.config.observation_rows)
+        messages = self._fill(example, schema, max_turns, actions=actions.rstrip(), names=names, tool=tool)
+        if self.config.schema_view != "prefill":
+            return messages
+        look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
+        whole = (" " if self.brief else "") + observations.defuse(render(schema, "compact" if self.brief else "ddl"))
+        return (*messages, ("assistant", self.write(look)), ("user", self._respond(whole)))
+
+    def parse(self, text: str) -> Action:
+        """Read one turn (format check of appendix C.2).
+
+        Errors that leave nothing to execute, beside those of `blocks` and `tools.read_call`: `no_action`,
+        `two_actions`, `unknown_action`, `missing_content`, `two_contents`, `wrong_content` (not the one that the action
+        asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block, text outside the tags, or
+        a wrong order leaves the action usable.
+        """
+        found = blocks.scan(text, self.agent, self.environment)
+        kind, error = self._kind(found)
+        if error or kind is None:
+            return blocks.invalid(error or "no_action", found, self.thought)
+        content, error = self._content(kind, found.bodies(CONTENT[kind])[0])
+        if error:
+            return blocks.invalid(error, found, self.thought)
+        tags = [block.tag for block in found.blocks]
+        fault = blocks.reasoning_error(found, self.thought, self.config.reasoning)
+        if not fault and tags.index("action") > tags.index(CONTENT[kind]):
+            fault = "wrong_order"
+        return Action(kind, content, "".join(found.bodies(self.thought)[:1]), fault)
+
+    def _kind(self, found: blocks.Scan) -> tuple[ActionKind | None, str | None]:
+        """The action that a scanned turn names, when it has exactly one content block and the right one."""
+        if found.error:
+            return None, found.error
+        named = found.bodies("action")
+        if len(named) != 1:
+            return None, "two_actions" if named else "no_action"
+        kind = self.names.get(named[0])
+        if kind is None:
+            return None, "unknown_action"
+        contents = [block.tag for block in found.blocks if block.tag in TAGS]
+        if len(contents) != 1:
+            return None, "two_contents" if contents else "missing_content"
+        return kind, None if contents[0] == CONTENT[kind] else "wrong_content"
+
+    def _content(self, kind: ActionKind, body: str) -> tuple[str, str | None]:
+        if not body:
+            return "", "empty_action"
+        if kind is ActionKind.PROPOSE:
+            return _read_brief_schema(body) if self.brief else _read_schema(body)
+        if kind is ActionKind.SOLUTION or self.brief:
+            sql, error = body, None
+        else:
+            sql, error = tools.read_call(body)
+        if not error and kind is ActionKind.EXPLORE and not is_probe(sql):
+            return "", "not_a_probe"
+        return sql, error
+
+    def query(self, action: Action) -> str | None:
+        """See `Protocol.query`: exploring and generated SQL runs; a proposal and the answer do not."""
+        return action.content if action.kind in (ActionKind.EXPLORE, ActionKind.GENERATE) else None
+
+    def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
+        """The tool's answer: records, or an error. The paper does not tell the agent how many turns are left."""
+        return self._respond(self._body(action, result))
+
+    def _body(self, action: Action, result: ExecutionResult | None) -> str:
+        if result is not None:
+            return self._show(result, as_json=True)
+        if action.kind is ActionKind.PROPOSE:
+            return " noted" if self.brief else NOTED
+        if self.brief:
+            return " invalid"
+        return NOT_A_PROBE if action.format_error == "not_a_probe" else INVALID
+
+    def force(self) -> str:
+        """See `Protocol.force`; the paper's episodes end at the cap instead."""
+        return " answer" if self.brief else "\nNo turns are left. Confirm your answer now."
+
+    def write(self, action: Action) -> str:
+        """See `Protocol.write`."""
+        if action.kind not in self.names.values():
+            raise ValueError(f"this protocol has no action of the kind {action.kind}")
+        content = self._write_content(action) if action.content else ""
+        return self._say(action, [("action", NAME_OF[action.kind]), (CONTENT[action.kind], content)])
+
+    def _write_content(self, action: Action) -> str:
+        if action.kind is ActionKind.PROPOSE:
+            value = json.loads(action.content)
+            return _write_brief_schema(value) if self.brief else observations.json_text(value)
+        if self.brief or action.kind is ActionKind.SOLUTION:
+            return action.content
+        return tools.write_call(action.content)
+
+    def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
+        """The schema track ends with the last proposal; never having proposed, it spans all turns (TRUST-SQL, 3.4)."""
+        whole = len(trajectory.turns)
+        if "propose" not in self.phases:
+            return {"full": whole}
+        last = knowledge.proposed_turn(trajectory)
+        return {"full": whole, "schema": whole if last is None else last + 1}
+
+
+def _read_schema(text: str) -> tuple[str, str | None]:
+    """A proposal in one canonical form, and None; or "" and `bad_json`, `bad_schema` or `invalid_unicode`.
+
+    Tables that columns name are tables of the proposal whether it lists them or not.
+    """
+    value = tools.read_json(text)
+    if value is None:
+        return "", "bad_json"
+    if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
+        return "", "bad_schema"
+    columns, joins = value["columns"], value.get("joins", [])
+    if not isinstance(columns, Mapping) or not all(_texts(names) for names in (value["tables"], *columns.values())):
+        return "", "bad_schema"
+    if not isinstance(joins, list) or not (value["tables"] or columns):
+        return "", "bad_schema"
+    content = knowledge.proposal(value["tables"], columns, joins)
+    return (content, None) if tools.sayable(content) else ("", "invalid_unicode")
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and item.strip() for item in value)
+
+
+def _read_brief_schema(text: str) -> tuple[str, str | None]:
+    """`singer : name , age ; concert` as the same canonical form."""
+    tables: list[str] = []
+    columns: dict[str, list[str]] = {}
+    for part in text.split(";"):
+        table, colon, names = (piece.strip() for piece in part.partition(":"))
+        listed = [name.strip() for name in names.split(",")] if colon else []
+        if not table or table in tables or not all(listed):
+            return "", "bad_schema"
+        tables.append(table)
+        if listed:
+            columns[table] = listed
+    return knowledge.proposal(tables, columns), None
+
+
+def _write_brief_schema(value: Mapping[str, Any]) -> str:
+    names = [*value["tables"], *value["columns"], *(name for listed in value["columns"].values() for name in listed)]
+    if any(set(name) & set(":,;\n") for name in names):
+        raise ValueError("a name with a mark of the brief form cannot be said in it")
+    parts = (f"{table} : {' , '.join(value['columns'].get(table, []))}".rstrip(" :") for table in value["tables"])
+    return " ; ".join(parts)

@@ -1,0 +1,97 @@
+"""The one tool that agents call, described as MCP describes tools, and the JSON calls that name it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.protocols.observations import json_text
+
+TOOL = "execute_sql_query"
+DATABASE_NAMES = frozenset({"db_id", "db_name"})  # the papers' calls name the database; an episode has only one
+
+
+def describe(rows: int) -> dict[str, Any]:
+    """The tool as an MCP server lists it: name, description, inputSchema."""
+    return {
+        "name": TOOL,
+        "description": f"Run one read-only SQL query and return its column names and at most {rows} records.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"sql": {"type": "string", "description": "The SQL query to run"}},
+            "required": ["sql"],
+        },
+    }
+
+
+def signature(rows: int) -> str:
+    """The tool as a prompt shows it: one line of JSON, the function-calling form of the MCP description."""
+    tool = describe(rows)
+    function = {"name": tool["name"], "description": tool["description"], "parameters": tool["inputSchema"]}
+    return json.dumps({"type": "function", "function": function})
+
+
+def read_json(text: str) -> Any:
+    """A JSON value, or None for any text that is none: broken, nested too deeply, or with numbers too long to read."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def sayable(text: str) -> bool:
+    """Whether a text can reach a database and a file: no lone surrogate (JSON's escapes can make one)."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def read_call(text: str) -> tuple[str, str | None]:
+    """The SQL of a call, and None; or "" and what is wrong with the call.
+
+    Errors, by name: `bad_json`, `bad_call` (an object with a name and arguments, and nothing else), `unknown_tool`,
+    `bad_arguments` (a text `sql`, and at most the database's name beside it), `empty_action`, `invalid_unicode`.
+    """
+    call = read_json(text)
+    if call is None:
+        return "", "bad_json"
+    if not isinstance(call, Mapping) or set(call) != {"name", "arguments"}:
+        return "", "bad_call"
+    if call["name"] != TOOL:
+        return "", "unknown_tool"
+    arguments = call["arguments"]
+    if not isinstance(arguments, Mapping) or set(arguments) - DATABASE_NAMES != {"sql"}:
+        return "", "bad_arguments"
+    sql = arguments["sql"]
+    if not isinstance(sql, str):
+        return "", "bad_arguments"
+    if not sql.strip():
+        return "", "empty_action"
+    return (sql.strip(), None) if sayable(sql) else ("", "invalid_unicode")
+
+
+def write_call(sql: str) -> str:
+    """The call that runs a query. Tags inside it are escaped by JSON, so any SQL can be said."""
+    return json_text({"name": TOOL, "arguments": {"sql": sql}})
+
+
+def write_fence(sql: str) -> str:
+    """The SQL in the fence that answers come in.
+
+    Raises:
+        ValueError: the SQL holds a fence itself.
+    """
+    if "```" in sql:
+        raise ValueError("SQL that holds ``` cannot be said in a fence")
+    return f"```sql\n{sql}\n```"
+
+
+def read_fence(text: str) -> tuple[str, str | None]:
+    """The SQL inside a ```sql fence, and None; without its fence, the text itself and `missing_fence`.
+
+    `two_fences`: there is another fence inside.
+    """
+    body = text.strip()
+    if len(body) < 9 or not (body[:6].lower() == "```sql" and body.endswith("```")):
+        return body, "missing_fence"
+    inner = body[6:-3].strip()
+    return ("", "two_fences") if "```" in inner else (inner, None)
