@@ -54,6 +54,7 @@ class Rule:
 
 PLAIN = Rule()  # every usable result votes, as the papers' "execution-result consensus" has it
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Vote:
     """How a vote went.

@@ -1,0 +1,186 @@
+"""From trajectories to evaluation records: verdicts under every named equality, costs, schema links, error classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from pipelines.evaluation.errors import diagnose
+from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode
+from pipelines.evaluation.voting import FORMS, signature
+from pipelines.sql.analysis import bigrams, hardness, schema_items
+from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.schema import Schema
+from pipelines.types import (
+    Action,
+    ActionKind,
+    Database,
+    Example,
+    ExecutionStatus,
+    Scalar,
+    SchemaItems,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+MAX_VALUES = 1000  # distinct values of a column that an error analysis looks at
+Schemas = Callable[[Database], Schema]
+
+
+def judge(
+    trajectories: Sequence[Trajectory],
+    examples: Mapping[str, Example],
+    sql: SqlEngine,
+    schemas: Schemas,
+    equalities: Sequence[str],
+    mode: Mode,
+    gold_schemas: Mapping[str, SchemaItems] | None = None,
+) -> list[EpisodeRecord]:
+    """One record a trajectory, in order.
+
+    Args:
+        examples: by id.
+        equalities: names of `pipelines/sql/compare.py`; the first is the headline, by which errors are diagnosed.
+        gold_schemas: consensus gold schemas by example id; without the mapping, the gold SQL's own items are taken.
+
+    Raises:
+        ValueError: no equality is named.
+    """
+    if not equalities:
+        raise ValueError("a verdict needs a named equality")
+    pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
+    verdicts = sql.judge_many(pairs, equalities)
+    signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
+    analyst = _Analyst(sql, schemas, gold_schemas, equalities[0])
+    return [
+        _record(analyst, examples[trajectory.example_id], trajectory, verdict, signatures.get(pair), mode)
+        for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
+    ]
+
+
+def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
+    """A bare prediction (a line of somebody's prediction file) as the one-turn trajectory that it stands for."""
+    kind = ActionKind.INVALID if sql is None else ActionKind.SOLUTION
+    turn = Turn(sql or "", Action(kind, sql or ""))
+    stop = StopReason.TURN_LIMIT if sql is None else StopReason.SOLUTION
+    return Trajectory(example_id, 0, policy, "prediction", (), (turn,), sql, stop)
+
+
+def _pair(trajectory: Trajectory, example: Example) -> Pair:
+    return Pair(example.database, example.gold_sql, trajectory.final_sql)
+
+
+def _signatures(
+    pairs: Sequence[Pair], verdicts: Sequence[Verdict], sql: SqlEngine, equality: str
+) -> dict[Pair, str | None]:
+    """Result signatures of the answers that ran; each different answer runs once."""
+    ran = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.predicted is ExecutionStatus.OK]
+    jobs = {(pair.database, pair.predicted_sql): pair for pair in ran}
+    results = sql.execute_many([(database, text) for database, text in jobs if text is not None])
+    found = {job: signature(result, FORMS.get(equality, "bag")) for job, result in zip(jobs, results, strict=True)}
+    return {pair: found[pair.database, pair.predicted_sql] for pair in ran}
+
+
+@dataclasses.dataclass
+class _Analyst:
+    """What the analysis of an answer needs beside its verdict; queries and columns are looked at once."""
+
+    sql: SqlEngine
+    schemas: Schemas
+    gold_schemas: Mapping[str, SchemaItems] | None
+    equality: str
+    _items: dict[tuple[Database, str], SchemaItems | None] = dataclasses.field(default_factory=dict)
+    _values: dict[tuple[Database, str, str], tuple[Scalar, ...]] = dataclasses.field(default_factory=dict)
+
+    def items(self, database: Database, sql: str | None) -> SchemaItems | None:
+        """Tables and columns of a query; None when there is none or it does not parse."""
+        if sql is None:
+            return None
+        if (database, sql) not in self._items:
+            self._items[database, sql] = schema_items(sql, self.schemas(database), database.engine)
+        return self._items[database, sql]
+
+    def linking(self, example: Example, sql: str | None) -> Linking | None:
+        """An answer's schema items against the gold schema."""
+        if self.gold_schemas is None:
+            gold = self.items(example.database, example.gold_sql)
+        else:
+            gold = self.gold_schemas.get(example.id)
+        return Linking.of(self.items(example.database, sql), gold)
+
+    def values(self, database: Database, table: str, column: str) -> tuple[Scalar, ...]:
+        """Distinct values stored in a column, the first `MAX_VALUES`."""
+        key = (database, table, column)
+        if key not in self._values:
+            query = f"SELECT DISTINCT {_quoted(column)} FROM {_quoted(table)} LIMIT {MAX_VALUES}"
+            rows = self.sql.execute_many([(database, query)])[0].rows
+            self._values[key] = tuple(row[0] for row in rows)
+        return self._values[key]
+
+    def diagnosis(self, example: Example, trajectory: Trajectory, verdict: Verdict) -> Diagnosis | None:
+        """Why an answer is wrong by the headline equality; None when it is right."""
+        if verdict.scores[self.equality] == 1.0:
+            return None
+        failure = Failure(
+            predicted_sql=trajectory.final_sql,
+            gold_sql=example.gold_sql,
+            schema=self.schemas(example.database),
+            engine=example.database.engine,
+            status=verdict.predicted,
+            error_class=verdict.error_class,
+            stop=trajectory.stop,
+            turns=len(trajectory.turns),
+            n_rows=verdict.n_rows,
+            gold_rows=verdict.gold_rows,
+            scores=verdict.scores,
+            values=lambda table, column: self.values(example.database, table, column),
+        )
+        return diagnose(failure)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _record(
+    analyst: _Analyst, example: Example, trajectory: Trajectory, verdict: Verdict, signature: str | None, mode: Mode
+) -> EpisodeRecord:
+    broken = verdict.broken or trajectory.stop is StopReason.BROKEN
+    calls = [turn for turn in trajectory.turns if turn.status is not None]
+    known = bool(trajectory.token_ids)
+    final = trajectory.final_sql
+    return EpisodeRecord(
+        example_id=example.id,
+        database=example.database.id,
+        hardness=example.hardness or hardness(example.gold_sql),
+        mode=mode,
+        sample=trajectory.sample,
+        final_sql=final,
+        scores=dict(verdict.scores),
+        broken=broken,
+        failure=(trajectory.failure or verdict.error_class or "broken") if broken else None,
+        status=verdict.predicted,
+        n_rows=verdict.n_rows,
+        gold_rows=verdict.gold_rows,
+        signature=signature,
+        stop=trajectory.stop,
+        forced=trajectory.forced,
+        well_formed=trajectory.well_formed,
+        turns=len(trajectory.turns),
+        tool_calls=len(calls),
+        failed_calls=sum(turn.status is not ExecutionStatus.OK for turn in calls),
+        tokens_in=len(trajectory.token_ids) - trajectory.n_agent_tokens if known else None,
+        tokens_out=trajectory.n_agent_tokens if known else None,
+        reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
+        linking=analyst.linking(example, final),
+        bigrams=_similarity(bigrams(final) if final is not None else frozenset(), bigrams(example.gold_sql)),
+        diagnosis=None if broken else analyst.diagnosis(example, trajectory, verdict),
+        difficulty=str(example.meta.get("difficulty", "")),
+        needs_probe=example.meta.get("needs_probe"),
+    )
+
+
+def _similarity(predicted: frozenset[tuple[str, str]], gold: frozenset[tuple[str, str]]) -> float:
+    union = predicted | gold
+    return len(predicted & gold) / len(union) if union else 0.0

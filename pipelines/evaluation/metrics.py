@@ -1,0 +1,206 @@
+"""Metrics as pure functions of evaluation records: accuracy, pass@k and its kin, costs, schema linking.
+
+Broken records are left out everywhere. Where a question has several samples, it counts once, with its mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from pipelines.evaluation.record import EpisodeRecord, Linking
+from pipelines.evaluation.stats import Estimate, estimate
+from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread:
+    """How a cost spreads over episodes: mean, standard deviation (of the population), median, 95th percentile."""
+
+    mean: float
+    std: float
+    median: float
+    p95: float
+    n: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KPoint:
+    """One point of the curves over the number of samples.
+
+    Attributes:
+        k: samples.
+        pass_at: whether any of k is right, unbiased (Chen et al., 2021, equation 1).
+        average_at: mean accuracy of the first k samples (Reasoning-SQL, A.4).
+        majority_at: accuracy of the vote of k.
+        tied: share of the votes that were ties.
+    """
+
+    k: int
+    pass_at: Estimate
+    average_at: Estimate
+    majority_at: Estimate
+    tied: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkingMeans:
+    """Schema linking averaged over episodes; all are shares in [0, 1].
+
+    Attributes:
+        exact: episodes that name gold's tables and columns, no more and no fewer.
+        jaccard: mean similarity (SQL-Trail, equation 10).
+        n: episodes that have a gold schema.
+    """
+
+    table_precision: float
+    table_recall: float
+    column_precision: float
+    column_recall: float
+    exact: float
+    jaccard: float
+    n: int
+
+
+def scored(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
+    """The records that count: those of unbroken episodes."""
+    return [record for record in records if not record.broken]
+
+
+def group(records: Iterable[EpisodeRecord], key: Callable[[EpisodeRecord], Key]) -> dict[Key, list[EpisodeRecord]]:
+    """Records by a key, in the order of first appearance."""
+    groups: dict[Key, list[EpisodeRecord]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def by_question(records: Iterable[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
+    """Unbroken records by question, each group in the order of its samples."""
+    groups = group(scored(records), lambda record: record.example_id)
+    return {example: sorted(members, key=lambda record: record.sample) for example, members in groups.items()}
+
+
+def mean_by_question(
+    records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float], seed: int = 0
+) -> Estimate | None:
+    """The mean over questions of a value in [0, 1], with its interval; None when there are no records."""
+    groups = list(by_question(records).values())
+    means = [math.fsum(map(value, members)) / len(members) for members in groups]
+    return estimate(means, [members[0].database for members in groups], seed)
+
+
+def execution_accuracy(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
+    """EX: the share of questions whose answer's result equals gold's, under a named equality."""
+    return mean_by_question(records, lambda record: record.score(equality), seed)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """The chance that k of n samples hold a correct one: 1 - C(n - c, k) / C(n, k) (Chen et al., 2021, equation 1).
+
+    Raises:
+        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
+    """
+    if not (0 <= correct <= n and 1 <= k <= n):
+        raise ValueError(f"no pass@{k} of {correct} right in {n}")
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def k_point(
+    records: Iterable[EpisodeRecord], equality: str, k: int, rule: Rule = PLAIN, seed: int = 0
+) -> KPoint | None:
+    """pass@k, average@k and majority@k over the questions that have at least k unbroken samples; None without any."""
+    groups = [members for members in by_question(records).values() if len(members) >= k]
+    databases = [members[0].database for members in groups]
+    votes = [majority_at_k(candidates(members, equality), k, rule, seed) for members in groups]
+    passed = [pass_at_k(len(members), sum(record.right(equality) for record in members), k) for members in groups]
+    average = [math.fsum(record.score(equality) for record in members[:k]) / k for members in groups]
+    pass_at, average_at, majority_at = (
+        estimate(scores, databases, seed) for scores in (passed, average, [each.score for each in votes])
+    )
+    if pass_at is None or average_at is None or majority_at is None:
+        return None
+    return KPoint(k, pass_at, average_at, majority_at, sum(each.tied for each in votes) / len(votes))
+
+
+def candidates(members: Iterable[EpisodeRecord], equality: str) -> list[Candidate]:
+    """A question's samples as voters."""
+    return [
+        Candidate(record.sample, record.signature, empty=record.n_rows == 0, score=record.score(equality))
+        for record in members
+    ]
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean, population standard deviation, median and 95th percentile (nearest rank); None when there are none."""
+    if not values:
+        return None
+    n, ordered = len(values), sorted(values)
+    mean = math.fsum(ordered) / n
+    variance = math.fsum((value - mean) ** 2 for value in ordered) / n
+    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    return Spread(mean, math.sqrt(variance), median, ordered[math.ceil(0.95 * n) - 1], n)
+
+
+def cost(records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float | None]) -> Spread | None:
+    """The spread of a cost over the unbroken episodes that know it; None when none does."""
+    known = (value(record) for record in scored(records))
+    return spread([each for each in known if each is not None])
+
+
+def probe_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+    """Of the questions that can't be answered without looking at stored values, the share that was probed at all.
+
+    A probe is a tool call before the answer. None when no question is known to need one.
+    """
+    needing = [record for record in records if record.needs_probe]
+    return mean_by_question(needing, lambda record: float(record.tool_calls > 0), seed)
+
+
+def syntax_rate(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+    """The share of questions whose final SQL ran (SQL-Trail, equation 8 and table 6's "Syntax Acc")."""
+    return mean_by_question(records, lambda record: float(record.executable), seed)
+
+
+def format_rate(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+    """The share of questions with every turn well-formed and a final SQL present."""
+    return mean_by_question(records, lambda record: float(record.well_formed), seed)
+
+
+def linking(records: Iterable[EpisodeRecord]) -> LinkingMeans | None:
+    """Schema-linking precision, recall, exact match and similarity; None when no record has a gold schema."""
+    links = [record.linking for record in scored(records) if record.linking is not None]
+    if not links:
+        return None
+
+    def mean(value: Callable[[Linking], float]) -> float:
+        return math.fsum(map(value, links)) / len(links)
+
+    return LinkingMeans(
+        table_precision=mean(lambda link: link.tables.precision),
+        table_recall=mean(lambda link: link.tables.recall),
+        column_precision=mean(lambda link: link.columns.precision),
+        column_recall=mean(lambda link: link.columns.recall),
+        exact=mean(lambda link: float(link.exact)),
+        jaccard=mean(lambda link: link.jaccard),
+        n=len(links),
+    )
+
+
+def data_efficiency(before: float, after: float, examples: int) -> float:
+    """EX gain in percentage points per 1,000 training examples (SQL-Trail, equation 5).
+
+    Args:
+        before, after: EX as shares in [0, 1].
+        examples: training examples used in between.
+
+    Raises:
+        ValueError: examples is not positive.
+    """
+    if examples <= 0:
+        raise ValueError("data efficiency needs training examples")
+    return (after - before) * 100 / examples * 1000

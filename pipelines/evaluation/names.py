@@ -1,0 +1,240 @@
+"""Resolves the names in a query against a schema, and says which of them do not exist.
+
+Unlike an optimiser's name resolution it goes on after a name that is wrong: wrong names are what it looks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from pipelines.sql.schema import Schema
+from pipelines.types import EngineName
+
+Item = tuple[str, str]  # (table, column), lower-cased
+_BUILT_IN_COLUMNS = frozenset({"rowid", "oid", "_rowid_"})
+_BUILT_IN_TABLES = frozenset({"sqlite_master", "sqlite_schema", "information_schema"})
+_OPERAND = (exp.Predicate, exp.Binary, exp.Between, exp.In, exp.Tuple, exp.Paren)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unknown:
+    """A name that the schema does not have where the query looks for it.
+
+    Attributes:
+        name: as written, with its qualifier.
+        kind: what it was used as.
+        elsewhere: tables of the database that do have such a column; () when none does.
+    """
+
+    name: str
+    kind: str
+    elsewhere: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resolved:
+    """A query whose columns carry the names of their tables.
+
+    Attributes:
+        tree: every resolved column is qualified by its table's own name, all lower-cased; aliases are gone.
+        tables: base tables that it reads.
+        unknown: wrong names, in the order of the text.
+    """
+
+    tree: exp.Expr
+    tables: frozenset[str]
+    unknown: tuple[Unknown, ...]
+
+
+def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
+    """Column names by table name, all lower-cased."""
+    return {table.name.lower(): tuple(column.name.lower() for column in table.columns) for table in schema.tables}
+
+
+def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
+    """A query with its names resolved; None when it can't be parsed as one query. Total: no text makes it raise."""
+    try:
+        tree = sqlglot.parse_one(sql, dialect=engine)
+    except (SqlglotError, RecursionError):
+        return None
+    if not isinstance(tree, exp.Query):
+        return None
+    try:
+        return _Resolver(tree, columns_of(schema)).run()
+    except RecursionError:
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Source:
+    """What an alias in FROM stands for: a base table (with its name) or a subquery; `columns` is None when any goes."""
+
+    table: str | None
+    columns: tuple[str, ...] | None
+
+    def has(self, column: str) -> bool:
+        return (
+            self.columns is None or column in self.columns or (self.table is not None and column in _BUILT_IN_COLUMNS)
+        )
+
+
+_STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" as a string
+
+
+class _Resolver:
+    """One query's resolution; single use, since it rewrites the tree."""
+
+    def __init__(self, tree: exp.Query, schema: Mapping[str, tuple[str, ...]]) -> None:
+        self.tree = tree
+        self.schema = schema
+        self.ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
+        self.unknown: list[Unknown] = []
+        self.open: list[exp.CTE] = []
+        self.sources: dict[int, dict[str, _Source]] = {}
+
+    def run(self) -> Resolved:
+        selects = list(self.tree.find_all(exp.Select))
+        for select in selects:
+            self.sources[id(select)] = self._sources(select)
+            _spell_out_using(select, self.sources[id(select)])
+        found = [(column, self._find(column)) for column in self.tree.find_all(exp.Column)]
+        for column, source in found:
+            self._rewrite(column, source)
+        bases = (source.table for sources in self.sources.values() for source in sources.values())
+        return Resolved(self.tree, frozenset(table for table in bases if table is not None), tuple(self.unknown))
+
+    def _sources(self, select: exp.Select) -> dict[str, _Source]:
+        sources: dict[str, _Source] = {}
+        for node in _from_items(select):
+            alias = node.alias_or_name.lower() or f"?{len(sources)}"
+            sources[alias] = self._source(node)
+        return sources
+
+    def _source(self, node: exp.Expr) -> _Source:
+        if isinstance(node, exp.Subquery):
+            return _Source(None, self._outputs(node.this))
+        name = node.name.lower()
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+            return _Source(None, None)  # a table-valued function
+        if name in self.ctes and not node.db:
+            return self._cte(self.ctes[name])
+        if name in self.schema:
+            return _Source(name, self.schema[name])
+        if name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
+            self.unknown.append(Unknown(node.name, "table"))
+        return _Source(None, None)
+
+    def _cte(self, cte: exp.CTE) -> _Source:
+        if cte in self.open:
+            return _Source(None, None)  # recursive: its columns are its own
+        named = tuple(column.name.lower() for column in cte.args["alias"].columns)
+        self.open.append(cte)
+        outputs = named or self._outputs(cte.this)
+        self.open.pop()
+        return _Source(None, outputs)
+
+    def _outputs(self, query: exp.Expr) -> tuple[str, ...] | None:
+        """The column names that a subquery gives; None when they can't be told."""
+        select = query.find(exp.Select) if isinstance(query, exp.Query) else None
+        if select is None:
+            return None
+        names: list[str] = []
+        for projection in select.expressions:
+            if not projection.is_star:
+                names.append(projection.alias_or_name.lower())
+                continue
+            for alias, source in self._sources(select).items():
+                if (
+                    projection.name != "*"
+                    or not isinstance(projection, exp.Column)
+                    or projection.table.lower() == alias
+                ):
+                    if source.columns is None:
+                        return None
+                    names.extend(source.columns)
+        return tuple(names)
+
+    def _find(self, column: exp.Column) -> _Source | None:
+        """The source of a column: the nearest query around it that knows its name; records it when there is none."""
+        name, qualifier = column.name.lower(), column.table.lower()
+        for select in _around(column):
+            sources = self.sources[id(select)]
+            if isinstance(column.this, exp.Star):
+                return sources.get(qualifier)
+            if qualifier and qualifier in sources:
+                return sources[qualifier] if sources[qualifier].has(name) else self._missed(column)
+            if not qualifier:
+                known = [source for source in sources.values() if source.has(name)]
+                if known:
+                    return min(known, key=lambda source: source.columns is None)  # a certain one before a possible one
+                if name in _aliases(select):
+                    return None
+        return _STRING if _can_be_string(column) else self._missed(column)
+
+    def _missed(self, column: exp.Column) -> _Source | None:
+        name = column.name.lower()
+        elsewhere = tuple(table for table, columns in self.schema.items() if name in columns)
+        self.unknown.append(Unknown(column.sql().replace('"', ""), "column", elsewhere))
+        return None
+
+    def _rewrite(self, column: exp.Column, source: _Source | None) -> None:
+        """Qualify a column by its table's own name; one of a subquery by nothing."""
+        if source is _STRING:
+            column.replace(exp.Literal.string(column.name))
+            return
+        if not isinstance(column.this, exp.Star):
+            column.set("this", exp.to_identifier(column.name.lower()))
+        column.set("table", exp.to_identifier(source.table) if source is not None and source.table else None)
+
+
+def _from_items(select: exp.Select) -> Iterator[exp.Expr]:
+    """The tables and subqueries of FROM and JOIN, parentheses opened."""
+    start = select.args.get("from_")
+    items = [start.this] if start is not None else []
+    items += [join.this for join in select.args.get("joins") or ()]
+    while items:
+        item = items.pop(0)
+        items = [join.this for join in item.args.get("joins") or ()] + items
+        if isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery):
+            items.insert(0, item.this)
+        else:
+            yield item
+
+
+def _around(node: exp.Expr) -> Iterator[exp.Select]:
+    """The queries around a node, the nearest first; an ORDER BY of a set operation belongs to its first query."""
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, exp.Select):
+            yield node
+        elif isinstance(node, exp.SetOperation):
+            first = node.find(exp.Select)
+            if first is not None:
+                yield first
+
+
+def _aliases(select: exp.Select) -> set[str]:
+    return {projection.alias.lower() for projection in select.expressions if projection.alias}
+
+
+def _can_be_string(column: exp.Column) -> bool:
+    """Whether an unknown name stands where people write strings: quoted, and compared with something."""
+    return not column.table and bool(column.this.args.get("quoted")) and isinstance(column.parent, _OPERAND)
+
+
+def _spell_out_using(select: exp.Select, sources: Mapping[str, _Source]) -> None:
+    """Turn `JOIN b USING (x)` into `JOIN b ON a.x = b.x`, which says the same to an error analysis."""
+    for join in select.args.get("joins") or ():
+        right = join.this.alias_or_name.lower()
+        for name in join.args.get("using") or ():
+            left = next(
+                (alias for alias, source in sources.items() if alias != right and source.has(name.name.lower())), ""
+            )
+            both = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
+            join.set("on", both if join.args.get("on") is None else exp.and_(join.args["on"], both))
+        join.set("using", None)

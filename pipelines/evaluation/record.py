@@ -1,0 +1,224 @@
+"""The evaluation record: one trajectory with its verdicts and its costs, small enough to keep for every sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pipelines.types import EngineName, ExecutionStatus, Hardness, Scalar, SchemaItems, StopReason
+
+if TYPE_CHECKING:
+    from pipelines.sql.schema import Schema
+
+Mode = Literal["greedy", "sampled"]
+ErrorClass = Literal["hallucination", "schema_linking", "semantic", "syntax", "generation"]
+ERROR_CLASSES: tuple[ErrorClass, ...] = ("hallucination", "schema_linking", "semantic", "syntax", "generation")
+
+
+def no_values(table: str, column: str) -> Sequence[Scalar]:
+    """Stored values when there is no database to look into."""
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """A wrong answer, as an error analysis is given it.
+
+    Attributes:
+        predicted_sql: the answer; None when there is none.
+        status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
+        stop, turns: how the episode ended.
+        n_rows, gold_rows: rows that the answer and the gold SQL returned.
+        scores: the verdict under each equality.
+        values: the distinct values stored in a column, () when not known.
+    """
+
+    predicted_sql: str | None
+    gold_sql: str
+    schema: Schema
+    engine: EngineName = "sqlite"
+    status: ExecutionStatus | None = ExecutionStatus.OK
+    error_class: str | None = None
+    stop: StopReason = StopReason.SOLUTION
+    turns: int = 1
+    n_rows: int = 0
+    gold_rows: int = 0
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    values: Callable[[str, str], Sequence[Scalar]] = no_values
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hint:
+    """A finer clue about a failure, for people: one failure can have several.
+
+    Attributes:
+        kind: a short stable word ("wrong_literal", "missing_join", ...); `hints.KINDS` lists them.
+        detail: what exactly, in one line.
+    """
+
+    kind: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why an answer is wrong (TRUST-SQL, section 3.1).
+
+    Attributes:
+        error: the class; exactly one.
+        evidence: the fact that put it there, in one line.
+        hints: finer clues.
+    """
+
+    error: ErrorClass
+    evidence: str
+    hints: tuple[Hint, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two sets compared, as counts: what a prediction names, what gold names, and what both do."""
+
+    predicted: int
+    gold: int
+    common: int
+
+    @classmethod
+    def of(cls, predicted: frozenset[object], gold: frozenset[object]) -> Overlap:
+        """The counts of two sets."""
+        return cls(len(predicted), len(gold), len(predicted & gold))
+
+    @property
+    def precision(self) -> float:
+        """Share of the predicted items that gold has; 1 when both are empty."""
+        return self.common / self.predicted if self.predicted else float(not self.gold)
+
+    @property
+    def recall(self) -> float:
+        """Share of the gold items that were predicted; 1 when gold is empty."""
+        return self.common / self.gold if self.gold else 1.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the two sets are the same."""
+        return self.predicted == self.gold == self.common
+
+    @property
+    def jaccard(self) -> float:
+        """Intersection over union; 1 when both are empty."""
+        union = self.predicted + self.gold - self.common
+        return self.common / union if union else 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Linking:
+    """A prediction's schema items against the gold schema."""
+
+    tables: Overlap
+    columns: Overlap
+
+    @classmethod
+    def of(cls, predicted: SchemaItems | None, gold: SchemaItems | None) -> Linking | None:
+        """None without a gold schema; a prediction without items (absent, or not parsable) has found nothing."""
+        if gold is None:
+            return None
+        found = predicted or SchemaItems(frozenset(), frozenset())
+        return cls(
+            Overlap.of(frozenset(found.tables), frozenset(gold.tables)),
+            Overlap.of(frozenset(found.columns), frozenset(gold.columns)),
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether tables and columns are the gold ones, no more and no fewer."""
+        return self.tables.exact and self.columns.exact
+
+    @property
+    def jaccard(self) -> float:
+        """Similarity of the two sets of tables and columns together (SQL-Trail, equation 10)."""
+        return Overlap(
+            self.tables.predicted + self.columns.predicted,
+            self.tables.gold + self.columns.gold,
+            self.tables.common + self.columns.common,
+        ).jaccard
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One trajectory of an evaluation, with its verdicts.
+
+    Attributes:
+        example_id, sample: the trajectory's own; with `mode` they name it.
+        database: the id of the database that the question is about.
+        difficulty: the benchmark's own level (BIRD); "" where it gives none.
+        needs_probe: whether the question can't be answered without looking at stored values; None when not known.
+        mode: greedy, or one of several samples.
+        final_sql: the answer; None when there is none.
+        scores: the verdict under each equality, by its name: 1.0 or 0.0, or graded.
+        broken: a boundary failed (the episode, the database or the gold SQL): counted nowhere but in its own count.
+        failure: what broke, in a short word; None when nothing did.
+        status: of the final SQL's execution; None when there is none.
+        n_rows, gold_rows: rows that the answer and the gold SQL returned.
+        signature: of the answer's result, for voting; None when there is no usable result.
+        stop, forced, well_formed: as in `Trajectory`.
+        turns: agent turns, the final one included.
+        tool_calls: turns that had something executed; the final answer's own execution is not one.
+        failed_calls: those whose execution did not end well.
+        tokens_in: prompt and observation tokens; None for policies that speak text only.
+        tokens_out: tokens that the agent generated; None likewise.
+        reasoning_chars: characters of all thinking blocks (SQL-Trail, figure 5).
+        linking: against the gold schema; None when there is no gold schema.
+        bigrams: Jaccard similarity of token bigrams with the gold SQL (SQL-Trail, equation 9).
+        diagnosis: why it is wrong by the first equality; None when it is right or broken.
+    """
+
+    example_id: str
+    database: str
+    hardness: Hardness
+    mode: Mode
+    sample: int
+    final_sql: str | None
+    scores: Mapping[str, float]
+    broken: bool
+    failure: str | None
+    status: ExecutionStatus | None
+    n_rows: int
+    gold_rows: int
+    signature: str | None
+    stop: StopReason
+    forced: bool
+    well_formed: bool
+    turns: int
+    tool_calls: int
+    failed_calls: int
+    tokens_in: int | None
+    tokens_out: int | None
+    reasoning_chars: int
+    linking: Linking | None
+    bigrams: float
+    diagnosis: Diagnosis | None = None
+    difficulty: str = ""
+    needs_probe: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What names the trajectory within one system's evaluation."""
+        return self.mode, self.example_id, self.sample
+
+    @property
+    def executable(self) -> bool:
+        """Whether the final SQL ran."""
+        return self.status is ExecutionStatus.OK
+
+    def score(self, equality: str) -> float:
+        """The verdict under an equality.
+
+        Raises:
+            KeyError: it was not judged under that equality.
+        """
+        return self.scores[equality]
+
+    def right(self, equality: str) -> bool:
+        """Whether the answer counts as correct under an equality."""
+        return self.scores[equality] == 1.0

@@ -1,0 +1,228 @@
+"""One system's evaluation as a table of figures: serialisable, with every interval beside its figure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pipelines.evaluation import metrics
+from pipelines.evaluation.metrics import KPoint, LinkingMeans, Spread
+from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
+from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.voting import PLAIN, Rule
+from pipelines.types import HARDNESS_LEVELS
+
+KS = (1, 2, 4, 8)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Level:
+    """The figures of one slice of the questions (a hardness level, a database, a number of schema links)."""
+
+    name: str
+    n: int
+    ex: Estimate | None
+    sampled: Estimate | None
+    turns: Spread | None
+    tokens_out: Spread | None
+    reasoning_chars: Spread | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """What a report says about one system.
+
+    Attributes:
+        equality: the headline's.
+        n_questions, n_databases: judged at least once without a break.
+        n_broken: episodes that count nowhere; `failures` says by class why.
+        ex: of the greedy episodes, under each equality.
+        sampled: mean EX of the sampled episodes, under the headline equality.
+        points: pass@k, average@k and majority@k of the sampled episodes, by ascending k.
+        turns, tool_calls, tokens_in, tokens_out, reasoning_chars: of the greedy episodes, or of the sampled ones when
+            there are no others, as are all figures below.
+        probes: of the questions that need a probe, the share that was probed.
+        syntax: answers that ran; format: episodes that are well-formed throughout.
+        linking, bigrams: likeness to the gold schema and the gold SQL's text.
+        errors: wrong episodes by error class; hints: by finer clue.
+        by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
+    """
+
+    equality: str
+    n_questions: int
+    n_databases: int
+    n_broken: int
+    failures: Mapping[str, int]
+    ex: Mapping[str, Estimate]
+    sampled: Estimate | None
+    points: tuple[KPoint, ...]
+    turns: Spread | None
+    tool_calls: Spread | None
+    tokens_in: Spread | None
+    tokens_out: Spread | None
+    reasoning_chars: Spread | None
+    probes: Estimate | None
+    syntax: Estimate | None
+    format: Estimate | None
+    linking: LinkingMeans | None
+    bigrams: float | None
+    errors: Mapping[str, int]
+    hints: Mapping[str, int]
+    by_hardness: tuple[Level, ...]
+    by_difficulty: tuple[Level, ...]
+    by_database: tuple[Level, ...]
+    by_links: tuple[Level, ...]
+
+    @property
+    def headline(self) -> Estimate | None:
+        """Greedy EX under the headline equality; the sampled mean when there are no greedy episodes."""
+        return self.ex.get(self.equality, self.sampled)
+
+    def flat(self) -> dict[str, float]:
+        """The figures as a flat mapping of numbers, for a stage's `metrics.json` and for a tracker."""
+        return dict(_flat(self))
+
+
+def summarise(
+    records: Sequence[EpisodeRecord],
+    equality: str | None = None,
+    ks: Sequence[int] = KS,
+    rule: Rule = PLAIN,
+    seed: int = 0,
+) -> Summary:
+    """The figures of one system's records, greedy and sampled together.
+
+    Args:
+        equality: the headline's name; by default the first that the records were judged under.
+        ks: sample counts of the curves; those that no question has are left out.
+        rule: who may vote for majority@k.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: there are no records.
+    """
+    if not records:
+        raise ValueError("there is nothing to summarise")
+    equality = equality or next(iter(records[0].scores))
+    good = metrics.scored(records)
+    greedy = [record for record in good if record.mode == "greedy"]
+    sampled = [record for record in good if record.mode == "sampled"]
+    chief = greedy or sampled
+    linking = metrics.linking(chief)
+    return Summary(
+        equality=equality,
+        n_questions=len({record.example_id for record in good}),
+        n_databases=len({record.database for record in good}),
+        n_broken=len(records) - len(good),
+        failures=_counts(record.failure for record in records if record.failure is not None),
+        ex=_accuracies(greedy, seed),
+        sampled=metrics.execution_accuracy(sampled, equality, seed),
+        points=tuple(_points(sampled, equality, ks, rule, seed)),
+        turns=metrics.cost(chief, lambda record: record.turns),
+        tool_calls=metrics.cost(chief, lambda record: record.tool_calls),
+        tokens_in=metrics.cost(chief, lambda record: record.tokens_in),
+        tokens_out=metrics.cost(chief, lambda record: record.tokens_out),
+        reasoning_chars=metrics.cost(chief, lambda record: record.reasoning_chars),
+        probes=metrics.probe_share(chief, seed),
+        syntax=metrics.syntax_rate(chief, seed),
+        format=metrics.format_rate(chief, seed),
+        linking=linking,
+        bigrams=sum(record.bigrams for record in chief) / len(chief) if chief else None,
+        errors=_errors(chief),
+        hints=_counts(hint.kind for record in chief if record.diagnosis for hint in record.diagnosis.hints),
+        by_hardness=_levels(good, lambda record: record.hardness, HARDNESS_LEVELS, equality, seed),
+        by_difficulty=_levels(good, lambda record: record.difficulty, (), equality, seed),
+        by_database=_levels(good, lambda record: record.database, (), equality, seed),
+        by_links=_levels(good, _links, (), equality, seed),
+    )
+
+
+def _accuracies(greedy: Sequence[EpisodeRecord], seed: int) -> dict[str, Estimate]:
+    names = greedy[0].scores if greedy else ()
+    found = {name: metrics.execution_accuracy(greedy, name, seed) for name in names}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _points(
+    sampled: Sequence[EpisodeRecord], equality: str, ks: Sequence[int], rule: Rule, seed: int
+) -> Iterator[KPoint]:
+    for k in sorted(set(ks)):
+        point = metrics.k_point(sampled, equality, k, rule, seed)
+        if point is not None:
+            yield point
+
+
+def _counts(words: Iterator[str]) -> dict[str, int]:
+    """How often each word comes, the most frequent first."""
+    return dict(sorted(Counter(words).items(), key=lambda item: (-item[1], item[0])))
+
+
+def _errors(records: Sequence[EpisodeRecord]) -> dict[str, int]:
+    """Wrong episodes by class; every class is there, so that tables of two systems line up."""
+    found = Counter(record.diagnosis.error for record in records if record.diagnosis is not None)
+    return {name: found[name] for name in ERROR_CLASSES}
+
+
+def _links(record: EpisodeRecord) -> str:
+    """How many columns gold names, in words that sort: "2", "10"."""
+    return f"{record.linking.columns.gold:2d}" if record.linking is not None else ""
+
+
+def _levels(
+    records: Sequence[EpisodeRecord],
+    key: Callable[[EpisodeRecord], str],
+    order: Sequence[str],
+    equality: str,
+    seed: int,
+) -> tuple[Level, ...]:
+    """The figures of each slice, in the given order, then by name; records without a name are in none."""
+    groups = metrics.group((record for record in records if key(record)), key)
+    names = [name for name in order if name in groups] + sorted(set(groups) - set(order))
+    return tuple(_level(name.strip(), groups[name], equality, seed) for name in names)
+
+
+def _level(name: str, records: Sequence[EpisodeRecord], equality: str, seed: int) -> Level:
+    greedy = [record for record in records if record.mode == "greedy"]
+    sampled = [record for record in records if record.mode == "sampled"]
+    chief = greedy or sampled
+    return Level(
+        name=name,
+        n=len({record.example_id for record in records}),
+        ex=metrics.execution_accuracy(greedy, equality, seed),
+        sampled=metrics.execution_accuracy(sampled, equality, seed),
+        turns=metrics.cost(chief, lambda record: record.turns),
+        tokens_out=metrics.cost(chief, lambda record: record.tokens_out),
+        reasoning_chars=metrics.cost(chief, lambda record: record.reasoning_chars),
+    )
+
+
+def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
+    yield "n_questions", summary.n_questions
+    yield "n_databases", summary.n_databases
+    yield "n_broken", summary.n_broken
+    for name, estimate in summary.ex.items():
+        yield from _bounds(f"ex_{name}", estimate)
+    for name in ("sampled", "probes", "syntax", "format"):
+        yield from _bounds(name, getattr(summary, name))
+    for point in summary.points:
+        yield f"pass_at_{point.k}", point.pass_at.value
+        yield f"average_at_{point.k}", point.average_at.value
+        yield f"majority_at_{point.k}", point.majority_at.value
+    for name in ("turns", "tool_calls", "tokens_in", "tokens_out", "reasoning_chars"):
+        spread: Spread | None = getattr(summary, name)
+        if spread is not None:
+            yield f"{name}_mean", spread.mean
+    if summary.linking is not None:
+        yield from ((f"linking_{key}", value) for key, value in dataclasses.asdict(summary.linking).items())
+    yield from ((f"errors_{name}", count) for name, count in summary.errors.items())
+    for level in summary.by_hardness:
+        if level.ex is not None:
+            yield f"ex_{summary.equality}_{level.name}", level.ex.value
+
+
+def _bounds(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float]]:
+    if estimate is not None:
+        yield name, estimate.value
+        yield f"{name}_low", estimate.low
+        yield f"{name}_high", estimate.high
