@@ -1,0 +1,1 @@
+"""SQL: sandboxed execution, named equalities, schemas and the analysis of queries."""

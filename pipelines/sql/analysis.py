@@ -1,0 +1,140 @@
+"""What can be said of a query without running it: the schema items it reads, its bigrams, its hardness, its order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sqlglot import exp
+from sqlglot.optimizer.scope import Scope, traverse_scope
+
+from pipelines.sql.hardness import hardness
+from pipelines.sql.parsing import parse, unwrap
+from pipelines.sql.schema import Schema
+from pipelines.types import EngineName, SchemaItems
+
+__all__ = ["bigrams", "hardness", "is_ordered", "schema_items"]
+
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|--[^\n]*|/\*.*?(?:\*/|$)|\d+(?:\.\d+)?|\w+|<>|[<>!=]=|\|\||::|->>?|\S""",
+    re.DOTALL,
+)
+
+
+def bigrams(sql: str) -> frozenset[tuple[str, str]]:
+    """The set of adjacent token pairs, keywords and names lower-cased, comments and a closing semicolon left out (the
+    n-gram term of Reasoning-SQL, section 3.2, and SQL-Trail). Any text gives a set."""
+    tokens = [token for token in _TOKEN.findall(sql) if not token.startswith(("--", "/*"))]
+    while tokens and tokens[-1] == ";":
+        tokens.pop()
+    words = [token if token[0] in "'\"" else token.lower() for token in tokens]
+    return frozenset(zip(words, words[1:], strict=False))
+
+
+def is_ordered(sql: str, engine: EngineName = "sqlite") -> bool:
+    """Whether the outermost query has an ORDER BY, so that the order of its rows is part of the answer. Text that does
+    not parse is ordered when it mentions ORDER BY."""
+    tree = parse(sql, engine)
+    if tree is None:
+        return "order by" in " ".join(sql.lower().split())
+    while True:
+        if tree.args.get("order"):
+            return True
+        if not isinstance(tree, exp.Subquery):
+            return False
+        tree = tree.this
+
+
+def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> SchemaItems | None:
+    """The tables and columns of the database that a query reads, through CTEs, subqueries and aliases; None if it does
+    not parse. A column that no table in its scope has comes with the table ""."""
+    tree = parse(sql, engine)
+    if tree is None:
+        return None
+    try:
+        resolver = _Resolver(schema)
+        for scope in traverse_scope(tree):
+            resolver.read(scope)
+    except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
+        return None
+    return SchemaItems(frozenset(resolver.tables), frozenset(resolver.columns))
+
+
+class _Resolver:
+    """Collects the tables and columns of all scopes of a query."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._known = {
+            table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables
+        }
+        self.tables: set[str] = set()
+        self.columns: set[tuple[str, str]] = set()
+
+    def read(self, scope: Scope) -> None:
+        """Add what one scope reads."""
+        for source in scope.sources.values():
+            if isinstance(source, exp.Table):
+                self.tables.add(source.name.lower())
+        for column in _own_columns(scope):
+            self._column(scope, column)
+        for star in _own_stars(scope):
+            self._star(scope, star)
+        self._joins(scope)
+
+    def _column(self, scope: Scope, column: exp.Column) -> None:
+        name, qualifier = column.name.lower(), column.table.lower()
+        level: Scope | None = scope
+        while level is not None:
+            for alias, source in level.sources.items():
+                if qualifier and alias.lower() != qualifier:
+                    continue
+                if isinstance(source, exp.Table):
+                    if qualifier or name in self._known.get(source.name.lower(), ()):
+                        self.columns.add((source.name.lower(), name))
+                        return
+                elif qualifier or name in _outputs(source):
+                    return  # the column of a subquery: what it reads is found in its own scope
+            level = level.parent
+        if not column.table and (_is_alias(scope, name) or column.this.args.get("quoted") or name in ("rowid", "oid")):
+            return
+        self.columns.add(("", name))
+
+    def _star(self, scope: Scope, qualifier: str) -> None:
+        for alias, source in scope.sources.items():
+            if isinstance(source, exp.Table) and (not qualifier or alias.lower() == qualifier):
+                table = source.name.lower()
+                self.columns |= {(table, name) for name in self._known.get(table, ())}
+
+    def _joins(self, scope: Scope) -> None:
+        """The columns that USING and NATURAL compare."""
+        tables = [source.name.lower() for source in scope.sources.values() if isinstance(source, exp.Table)]
+        for join in scope.expression.args.get("joins") or []:
+            names = {identifier.name.lower() for identifier in join.args.get("using") or []}
+            if join.args.get("method") == "NATURAL":
+                columns = [self._known.get(table, set()) for table in tables]
+                names |= set.intersection(*columns) if columns else set()
+            self.columns |= {(table, name) for table in tables for name in names if name in self._known.get(table, ())}
+
+
+def _own_columns(scope: Scope) -> Iterator[exp.Column]:
+    for column in scope.find_all(exp.Column):
+        if isinstance(column, exp.Column) and not isinstance(column.this, exp.Star):
+            yield column
+
+
+def _own_stars(scope: Scope) -> Iterator[str]:
+    """The qualifiers of the SELECT list's stars; "" for a bare one."""
+    for item in scope.expression.expressions if isinstance(scope.expression, exp.Select) else []:
+        if isinstance(item, exp.Star):
+            yield ""
+        elif isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
+            yield item.table.lower()
+
+
+def _outputs(source: Scope) -> set[str]:
+    return {name.lower() for name in getattr(source.expression, "named_selects", [])} or {"*"}
+
+
+def _is_alias(scope: Scope, name: str) -> bool:
+    select = unwrap(scope.expression)
+    return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in getattr(select, "expressions", []))

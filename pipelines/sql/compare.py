@@ -1,0 +1,225 @@
+"""Named equalities of query results: each true to its source, each a pure function of two results.
+
+A verdict without its equality's name says little: published evaluators disagree on 7 % of real predictions. Workers
+import this module, so it needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from pipelines.sql.permutation import equal_up_to_columns
+
+Row = tuple[Any, ...]
+TOLERANCE = 1e-9
+MATCHING_ROWS = 400
+
+
+class Result(Protocol):
+    """Rows in order, with their column names."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Column names."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Rows, duplicates kept."""
+
+
+class Gold(NamedTuple):
+    """What an equality may know of the gold query beside its result.
+
+    Attributes:
+        ordered: its outermost query has an ORDER BY (`analysis.is_ordered`).
+        mentions_order: "order by" stands anywhere in its text: the official test suite's rule.
+        units: the official parser's value units of its SELECT list, and of the prediction's (`spider_exec`).
+    """
+
+    ordered: bool = False
+    mentions_order: bool = False
+    units: tuple[Sequence[Any], Sequence[Any]] | None = None
+
+
+def bird(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """BIRD's execution accuracy: the rows as sets (Li et al. 2023, `evaluation_ex.py`)."""
+    return float(gold.rows == predicted.rows or set(gold.rows) == set(predicted.rows))
+
+
+def skyrl(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """SkyRL-SQL's outcome reward for a well-formed answer: the rows as frozensets (`skyrl_gym/envs/sql/utils.py`)."""
+    return bird(gold, predicted, facts)
+
+
+def test_suite(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """Test suite accuracy on one database: bags of rows up to a permutation of columns, in order when the gold text
+    has an ORDER BY (Zhong et al. 2020, `exec_eval.py: result_eq`). Two empty results are equal whatever their arity.
+    """
+    if not gold.rows and not predicted.rows:
+        return 1.0
+    return float(equal_up_to_columns(gold.rows, predicted.rows, facts.mentions_order))
+
+
+def soft_f1(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """BIRD mini-dev's Soft F1: distinct rows compared position by position (`evaluation_f1.py`).
+
+    In row i, a predicted cell that stands anywhere in the gold row counts 1/c true positive, else 1/c false positive; a
+    gold cell that stands nowhere in the predicted row counts 1/c false negative (c: the gold row's columns). A row
+    without a partner counts 1 false positive or 1 false negative.
+    """
+    if not gold.rows and not predicted.rows:
+        return 1.0
+    predicted_rows, gold_rows = list(dict.fromkeys(predicted.rows)), list(dict.fromkeys(gold.rows))
+    true = false_positive = false_negative = 0.0
+    for predicted_row, gold_row in zip(predicted_rows, gold_rows, strict=False):
+        hits = sum(cell in gold_row for cell in predicted_row)
+        true += hits / len(gold_row)
+        false_positive += (len(predicted_row) - hits) / len(gold_row)
+        false_negative += sum(cell not in predicted_row for cell in gold_row) / len(gold_row)
+    false_positive += max(0, len(predicted_rows) - len(gold_rows))
+    false_negative += max(0, len(gold_rows) - len(predicted_rows))
+    precision = true / (true + false_positive) if true + false_positive else 0.0
+    recall = true / (true + false_negative) if true + false_negative else 0.0
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def spider_exec(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """Spider's execution match of 2018: the same columns by the official parser's names, each with the same values in
+    the same order (`evaluation.py: eval_exec_match`). A query that parser cannot read never matches.
+    """
+    if facts.units is None:
+        return 0.0
+    return float(_by_unit(gold.rows, facts.units[0]) == _by_unit(predicted.rows, facts.units[1]))
+
+
+def _by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] | None:
+    if rows and len(rows[0]) < len(units):
+        return None
+    return {unit: [row[index] for row in rows] for index, unit in enumerate(units)}
+
+
+def strict(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """Our own equality, and the default for training.
+
+    Equal means: the same number of columns, in the same order, also when there are no rows; the same rows as a bag, with
+    their multiplicity; in the same order when the gold query's outermost level has an ORDER BY. Numbers are equal within
+    1e-9, relative or absolute, whichever is larger, if one of them is a float (sums differ in their last bits by the order of the
+    addition); integers exactly; text by code points; NULL only to NULL; a number never to a text.
+
+    Why it is the better reward: a set (`bird`, `skyrl`) pays a query that lost its GROUP BY, its DISTINCT or its ORDER BY,
+    and pays any empty result for any other; `test_suite` pays columns in a wrong order, rows whose
+    DISTINCT is missing, and empty results of another arity; `spider_exec` refuses right answers for an alias. A policy
+    that is paid for these learns them. `strict_nonempty` refuses, on top, to pay where the gold result is empty: there a
+    query that finds nothing for the wrong reason cannot be told from the right one.
+    """
+    if len(gold.columns) != len(predicted.columns) or len(gold.rows) != len(predicted.rows):
+        return 0.0
+    if gold.rows == predicted.rows:
+        return 1.0
+    if facts.ordered:
+        return float(all(map(_close_rows, gold.rows, predicted.rows)))
+    return float(_same_bag(gold.rows, predicted.rows))
+
+
+def strict_nonempty(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+    """`strict`, and an empty gold result is never paid."""
+    return strict(gold, predicted, facts) if gold.rows else 0.0
+
+
+def _close(left: Any, right: Any) -> bool:
+    if left == right:
+        return True
+    if not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
+        return False
+    if isinstance(left, int) and isinstance(right, int):
+        return False
+    return bool(abs(left - right) <= TOLERANCE * max(1.0, abs(left), abs(right)))
+
+
+def _close_rows(left: Row, right: Row) -> bool:
+    return left == right or all(map(_close, left, right))
+
+
+def _same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
+    """Whether two bags of equally many rows are equal; only rows with no exact partner are held against the tolerance."""
+    left, right = Counter(gold), Counter(predicted)
+    missing, surplus = list((left - right).elements()), list((right - left).elements())
+    if not missing:
+        return True
+    if not all(any(isinstance(cell, float) for cell in pair[0] + pair[1]) for pair in zip(missing, surplus, strict=True)):
+        return False
+    missing.sort(key=_sort_key)
+    surplus.sort(key=_sort_key)
+    if all(map(_close_rows, missing, surplus)):
+        return True
+    return len(missing) <= MATCHING_ROWS and _match(missing, surplus)
+
+
+def _sort_key(row: Row) -> list[tuple[int, Any]]:
+    """A total order over rows of mixed types: everything but floats first, for floats are what may differ a little."""
+    exact = [(_rank(cell), cell) for cell in row if not isinstance(cell, (int, float)) and cell is not None]
+    return exact + [(0, 0) if cell is None else (1, cell) for cell in row if cell is None or isinstance(cell, (int, float))]
+
+
+def _rank(cell: Any) -> int:
+    return 2 if isinstance(cell, str) else 3
+
+
+def _match(missing: list[Row], surplus: list[Row]) -> bool:
+    """Pair each row with a close one, first come first served: sorting can part neighbours that differ in a last bit."""
+    for row in missing:
+        for index, other in enumerate(surplus):
+            if _close_rows(row, other):
+                del surplus[index]
+                break
+        else:
+            return False
+    return True
+
+
+_DISTINCT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
+
+
+def close_operators(sql: str) -> str:
+    """The official test suite's repair of "> =", "< =" and "! =" (`exec_eval.py: postprocess`)."""
+    return sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
+
+
+def drop_distinct(sql: str) -> str:
+    """The query without its DISTINCT keywords, after `close_operators` (`parse.py: remove_distinct`).
+
+    The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT a".
+    That is a defect, and not followed here: two statements are refused.
+    """
+    return _DISTINCT.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], close_operators(sql))
+
+
+class Equality(NamedTuple):
+    """A named equality.
+
+    Attributes:
+        compare: the function on results.
+        rewrite: what is done to both queries before they run; None for nothing.
+        suite: whether every database of the directory must agree.
+        graded: whether the score is a number in [0, 1] and not a yes or no.
+    """
+
+    compare: Callable[[Result, Result, Gold], float]
+    rewrite: Callable[[str], str] | None = None
+    suite: bool = False
+    graded: bool = False
+
+
+EQUALITIES: Mapping[str, Equality] = {
+    "strict": Equality(strict),
+    "strict_nonempty": Equality(strict_nonempty),
+    "bird": Equality(bird),
+    "soft_f1": Equality(soft_f1, graded=True),
+    "test_suite": Equality(test_suite, drop_distinct, suite=True),
+    "test_suite_keep_distinct": Equality(test_suite, close_operators, suite=True),
+    "skyrl": Equality(skyrl),
+    "spider_exec": Equality(spider_exec),
+}

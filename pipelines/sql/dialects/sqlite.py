@@ -1,0 +1,211 @@
+"""SQLite: a read-only connection behind an authorizer allow-list, a heap limit and a progress clock.
+
+A read-only connection alone is not a sandbox: ATTACH and VACUUM INTO still write files, PRAGMA database_list still tells
+paths, load_extension still runs code. So every action that SQLite reports at prepare time is refused unless listed here.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from time import perf_counter
+from urllib.parse import quote
+
+from pipelines.sql.dialects.base import (
+    ERROR,
+    LIMIT,
+    OK,
+    REFUSED,
+    TIMEOUT,
+    UNAVAILABLE,
+    Bounds,
+    Raw,
+    Session,
+    failure,
+    fetch,
+)
+
+# Action codes of sqlite3_set_authorizer; the module names only some of them before Python 3.12.
+PRAGMA, READ, SELECT, FUNCTION, RECURSIVE = 19, 20, 21, 31, 33
+ALLOW, DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
+
+PRAGMAS = frozenset(
+    "foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo collation_list".split()
+)
+# Eponymous virtual tables that show raw pages, prepared statements or paths instead of data.
+HIDDEN_TABLES = frozenset("dbstat sqlite_dbpage sqlite_dbdata sqlite_dbptr sqlite_stmt bytecode tables_used".split())
+FUNCTIONS = frozenset(
+    """
+    abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely lower ltrim max
+    min nullif octet_length printf quote random randomblob replace round rtrim sign soundex substr substring
+    total_changes changes trim typeof unhex unicode unlikely upper zeroblob
+    date time datetime julianday unixepoch strftime timediff current_date current_time current_timestamp
+    avg count group_concat string_agg sum total median percentile percentile_cont percentile_disc
+    row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value
+    acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2 mod pi pow power
+    radians sin sinh sqrt tan tanh trunc
+    json json_array json_array_length json_error_position json_extract json_insert json_object json_patch json_pretty
+    json_quote json_remove json_replace json_set json_type json_valid json_group_array json_group_object -> ->>
+    match highlight snippet bm25 offsets matchinfo regexp
+    """.split()
+)
+LENGTH, SQL_LENGTH, ATTACHED = 0, 1, 7  # codes of sqlite3_limit
+MAX_SQL = 1_000_000
+PROGRESS_OPS = 5_000  # virtual machine steps between two looks at the clock: well under a millisecond
+
+_CLASSES = (
+    ("interrupted", TIMEOUT, "timeout"),
+    ("not authorized", REFUSED, "not_authorized"),
+    ("authorization denied", REFUSED, "not_authorized"),
+    ("is prohibited", REFUSED, "not_authorized"),
+    ("unsafe use of", REFUSED, "not_authorized"),
+    ("attempt to write a readonly", REFUSED, "not_authorized"),
+    ("one statement at a time", REFUSED, "several_statements"),
+    ("no such table", ERROR, "no_such_table"),
+    ("no such column", ERROR, "no_such_column"),
+    ("no such function", ERROR, "no_such_function"),
+    ("ambiguous column", ERROR, "ambiguous_column"),
+    ("misuse of", ERROR, "misuse"),
+    ("wrong number of arguments", ERROR, "wrong_arguments"),
+    ("too big", LIMIT, "cell_limit"),
+    ("query string is too large", LIMIT, "sql_too_long"),
+    ("out of memory", LIMIT, "memory_limit"),
+    ("too many", ERROR, "too_complex"),
+    ("too large", ERROR, "too_complex"),
+    ("stack overflow", ERROR, "too_complex"),
+    ("syntax error", ERROR, "syntax"),
+    ("unrecognized token", ERROR, "syntax"),
+    ("incomplete input", ERROR, "syntax"),
+    ("null character", ERROR, "syntax"),
+    ("surrogates not allowed", ERROR, "syntax"),
+    ("is locked", UNAVAILABLE, "database_locked"),
+    ("unable to open", UNAVAILABLE, "database_missing"),
+    ("not a database", UNAVAILABLE, "database_corrupt"),
+    ("malformed database schema", UNAVAILABLE, "database_corrupt"),
+    ("disk image is malformed", UNAVAILABLE, "database_corrupt"),
+    ("disk i/o error", UNAVAILABLE, "disk"),
+    ("readonly database", UNAVAILABLE, "database_recovering"),
+)
+
+
+def guard(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """SQLite's authorizer callback: what a prepared statement may do."""
+    if action == READ:
+        return DENY if first in HIDDEN_TABLES else ALLOW
+    if action in (SELECT, RECURSIVE):
+        return ALLOW
+    if action == FUNCTION:
+        return ALLOW if second is not None and second.lower() in FUNCTIONS else DENY
+    if action == PRAGMA:
+        return ALLOW if first is not None and first.lower() in PRAGMAS else DENY
+    return DENY
+
+
+def classify(message: str) -> tuple[str, str]:
+    """(status, error class) of SQLite's message."""
+    lowered = message.lower()
+    for mark, status, error_class in _CLASSES:
+        if mark in lowered:
+            return status, error_class
+    return ERROR, "runtime"
+
+
+def open_readonly(location: str) -> sqlite3.Connection:
+    """A connection that cannot write. A database in WAL mode with nothing left in its log is opened as immutable:
+    a read-only connection to it would otherwise create its -wal and -shm files.
+
+    Raises:
+        sqlite3.Error: there is no such file, or it is not a database.
+    """
+    with open(location, "rb") as file:
+        header = file.read(20)
+    wal = len(header) == 20 and header[18] == 2 and not _has_bytes(location + "-wal")
+    uri = f"file:{quote(location)}?mode=ro" + ("&immutable=1" if wal else "")
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _has_bytes(path: str) -> bool:
+    try:
+        return os.path.getsize(path) > 0
+    except OSError:
+        return False
+
+
+class SqliteSession(Session):
+    """One open SQLite file.
+
+    Args:
+        location: the file's path.
+        bounds: the limits that every statement runs under.
+        arm: called with the wall-clock limit before each statement; it sets the timer that ends the whole worker when
+            the progress clock cannot (a native function never comes back to the virtual machine).
+    """
+
+    def __init__(self, location: str, bounds: Bounds, arm: Callable[[float], None]) -> None:
+        self._bounds = bounds
+        self._arm = arm
+        self._deadline = 0.0
+        self._location = location
+        self._connection = open_readonly(location)
+        self._confine()
+
+    def _confine(self) -> None:
+        connection, bounds = self._connection, self._bounds
+        connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 1000)}")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("PRAGMA query_only=1")
+        connection.execute("PRAGMA trusted_schema=0")
+        connection.execute("PRAGMA cell_size_check=1")
+        connection.execute(f"PRAGMA hard_heap_limit={bounds.memory_mb * 3 // 4 << 20}")
+        connection.setlimit(LENGTH, min(bounds.max_bytes, 1_000_000_000))
+        connection.setlimit(SQL_LENGTH, MAX_SQL)
+        connection.setlimit(ATTACHED, 0)
+        connection.set_progress_handler(self._late, PROGRESS_OPS)
+        connection.set_authorizer(guard)
+
+    def _late(self) -> bool:
+        return perf_counter() > self._deadline
+
+    def run(self, sql: str, max_rows: int) -> Raw:
+        """Run one statement within the limits. Text that is not UTF-8 comes with U+FFFD in place of its bad bytes."""
+        raw = self._run(sql, max_rows)
+        if raw.status == ERROR and raw.error is not None and "Could not decode to UTF-8" in raw.error:
+            # Only now: a factory in Python costs 150 ns a cell, the built-in one next to nothing.
+            self._connection.text_factory = _text
+            return self._run(sql, max_rows)
+        return raw
+
+    def _run(self, sql: str, max_rows: int) -> Raw:
+        start = perf_counter()
+        self._deadline = start + self._bounds.timeout_s
+        self._arm(self._bounds.timeout_s)
+        cursor = None
+        try:
+            cursor = self._connection.execute(sql)
+            if cursor.description is None:
+                return failure(ERROR, "empty", "there is no statement to run")
+            rows, truncated = fetch(cursor.fetchmany, max_rows, self._bounds.max_bytes)
+            columns = tuple([item[0] for item in cursor.description])
+            return Raw(OK, columns, rows, truncated, None, None, (perf_counter() - start) * 1000)
+        except MemoryError:
+            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+            return self._explain(str(error))
+        finally:
+            if cursor is not None:
+                cursor.close()
+
+    def _explain(self, message: str) -> Raw:
+        status, error_class = classify(message)
+        if status == TIMEOUT:
+            message = f"the query ran longer than {self._bounds.timeout_s:g} s"
+        return failure(status, error_class, message.replace(self._location, "the database"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

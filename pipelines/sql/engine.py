@@ -1,0 +1,283 @@
+"""The SQL engine: runs statements in sandboxed workers and gives verdicts under named equalities, for sync and async code."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import selectors
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pipelines import config
+from pipelines.errors import DatabaseError
+from pipelines.sql.compare import EQUALITIES
+from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.pool import Pool
+from pipelines.sql.process import Death, Task
+from pipelines.types import Database, ExecutionResult, ExecutionStatus
+
+TICK = 0.05
+_STATUS = {status.value: status for status in ExecutionStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one statement may take.
+
+    Attributes:
+        timeout_s: wall clock, in seconds.
+        max_rows, max_bytes: of one result; more is cut for `execute`, and is no result for a verdict. `max_bytes`
+            also bounds one cell.
+        memory_mb: address space that a worker may add, in MiB.
+    """
+
+    timeout_s: float = 30.0
+    max_rows: int = 100_000
+    max_bytes: int = 64_000_000
+    memory_mb: int = 2048
+
+    @classmethod
+    def of(cls, execution: config.Execution) -> Limits:
+        """The limits that a recipe states."""
+        return cls(execution.timeout_s, execution.max_rows, execution.max_bytes, execution.memory_mb)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A gold query and a prediction to hold against it; None when there is no prediction."""
+
+    database: Database
+    gold_sql: str
+    predicted_sql: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a pair.
+
+    Attributes:
+        scores: by equality name, 1.0 or 0.0, or a grade in [0, 1]; all 0.0 when `broken`.
+        predicted, gold: how the executions ended; `predicted` is None when there is no prediction or gold gave nothing.
+        error_class: of the prediction, or of the gold query when that failed; None when both ran.
+        n_rows, gold_rows: rows returned.
+    """
+
+    scores: Mapping[str, float]
+    predicted: ExecutionStatus | None
+    gold: ExecutionStatus
+    error_class: str | None
+    n_rows: int
+    gold_rows: int
+
+    @property
+    def broken(self) -> bool:
+        """Whether a boundary failed or the gold query gave no result: nothing may be scored."""
+        return self.gold is not ExecutionStatus.OK or self.predicted is ExecutionStatus.UNAVAILABLE
+
+
+class SqlEngine:
+    """Owns the worker processes. A context manager; may be shared between threads and event loops.
+
+    Args:
+        limits: what each statement may take.
+        workers: processes that run statements, at most, for each engine; one more while all are in long statements.
+        audit: a JSONL file that gets a line for every statement; None for none.
+    """
+
+    def __init__(self, limits: Limits, workers: int = 1, audit: Path | None = None) -> None:
+        self._bounds = Bounds(limits.timeout_s, limits.max_rows, limits.max_bytes, limits.memory_mb)
+        self._workers = workers
+        self._selector = selectors.DefaultSelector()
+        self._pools: dict[str, Pool] = {}
+        self._lock = threading.RLock()
+        self._gathered: list[tuple[str, Task]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pending = 0
+        self._closer = weakref.finalize(self, _close, self._selector, self._pools, os.getpid())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers. Jobs under way are answered as unavailable."""
+        with self._lock:
+            self._closer()
+
+    def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
+        """Run statements and return their results in the same order. Blocks."""
+        replies = self._run([(db.engine, self._execution(db, sql, max_rows)) for db, sql in jobs])
+        return [self._result(reply) for reply in replies]
+
+    async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
+        """Run one statement; calls of one event-loop tick share a batch."""
+        return self._result(await self._ask(database.engine, self._execution(database, sql, max_rows)))
+
+    def judge_many(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
+        """Judge pairs under each equality and return the verdicts in the same order. Blocks.
+
+        A gold query runs once and its result is kept; the same prediction for the same gold query runs once.
+        """
+        unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
+        replies = self._run([(pair.database.engine, self._judgement(pair, equalities)) for pair in unique])
+        verdicts = [self._verdict(reply, equalities) for reply in replies]
+        return [verdicts[unique[pair]] for pair in pairs]
+
+    async def judge(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
+        """Judge one pair; calls of one event-loop tick share a batch."""
+        return self._verdict(await self._ask(pair.database.engine, self._judgement(pair, equalities)), equalities)
+
+    def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
+        return "execute", (locate(database),), sql, max_rows or self._bounds.max_rows
+
+    def _judgement(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
+        unknown = [name for name in equalities if name not in EQUALITIES]
+        if unknown:
+            raise ValueError(f"no such equality: {unknown[0]}; there are {', '.join(EQUALITIES)}")
+        suite = any(EQUALITIES[name].suite for name in equalities)
+        locations = suite_locations(pair.database) if suite else (locate(pair.database),)
+        facts = gold_facts(pair.gold_sql, pair.database.engine)
+        return "judge", locations, pair.gold_sql, pair.predicted_sql, tuple(equalities), facts
+
+    def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """Hand jobs over and drive the workers until all are answered."""
+        replies: list[Any] = [None] * len(jobs)
+        left = len(jobs)
+
+        def deliver(index: int, reply: Any) -> None:
+            nonlocal left
+            replies[index] = reply
+            left -= 1
+
+        tasks = [(engine, Task(job, functools.partial(deliver, index))) for index, (engine, job) in enumerate(jobs)]
+        self._submit(tasks)
+        while left:
+            events = self._selector.select(TICK)
+            self._pump(events)
+        return replies
+
+    async def _ask(self, engine: str, job: tuple[Any, ...]) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def deliver(reply: Any) -> None:
+            loop.call_soon_threadsafe(_resolve, future, reply)
+
+        if not self._gathered:
+            loop.call_soon(self._flush)
+        self._gathered.append((engine, Task(job, deliver)))
+        self._attach(loop)
+        try:
+            return await future
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                loop.remove_reader(self._selector.fileno())
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let this event loop drive the workers while it has jobs under way."""
+        self._pending += 1
+        if self._pending == 1:
+            loop.add_reader(self._selector.fileno(), self._pump)
+            loop.call_later(TICK, self._heartbeat, loop)
+
+    def _heartbeat(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._pending:
+            self._pump()
+            loop.call_later(TICK, self._heartbeat, loop)
+
+    def _flush(self) -> None:
+        tasks, self._gathered = self._gathered, []
+        self._submit(tasks)
+
+    def _submit(self, tasks: Sequence[tuple[str, Task]]) -> None:
+        with self._lock:
+            if not self._closer.alive:
+                raise DatabaseError("the SQL engine is closed")
+            for engine in dict.fromkeys(engine for engine, _ in tasks):
+                if engine not in self._pools:
+                    self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector)
+                self._pools[engine].submit([task for name, task in tasks if name == engine])
+
+    def _pump(self, events: Sequence[tuple[selectors.SelectorKey, int]] | None = None) -> None:
+        with self._lock:
+            for key, mask in self._selector.select(0) if events is None else events:
+                pool, slot = key.data
+                pool.ready(slot, mask)
+            for pool in self._pools.values():
+                pool.tick()
+
+    def _result(self, reply: Any) -> ExecutionResult:
+        if isinstance(reply, Death):
+            status, error_class, message = self._obituary(reply)
+            return ExecutionResult(status, error=message, error_class=error_class)
+        status, columns, rows, truncated, error, error_class, ms = reply
+        return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms)
+
+    def _obituary(self, death: Death) -> tuple[ExecutionStatus, str, str]:
+        if death.timeout:
+            return ExecutionStatus.TIMEOUT, "timeout", f"the query ran longer than {self._bounds.timeout_s:g} s"
+        return ExecutionStatus.UNAVAILABLE, "worker_died", "the process that ran the query died"
+
+    def _verdict(self, reply: Any, equalities: Sequence[str]) -> Verdict:
+        nothing = dict.fromkeys(equalities, 0.0)
+        if isinstance(reply, Death):
+            status, error_class, _ = self._obituary(reply)
+            if reply.phase == 0:
+                return Verdict(nothing, None, status, error_class, 0, 0)
+            return Verdict(nothing, status, ExecutionStatus.OK, error_class, 0, 0)
+        scores, gold, predicted = reply
+        error_class = gold[1] or (predicted[1] if predicted else None)
+        status = _STATUS[predicted[0]] if predicted else None
+        n_rows = predicted[2] if predicted else 0
+        return Verdict(scores or nothing, status, _STATUS[gold[0]], error_class, n_rows, gold[2])
+
+
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
+    if not future.done():
+        future.set_result(reply)
+
+
+def _close(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int) -> None:
+    if os.getpid() != owner:  # a forked copy must not end its parent's workers
+        return
+    for pool in pools.values():
+        pool.close()
+    selector.close()
+
+
+def locate(database: Database) -> str:
+    """Where a worker finds the database: an absolute path, or a connection string as it is."""
+    return database.location if database.engine == "postgres" else os.path.abspath(database.location)
+
+
+@functools.lru_cache(4096)
+def suite_locations(database: Database) -> tuple[str, ...]:
+    """All databases of a test suite (Zhong et al. 2020): every `.sqlite` file beside the database, which comes first.
+
+    Only in the official layout, where the directory bears the database's name: elsewhere neighbours are strangers.
+    """
+    path = locate(database)
+    folder = os.path.dirname(path)
+    if database.engine != "sqlite" or os.path.basename(folder) != database.id or not os.path.isdir(folder):
+        return (path,)
+    others = sorted(os.path.join(folder, name) for name in os.listdir(folder) if ".sqlite" in name)
+    return (path, *(other for other in others if other != path and not other.endswith(("-wal", "-shm", "-journal"))))
+
+
+@functools.lru_cache(65536)
+def gold_facts(gold_sql: str, engine: str) -> tuple[bool, bool]:
+    """The fields of `compare.Gold` that the text of the gold query decides."""
+    lowered = gold_sql.lower()
+    if "order" not in lowered:
+        return False, False
+    from pipelines.sql.analysis import is_ordered
+
+    return is_ordered(gold_sql), "order by" in lowered

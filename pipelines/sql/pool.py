@@ -1,0 +1,156 @@
+"""The hand-over of jobs to worker processes: batches, stealing, and the replacement of the dead.
+
+No thread is used: whoever waits (a blocking caller, or an event loop) drives the same state machine, so nothing is left
+behind and a parent that has PyTorch loaded may fork.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+
+from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.process import Death, Task, Worker
+
+BATCH = 32
+STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
+KILL_FACTOR = 1.15  # of the limit, without a new statement: the worker's own timer has failed
+KILL_MARGIN = 0.5
+STILLBORN = 3  # workers that may die before they reach a job
+
+
+class Pool:
+    """The workers of one engine.
+
+    A job goes to the home of its database, so that kept gold results and open files are found again; a worker with
+    nothing to do steals from the fullest home. When every worker is stuck in a long statement, one more is started.
+    """
+
+    def __init__(self, engine: str, bounds: Bounds, size: int, selector: selectors.BaseSelector) -> None:
+        self._engine = engine
+        self._bounds = bounds
+        self._selector = selector
+        self._homes: list[deque[Task]] = [deque() for _ in range(size)]
+        self._workers: list[Worker | None] = [None] * (size + 1)
+        self._pulses: dict[Worker, tuple[int, float]] = {}
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Take jobs; they run as soon as a worker has room."""
+        for task in tasks:
+            self._home(task).append(task)
+        self._dispatch(time.monotonic())
+
+    def _home(self, task: Task) -> deque[Task]:
+        homes = self._homes
+        return homes[zlib.crc32(task.job[1][0].encode()) % len(homes)] if len(homes) > 1 else homes[0]
+
+    def _dispatch(self, now: float) -> None:
+        for slot in range(len(self._homes)):
+            self._feed(slot, now)
+        if self._waiting() and all(self._stuck(worker, now) for worker in self._workers[:-1]):
+            self._feed(len(self._homes), now)
+
+    def _feed(self, slot: int, now: float) -> None:
+        worker = self._workers[slot]
+        while self._waiting():
+            source = self._source(slot, worker)
+            if not source or (worker is not None and (not worker.has_room or self._stuck(worker, now))):
+                return
+            worker = worker or self._start(slot)
+            share = -(-self._waiting() // (2 * len(self._homes)))
+            worker.send([source.popleft() for _ in range(min(len(source), BATCH, max(4, share)))])
+            self._watch(worker)
+
+    def _source(self, slot: int, worker: Worker | None) -> deque[Task]:
+        """The queue that this slot takes from: its own home, or when it has nothing at all to do, the fullest one."""
+        own = self._homes[slot] if slot < len(self._homes) else None
+        if own:
+            return own
+        fullest = max(self._homes, key=len)
+        if worker is not None and worker.held:
+            return deque()
+        owner = self._workers[self._homes.index(fullest)]
+        return fullest if owner is not None or slot == len(self._homes) else deque()
+
+    def _start(self, slot: int) -> Worker:
+        worker = Worker(self._engine, self._bounds)
+        self._workers[slot] = worker
+        self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
+        return worker
+
+    def _watch(self, worker: Worker) -> None:
+        """Ask to be woken when a pipe that was full takes more."""
+        known = worker.into in self._selector.get_map()
+        if worker.unsent and not known:
+            self._selector.register(worker.into, selectors.EVENT_WRITE, (self, self._workers.index(worker)))
+        elif known and not worker.unsent:
+            self._selector.unregister(worker.into)
+
+    def _waiting(self) -> int:
+        return sum(map(len, self._homes))
+
+    def _stuck(self, worker: Worker | None, now: float) -> bool:
+        return worker is not None and worker.stuck_for(now) > STUCK_SECONDS
+
+    def ready(self, slot: int, events: int) -> None:
+        """A pipe of this slot's worker can be read or written."""
+        worker = self._workers[slot]
+        if worker is None:
+            return
+        if events & selectors.EVENT_WRITE:
+            worker.write()
+            self._watch(worker)
+        if events & selectors.EVENT_READ and not worker.read():
+            self._bury(slot, worker)
+        self._dispatch(time.monotonic())
+
+    def tick(self) -> None:
+        """Look after workers that have been silent: take back what waits behind a long statement; kill what hangs."""
+        now = time.monotonic()
+        for slot, worker in enumerate(self._workers):
+            if worker is None or not self._stuck(worker, now):
+                continue
+            for task in reversed(worker.take_back()):
+                self._home(task).appendleft(task)
+            pulse, since = self._pulses.get(worker, (-1, now))
+            if pulse != worker.pulse():
+                self._pulses[worker] = worker.pulse(), now
+            elif now - since > self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN:
+                self._bury(slot, worker, hung=True)
+        self._dispatch(now)
+
+    def _bury(self, slot: int, worker: Worker, hung: bool = False) -> None:
+        """Replace a dead worker: its job is told, the others run elsewhere."""
+        for fd in (worker.out, worker.into):
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+        self._workers[slot] = None
+        self._pulses.pop(worker, None)
+        death, culprit, others = worker.end()
+        death.timeout |= hung
+        for task in reversed(others):
+            task.deaths += culprit is None
+            if task.deaths >= STILLBORN:
+                task.finish(death)
+            else:
+                self._home(task).appendleft(task)
+        if culprit is not None:
+            culprit.finish(death)
+
+    def close(self) -> None:
+        """End all workers; jobs that wait are told."""
+        for slot, worker in enumerate(self._workers):
+            if worker is not None:
+                for fd in (worker.out, worker.into):
+                    if fd in self._selector.get_map():
+                        self._selector.unregister(fd)
+                worker.close()
+                for _, task in worker.held:
+                    task.finish(Death(False, 0))
+                self._workers[slot] = None
+        for home in self._homes:
+            while home:
+                home.popleft().finish(Death(False, 0))

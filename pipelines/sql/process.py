@@ -1,0 +1,202 @@
+"""One worker process as its parent sees it: jobs sent, replies received, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.wire import HEADER, Board, pack, unpack_reply
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
+MAX_FRAME = 1 << 31
+START = "import sys; sys.path.append({root!r}); from pipelines.sql.worker import main; main({engine!r}, {fd}, {bounds!r})"
+
+
+class Task:
+    """One job and where its reply goes.
+
+    Attributes:
+        job: what the worker gets (see `pipelines.sql.worker`).
+        deliver: called once, with the reply or with a `Death`.
+    """
+
+    __slots__ = ("deaths", "deliver", "done", "job")
+
+    def __init__(self, job: tuple[Any, ...], deliver: Callable[[Any], None]) -> None:
+        self.job = job
+        self.deliver = deliver
+        self.done = False
+        self.deaths = 0
+
+    def finish(self, reply: Any) -> None:
+        """Deliver, unless another worker was faster."""
+        if not self.done:
+            self.done = True
+            self.deliver(reply)
+
+
+class Death:
+    """The worker ended at this job.
+
+    Attributes:
+        timeout: it was its hard timer.
+        phase: 0 at the gold (or only) statement, 1 at the prediction.
+    """
+
+    __slots__ = ("phase", "timeout")
+
+    def __init__(self, timeout: bool, phase: int) -> None:
+        self.timeout = timeout
+        self.phase = phase
+
+
+class Worker:
+    """One child process and the jobs that it holds."""
+
+    def __init__(self, engine: str, bounds: Bounds) -> None:
+        fd = Board.create()
+        try:
+            self._board = Board(fd)
+            code = START.format(root=str(ROOT), engine=engine, fd=fd, bounds=json.dumps(bounds))
+            flags = ["-I", "-S"] if engine == "sqlite" else ["-I"]
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={"PYTHONDONTWRITEBYTECODE": "1"},
+                cwd="/",
+                pass_fds=[fd],
+            )
+        finally:
+            os.close(fd)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.into, self.out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self.into, False)
+        os.set_blocking(self.out, False)
+        self.held: deque[tuple[int, Task]] = deque()  # sent, not answered, in order
+        self.batches: deque[int] = deque()  # last job number of each batch sent
+        self.unsent = bytearray()
+        self._received = bytearray()
+        self._next = 1
+        self.answered_at = time.monotonic()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch may be sent ahead."""
+        return len(self.batches) < IN_FLIGHT
+
+    def send(self, tasks: Sequence[Task]) -> None:
+        """Hand over a batch."""
+        if not self.held:
+            self.answered_at = time.monotonic()
+        first = self._next
+        self._next += len(tasks)
+        self.held.extend(enumerate(tasks, first))
+        self.batches.append(self._next - 1)
+        self.unsent += pack((first, [task.job for task in tasks]))
+        self.write()
+
+    def write(self) -> None:
+        """Write what the pipe takes now."""
+        while self.unsent:
+            try:
+                del self.unsent[: os.write(self.into, self.unsent)]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self.unsent.clear()
+
+    def read(self) -> bool:
+        """Deliver the replies that came; False when the worker is gone or speaks nonsense."""
+        while True:
+            try:
+                data = os.read(self.out, 1 << 20)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._received += data
+            if not self._deliver():
+                return False
+
+    def _deliver(self) -> bool:
+        while len(self._received) >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._received)
+            if size > MAX_FRAME:
+                return False
+            if len(self._received) < HEADER.size + size:
+                return True
+            body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
+            del self._received[: HEADER.size + size]
+            try:
+                replies = unpack_reply(body)
+                for reply in replies:
+                    self._settle(reply)
+            except Exception:  # forged bytes can raise anything: such a worker is as good as dead
+                return False
+        return True
+
+    def _settle(self, reply: Any) -> None:
+        number, task = self.held.popleft()
+        if number >= self.batches[0]:
+            self.batches.popleft()
+        self.answered_at = time.monotonic()
+        if reply is not None:
+            task.finish(reply)
+
+    def stuck_for(self, now: float) -> float:
+        """Seconds since the last reply while jobs are held."""
+        return now - self.answered_at if self.held else 0.0
+
+    def take_back(self) -> list[Task]:
+        """The jobs behind the one that runs now; the worker will skip them."""
+        at, _, _ = self._board.at()
+        if not self.held or at < self.held[0][0]:
+            return []
+        waiting = [task for number, task in self.held if number > at and not task.done]
+        self._board.recall(self.held[-1][0] + 1)
+        return waiting
+
+    def pulse(self) -> int:
+        """Statements started so far."""
+        return self._board.at()[2]
+
+    def end(self) -> tuple[Death, Task | None, list[Task]]:
+        """End the process: how it died, the job that it died of, and the other jobs that it held."""
+        code = self._exit_code()
+        at, phase, _ = self._board.at()
+        self.close()
+        culprit = next((task for number, task in self.held if number == at), None)
+        others = [task for _, task in self.held if task is not culprit and not task.done]
+        return Death(code == -signal.SIGALRM, phase), culprit, others
+
+    def _exit_code(self) -> int:
+        """Its own exit code if it ends by itself within a moment (its stream ends before its exit is seen)."""
+        try:
+            return self._process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def close(self) -> None:
+        """End the process and let go of all that belongs to it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._board.close()
