@@ -51,6 +51,9 @@ class Follower:
         paths: where the file may be, in order: the work folder, then the finished one.
         send: takes rows of (step, numbers); must not raise.
         every_s: time between two looks, in seconds.
+
+    Attributes:
+        names: of the numbers that were seen.
     """
 
     def __init__(self, paths: Sequence[Path], send: Callable[[Sequence[Row]], None], every_s: float = EVERY_S) -> None:
@@ -58,7 +61,9 @@ class Follower:
         self._send = send
         self._every_s = every_s
         self._done = threading.Event()
+        self._lock = threading.Lock()
         self._offset = 0
+        self.names: set[str] = set()
         self._thread = threading.Thread(target=self._watch, name="curves", daemon=True)
 
     def start(self) -> None:
@@ -73,9 +78,11 @@ class Follower:
 
     def flush(self) -> None:
         """Send the whole lines that are new."""
-        rows, self._offset = read_rows(self._paths, self._offset)
-        if rows:
-            self._send(rows)
+        with self._lock:
+            rows, self._offset = read_rows(self._paths, self._offset)
+            if rows:
+                self.names.update(*(numbers for _, numbers in rows))
+                self._send(rows)
 
     def _watch(self) -> None:
         while not self._done.wait(self._every_s):

@@ -24,7 +24,7 @@ def _quarantined(folder: Path) -> pl.DataFrame:
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
     return pl.DataFrame(
         {
-            "row": [str(row["row"]) for row in rows],
+            "row": ["/".join(str(row[key]) for key in ("pool", "row") if key in row) for row in rows],
             "rejected": [f"{row['reason']}: {row['detail']}" for row in rows],
         },
         schema={"row": pl.String, "rejected": pl.String},

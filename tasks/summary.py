@@ -44,9 +44,8 @@ def contract_html(verdict: Mapping[str, Any]) -> str:
 
 def contract_markdown(verdict: Mapping[str, Any]) -> str:
     """A contract's verdict as a markdown table."""
-    head = (
-        f"Contract of **{verdict['stage']}**: {'held' if verdict['passed'] else '**BROKEN**'}, {verdict['rows']} rows\n"
-    )
+    how = "held" if verdict["passed"] else "**BROKEN**"
+    head = f"Contract of **{_cell(verdict['stage'])}**: {how}, {verdict['rows']} rows\n"
     lines = [
         f"| {'ok' if item['passed'] else '**broken**'} | {_cell(item['says'])} | {item['bad']} | {item['share']:.2%} "
         f"| {item['allowed']:.2%} |"

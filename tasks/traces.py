@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines import frames
 from pipelines.types import Trajectory, Turn
@@ -14,27 +18,45 @@ if TYPE_CHECKING:
 SAMPLE = 5  # a trace costs some 50 ms: never every rollout
 
 
-def log(client: MlflowClient, experiment_id: str, run_id: str, folder: Path) -> None:
-    """Send an evenly spaced sample of an evaluation's trajectories."""
+def log(client: MlflowClient, uri: str, experiment_id: str, run_id: str, folder: Path) -> None:
+    """Send an evenly spaced sample of an evaluation's trajectories.
+
+    Args:
+        uri: of the client's own tracking store; traces go to MLflow's global one.
+    """
     path = folder / "trajectories.parquet"
     if not path.is_file():
         return
     frame = frames.read(path)
     every = max(1, frame.height // SAMPLE)
     picked = frame.gather_every(every).head(SAMPLE)
-    extra = picked.select([name for name in picked.columns if name in ("question", "correct")]).rows(named=True)
-    for trajectory, facts in zip(frames.from_frame(picked, Trajectory), extra, strict=True):
-        _episode(client, experiment_id, run_id, trajectory, facts)
+    with warnings.catch_warnings(), _destination(uri):
+        warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
+        for trajectory in frames.from_frame(picked, Trajectory):
+            _episode(client, experiment_id, run_id, trajectory)
 
 
-def _episode(
-    client: MlflowClient, experiment_id: str, run_id: str, trajectory: Trajectory, facts: dict[str, Any]
-) -> None:
+@contextlib.contextmanager
+def _destination(uri: str) -> Iterator[None]:
+    """Point MLflow's global store at `uri`; it also exports a variable, which no child or later run may inherit."""
+    import mlflow
+
+    name = "MLFLOW_TRACKING_URI"
+    before = os.environ.get(name)
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def _episode(client: MlflowClient, experiment_id: str, run_id: str, trajectory: Trajectory) -> None:
     root = client.start_trace(
         trajectory.example_id,
         span_type="AGENT",
         inputs={"prompt": [{"role": role, "content": text} for role, text in trajectory.prompt]},
-        tags={key: str(value) for key, value in facts.items()},
         experiment_id=experiment_id,
         run_id=run_id,
     )

@@ -165,8 +165,11 @@ class Tracker:
         from tasks import registry, traces
 
         numbers = {**result.metrics, "seconds": time.perf_counter() - child.begun}
-        for run_id in (child.run_id, self.run_id):
-            self._send(run_id, result.name, [(0, numbers)])
+        self._send(self.run_id, result.name, [(0, numbers)])
+        if child.follower is not None:
+            child.follower.flush()
+            numbers = {name: value for name, value in numbers.items() if name not in child.follower.names}
+        self._send(child.run_id, result.name, [(0, numbers)])
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
                 self.client.log_artifact(child.run_id, str(path))
@@ -176,7 +179,7 @@ class Tracker:
             registry.register(self.client, self.recipe.name, result, child.run_id)
         if result.name.startswith(EVALUATION):
             registry.tag_accuracy(self.client, self.recipe.name, child.needs, result.metrics)
-            traces.log(self.client, self.experiment_id, child.run_id, result.folder)
+            traces.log(self.client, self.uri, self.experiment_id, child.run_id, result.folder)
 
     @_never_fatal
     def _send(self, run_id: str, stage: str, rows: Sequence[Row]) -> None:

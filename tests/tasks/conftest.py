@@ -1,0 +1,98 @@
+"""A toy graph of four stages that take no time, walked by the real store, trackers and contracts."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipelines import frames
+from pipelines.config import Recipe
+from pipelines.stages import graph
+from pipelines.stages.context import Context
+from pipelines.store import Store
+from pipelines.types import Action, ActionKind, Database, ExecutionStatus, StopReason, Trajectory, Turn
+
+FARMS = Database("farms", "sqlite", "databases/farms.sqlite")
+
+
+def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Trajectory:
+    """Two turns: a probe, then the answer."""
+    probe = Turn(
+        text="<reasoning>look</reasoning><sql>SELECT name FROM farm</sql>",
+        action=Action(ActionKind.SQL, "SELECT name FROM farm", "look"),
+        observation="<observation>name\nHILL</observation>",
+        status=ExecutionStatus.OK,
+        n_rows=1,
+    )
+    answer = Turn(text="<solution>SELECT 1</solution>", action=Action(ActionKind.SOLUTION, "SELECT 1"))
+    values: dict[str, object] = {
+        "example_id": example_id,
+        "sample": sample,
+        "policy": "oracle",
+        "protocol": "react",
+        "prompt": (("user", "how many farms are there ?"),),
+        "turns": (probe, answer),
+        "final_sql": "SELECT 1",
+        "stop": StopReason.SOLUTION,
+        **changes,
+    }
+    return Trajectory(**values)  # type: ignore[arg-type]
+
+
+def make_filter(ctx: Context) -> None:
+    made = [trajectory(f"q{number}") for number in range(20)]
+    frames.write(ctx.folder / "data.parquet", frames.to_frame(made))
+    (ctx.folder / "quarantine.jsonl").write_text('{"row": "q99", "reason": "wrong", "detail": "1 row, 2 expected"}\n')
+    ctx.metrics({"kept": 20.0})
+
+
+def make_sft(ctx: Context) -> None:
+    rows = [{"step": step, "loss": 1.0 / step, "loss/sql": 0.5, "note": "text"} for step in range(1, 6)]
+    (ctx.folder / "curves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (ctx.folder / "model").mkdir()
+    (ctx.folder / "model" / "weights").write_text("w" * 100)
+    ctx.progress.begin(ctx.stage, 5, "steps")
+    ctx.progress.advance(5)
+    ctx.metrics({"loss": 0.2})
+
+
+def make_evaluation(ctx: Context) -> None:
+    frames.write(ctx.folder / "trajectories.parquet", frames.to_frame([trajectory(f"t{n}") for n in range(12)]))
+    ctx.metrics({"ex_greedy": 0.75, "ex_sampled": 0.5})
+
+
+def make_report(ctx: Context) -> None:
+    (ctx.folder / "report.html").write_text("<h1>report</h1>")
+    ctx.metrics({})
+
+
+TOY = (
+    graph.Stage("filter", 1, ("filter", "seed"), (), "toy:make_filter", "demonstrations"),
+    graph.Stage("sft", 1, ("sft", "seed"), ("filter",), "toy:make_sft", "training"),
+    graph.Stage("evaluate_sft", 1, ("evaluation",), ("sft",), "toy:make_evaluation", "held-out EX"),
+    graph.Stage("report", 1, ("name",), ("filter", "sft", "evaluate_sft"), "toy:make_report", "the report"),
+)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The stage graph replaced by the toy's; its functions can be patched on the module."""
+    module = ModuleType("pipelines.stages.toy")
+    for function in (make_filter, make_sft, make_evaluation, make_report):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "pipelines.stages.toy", module)
+    monkeypatch.setattr(graph, "GRAPH", TOY)
+    monkeypatch.setattr(graph, "active", lambda recipe: list(TOY))
+    return module
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return Recipe(name="toy", seed=3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")

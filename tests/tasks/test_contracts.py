@@ -1,0 +1,183 @@
+"""Contracts on real frames: each broken row is named with its reason, and a check that raises is no verdict."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipelines import frames
+from pipelines.config import Contracts, Recipe
+from pipelines.errors import DataError, SqltrainError
+from pipelines.stages.graph import StageResult
+from pipelines.types import Database, Example
+from tasks import contracts
+from tasks.contracts import Check
+from tasks.summary import contract_html, contract_markdown
+
+from .conftest import trajectory
+
+
+def example(name: str, question: str, **changes: Any) -> Example:
+    database = Database("farms", "sqlite", "databases/farms.sqlite")
+    made = Example(name, question, database, "SELECT count(*) FROM farm", hardness="easy", source="toy")
+    return dataclasses.replace(made, **changes)
+
+
+def data_stage(folder: Path, pools: dict[str, list[Example]], quarantine: list[dict[str, str]] | None = None) -> Any:
+    rows = [(pool, one) for pool, examples in pools.items() for one in examples]
+    frame = frames.to_frame([one for _, one in rows], extra=[{"pool": pool} for pool, _ in rows])
+    frames.write(folder / "data.parquet", frame)
+    (folder / "quarantine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in quarantine or []))
+    return StageResult("data", "k", folder, {}, False)
+
+
+POOLS = {
+    "sft": [example("q1", "how many farms ?"), example("q2", "which farms ?")],
+    "test": [example("q3", "how large is the largest farm ?")],
+}
+
+
+def broken(verdict: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
+    return {item["says"]: item["examples"] for item in verdict["checks"] if not item["passed"]}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "contract.json").read_text())
+    return value
+
+
+def test_good_questions_hold(tmp_path: Path, recipe: Recipe) -> None:
+    verdict = contracts.check(data_stage(tmp_path, POOLS), recipe)
+    assert verdict is not None
+    assert verdict["passed"]
+    assert verdict["rows"] == 3
+    assert verdict == read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pool", "bad", "says", "row"),
+    [
+        ("sft", example("q9", "  "), "the question is blank", "sft/q9"),
+        ("sft", example("q9", "why ?", gold_sql="\n"), "the gold SQL is blank", "sft/q9"),
+        ("sft", example("q1", "why ?"), "its name is taken", "sft/q1"),
+        ("test", example("q9", "How many farms ?"), "a training pool asks this held-out question too", "test/q9"),
+        ("sft", example("q9", "which FARMS ?"), "its pool asks the same of that database before", "sft/q9"),
+    ],
+)
+def test_a_breach_names_rows_and_reasons(
+    tmp_path: Path, recipe: Recipe, pool: str, bad: Example, says: str, row: str
+) -> None:
+    pools = {**POOLS, pool: [*POOLS[pool], bad]}
+    with pytest.raises(DataError) as caught:
+        contracts.check(data_stage(tmp_path, pools), recipe)
+    assert says in str(caught.value)
+    assert row in str(caught.value)
+    assert row in [found["row"] for found in broken(read(tmp_path))[says]]
+
+
+def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path: Path, recipe: Recipe) -> None:
+    set_aside = [{"pool": "sft", "row": "dev.json[12]", "reason": "bad_gold", "detail": "no such column: x"}]
+    with pytest.raises(DataError, match=r"1 of 4 rows \(25.0%, allowed 5.0%\): sft/dev.json\[12\] \(bad_gold: no such"):
+        contracts.check(data_stage(tmp_path, POOLS, set_aside), recipe)
+    tolerant = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_bad_share": 0.25})})
+    verdict = contracts.check(data_stage(tmp_path, POOLS, set_aside), tolerant)
+    assert verdict is not None
+    assert verdict["passed"]
+
+
+def test_a_threshold_of_the_recipe_is_the_threshold(tmp_path: Path) -> None:
+    pools = {"sft": [*POOLS["sft"], example("q9", "which farms ?")], "test": POOLS["test"]}
+    result = data_stage(tmp_path, pools)  # one repeated question in four rows
+    with pytest.raises(DataError, match=r"raise contracts\.max_duplicates"):
+        contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.2)))
+    assert contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.25)))
+
+
+def test_a_kept_verdict_is_read_again_without_great_expectations(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = data_stage(tmp_path, POOLS)
+    first = contracts.check(result, recipe)
+    monkeypatch.setattr(contracts, "evaluate", lambda *args: pytest.fail("was evaluated again"))
+    assert contracts.check(result, recipe) == first
+
+
+def test_a_kept_breach_stops_the_next_run_too(tmp_path: Path, recipe: Recipe) -> None:
+    result = data_stage(tmp_path, {"sft": [example("q1", " ")]})
+    for _ in range(2):
+        with pytest.raises(DataError, match="the question is blank"):
+            contracts.check(result, recipe)
+
+
+def test_a_check_that_raises_is_our_failure_and_no_verdict_about_the_data() -> None:
+    frame = pl.DataFrame({"row": ["a"], "n": [1]})
+    checks = [Check("no such column", "ExpectColumnValuesToBeNull", "absent", {})]
+    with pytest.raises(SqltrainError, match="could not be evaluated") as caught:
+        contracts.evaluate(frame, checks)
+    assert not isinstance(caught.value, DataError)
+
+
+def test_only_the_first_twenty_rows_are_listed_and_all_are_counted() -> None:
+    frame = pl.DataFrame({"row": [f"r{number}" for number in range(100)], "n": [1] * 100})
+    verdict = contracts.evaluate(frame, [Check("n is small", "ExpectColumnValuesToBeBetween", "n", {"min_value": 2})])
+    assert verdict["checks"][0]["bad"] == 100
+    assert [found["row"] for found in verdict["checks"][0]["examples"]] == [f"r{number}" for number in range(20)]
+
+
+def test_teacher_trajectories_hold_or_name_what_broke(tmp_path: Path, recipe: Recipe) -> None:
+    made = [trajectory("q1"), trajectory("q2", token_ids=(1, 2, 3), agent_mask=(0, 1)), trajectory("q3")]
+    frames.write(tmp_path / "data.parquet", frames.to_frame(made))
+    with pytest.raises(DataError, match=r"its mask is not as long as its tokens in 1 of 3 rows .* q2#0 \(3 / 2\)"):
+        contracts.check(StageResult("synthesize", "k", tmp_path, {}, False), recipe)
+
+
+def test_too_few_accepted_trajectories_stop_the_run(tmp_path: Path) -> None:
+    frames.write(tmp_path / "data.parquet", frames.to_frame([trajectory("q1")]))
+    rejects = [
+        {"row": f"q{number}#0", "reason": "wrong_answer", "detail": "2 rows, 3 expected"} for number in (2, 3, 4)
+    ]
+    (tmp_path / "quarantine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rejects))
+    result = StageResult("filter", "k", tmp_path, {}, False)
+    with pytest.raises(DataError, match=r"the filter rejected it in 3 of 4 rows"):
+        contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.5)))
+    assert contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.25)))
+
+
+def test_a_stage_without_a_door_has_no_contract(tmp_path: Path, recipe: Recipe) -> None:
+    assert contracts.check(StageResult("sft", "k", tmp_path, {}, False), recipe) is None
+
+
+HOSTILE = "<script>alert(1)</script> | **bold** \n row"
+
+
+def test_hostile_text_stays_text_in_both_summaries() -> None:
+    frame = pl.DataFrame({"row": [HOSTILE], "n": [HOSTILE]})
+    verdict = contracts.evaluate(frame, [Check(HOSTILE, "ExpectColumnValuesToBeNull", "n", {})])
+    verdict["stage"] = HOSTILE
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(contract_html(verdict))
+    assert "script" not in tags
+    assert contract_markdown(verdict).count("\n") == 4  # head, blank line, table head, rule, one row
+    assert "<script>" not in contract_markdown(verdict)
+
+
+def test_the_page_needs_no_network(tmp_path: Path, recipe: Recipe) -> None:
+    contracts.check(data_stage(tmp_path, POOLS), recipe)
+    page = (tmp_path / "contract.html").read_text()
+    assert "http" not in page
+    assert "src=" not in page
+
+
+def test_great_expectations_is_not_loaded_before_a_contract_is_checked() -> None:
+    heavy = "('great_expectations', 'mlflow', 'pandas', 'prefect')"
+    code = f"import tasks.step, tasks.doors, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,169 @@
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pipelines.config import Recipe
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store
+from tasks import registry, tracking
+from tasks.step import run_step
+from tasks.tracking import Tracker, flatten
+
+
+def walk(recipe: Recipe, store: Store, tracker: Tracker | None = None) -> Tracker:
+    steps = graph.plan(recipe, store)
+    with tracker or Tracker(recipe, store, pytest.fail) as tracker:
+        for step in steps:
+            run_step(step, steps, recipe, store, Silent(), tracker)
+    return tracker
+
+
+def with_samples(recipe: Recipe, samples: int) -> Recipe:
+    evaluation = recipe.evaluation.model_copy(update={"samples": samples})
+    return recipe.model_copy(update={"evaluation": evaluation})
+
+
+def children(tracker: Tracker) -> dict[str, Any]:
+    query = f"tags.`mlflow.parentRunId` = '{tracker.run_id}'"
+    runs = tracker.client.search_runs([tracker.experiment_id], query)
+    return {run.info.run_name: run for run in runs}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty tracking database: making its tables takes longer than any of these tests."""
+    folder = tmp_path_factory.mktemp("tracking")
+    tracking.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store = Store(tmp_path / "store")
+    store.root.mkdir()
+    shutil.copy(database, store.root)
+    return store
+
+
+def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    tracker = walk(recipe, store)
+    parent = tracker.client.get_run(tracker.run_id)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["grpo.sampling.top_p"] == "0.99"
+    assert parent.data.params["seed"] == "3"
+    assert parent.data.metrics["evaluate_sft/ex_greedy"] == 0.75
+    assert {file.path for file in tracker.client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html"}
+    assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
+
+
+def test_curves_arrive_whole_and_leaf_and_branch_do_not_collide(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    tracker = walk(recipe, store)
+    run_id = children(tracker)["sft"].info.run_id
+    losses = tracker.client.get_metric_history(run_id, "sft/loss")
+    assert {point.step: point.value for point in losses} == {1: 1.0, 2: 0.5, 3: 1 / 3, 4: 0.25, 5: 0.2}
+    assert len(tracker.client.get_metric_history(run_id, "loss/sql")) == 5
+
+
+def test_a_child_names_its_datasets_by_reference_and_digest(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    tracker = walk(recipe, store)
+    (used,) = children(tracker)["sft"].inputs.dataset_inputs
+    step = graph.plan(recipe, store)[0]
+    manifest = store.manifest("filter", step.key)
+    assert used.dataset.name == "filter"
+    assert used.dataset.digest == manifest["files"]["data.parquet"]["sha256"][:16]
+    assert used.dataset.source == (step.folder / "data.parquet").as_uri()
+
+
+def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(
+    toy: ModuleType, recipe: Recipe, store: Store
+) -> None:
+    tracker = walk(recipe, store)
+    step = graph.plan(recipe, store)[1]
+    version = registry.find(tracker.client, "sqltrain-toy", step.key)
+    assert version is not None
+    assert version.source == (step.folder / "model").as_uri()
+    assert version.tags["stage"] == "sft"
+    assert version.tags["ex_greedy"] == "0.7500"
+    assert len(version.tags["digest"]) == 64
+    walk(with_samples(recipe, 2), store)
+    assert len(tracker.client.search_model_versions("name = 'sqltrain-toy'")) == 1
+
+
+def test_five_trajectories_of_an_evaluation_become_traces(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    tracker = walk(recipe, store)
+    run_id = children(tracker)["evaluate_sft"].info.run_id
+    found = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=run_id)
+    assert sorted(trace.info.tags["mlflow.traceName"] for trace in found) == ["t0", "t2", "t4", "t6", "t8"]
+    spans = [span.name for span in found[0].data.spans]
+    assert spans == [spans[0], "turn 1", "execute", "turn 2"]
+    assert found[0].data.spans[2].inputs == {"sql": "SELECT name FROM farm"}
+
+
+def test_a_walk_that_makes_nothing_records_nothing(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    walk(recipe, store)
+    assert walk(recipe, store).run_id == ""
+
+
+def test_only_stages_that_were_made_have_a_child(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    walk(recipe, store)
+    assert set(children(walk(with_samples(recipe, 2), store))) == {"evaluate_sft", "report"}
+
+
+def test_a_stage_that_fails_leaves_failed_runs(
+    toy: ModuleType, recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy, "make_sft", lambda ctx: 1 / 0)
+    tracker = Tracker(recipe, store, print)
+    with pytest.raises(ZeroDivisionError):
+        walk(recipe, store, tracker=tracker)
+    assert tracker.client.get_run(tracker.run_id).info.status == "FAILED"
+    assert {name: run.info.status for name, run in children(tracker).items()} == {"filter": "FINISHED", "sft": "FAILED"}
+
+
+def test_a_run_whose_process_was_killed_is_closed_by_the_next_one(
+    toy: ModuleType, recipe: Recipe, store: Store
+) -> None:
+    first = walk(recipe, store)
+    first.client.update_run(first.run_id, status="RUNNING")
+    first.client.set_tag(first.run_id, "sqltrain.pid", str(2**22 + 1))  # above Linux's largest process id
+    walk(recipe.model_copy(update={"seed": 4}), store)
+    assert first.client.get_run(first.run_id).info.status == "KILLED"
+
+
+def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(
+    toy: ModuleType, recipe: Recipe, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    said: list[str] = []
+    walk(recipe, store, Tracker(recipe, store, said.append))
+    assert len(said) == 1
+    assert "the run goes on without it" in said[0]
+    assert all(step.cached for step in graph.plan(recipe, store))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": {"b": 1, "c": [True, None]}}, {"a.b": "1", "a.c.0": "True", "a.c.1": "None"}),
+        ({"a": [], "b": {}}, {"a": "[]", "b": "{}"}),
+        ({"a": "x" * 7000}, {"a": "x" * 6000}),
+    ],
+)
+def test_flatten_gives_dotted_keys(value: Any, expected: dict[str, str]) -> None:
+    assert flatten(value) == expected
+
+
+def test_every_shipped_recipe_fits_mlflow() -> None:
+    from pipelines import recipes
+
+    names: Sequence[str] = recipes.recipe_names()
+    for name in names:
+        flat = flatten(recipes.load(name).model_dump(mode="json"))
+        assert all(len(key) <= tracking.MAX_KEY for key in flat), name
