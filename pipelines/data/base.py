@@ -12,7 +12,8 @@ import importlib
 import json
 import os
 import random
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ import pydantic
 
 from pipelines.config import Section, Source
 from pipelines.errors import DataError
-from pipelines.types import Database, EngineName, Example, ExecutionStatus
+from pipelines.types import Database, Example, ExecutionStatus
 
 if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
@@ -31,7 +32,6 @@ READERS = {
     "bird": "pipelines.data.bird",
     "jsonl": "pipelines.data.jsonl",
 }
-ENGINE_SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
 Options = TypeVar("Options", bound=Section)
 
 
@@ -160,12 +160,15 @@ def read_json_list(path: Path, hint: str) -> list[Any]:
     return value
 
 
-def link(target: Path, root: Path, source: Source) -> str:
+def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
     """Link a benchmark's database under `root` and return its location relative to `root`.
 
-    The folder's name comes from the path as the recipe writes it, so that two sources with equal names stay apart.
+    The folder's name comes from the path as the recipe writes it, so that sources with equal file names stay apart.
+
+    Args:
+        apart: what tells databases with equal file names within the source apart.
     """
-    mark = hashlib.sha256(str(source.path).encode()).hexdigest()[:6]
+    mark = hashlib.sha256(f"{source.path}\0{apart}".encode()).hexdigest()[:6]
     place = Path("databases") / f"{source.kind}_{mark}" / target.name
     spot = root / place
     if not spot.is_symlink():
@@ -174,15 +177,71 @@ def link(target: Path, root: Path, source: Source) -> str:
     return str(place)
 
 
-def text_field(row: Any, *names: str) -> str:
-    """The first of a row's fields that holds text, stripped; "" when none does."""
+class BadRow(Exception):
+    """A row that cannot become an example.
+
+    Args:
+        reason: a short stable word.
+        detail: one line for a person.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
+    """Make an example of each (name, row); a `BadRow` goes to quarantine under that name."""
+    loaded = Loaded([], [])
+    for name, row in rows:
+        try:
+            loaded.examples.append(make(row))
+        except BadRow as bad:
+            loaded.quarantine.append(Rejected(name, bad.reason, bad.detail))
+    return loaded
+
+
+def text_field(row: Any, *names: str, required: bool = True) -> str:
+    """The first of a row's fields that holds text, stripped; "" when none does and it is not required.
+
+    Raises:
+        BadRow: the row is no JSON object, the field is not text, or it is required and missing or empty.
+    """
     if not isinstance(row, dict):
-        return ""
-    for name in names:
-        value = row.get(name)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    return ""
+        raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")
+    found = [row[name] for name in names if row.get(name) is not None]
+    if found and not isinstance(found[0], str):
+        raise BadRow("wrong_type", f"{names[0]} is a {type(found[0]).__name__}, not text")
+    text: str = found[0].strip() if found else ""
+    if required and not text:
+        raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
+    return text
+
+
+def database_file(folder: Path, id: str) -> Path:
+    """`<folder>/<id>/<id>.sqlite`, as Spider and BIRD lay databases out.
+
+    Raises:
+        BadRow: the id is no plain name, or the file is missing or is not an SQLite database.
+    """
+    if not re.fullmatch(r"[\w.+ -]+", id) or id.startswith("."):
+        raise BadRow("bad_database_id", f"{id!r} is not a plain name")
+    path = folder / id / f"{id}.sqlite"
+    check_file(path)
+    return path
+
+
+def check_file(path: Path) -> None:
+    """Look at an SQLite file's first bytes.
+
+    Raises:
+        BadRow: the file is missing, or is not an SQLite database (an empty file is one, without tables).
+    """
+    if not path.is_file():
+        raise BadRow("missing_database", f"no such file: {path}")
+    with path.open("rb") as file:
+        if file.read(16) not in (b"SQLite format 3\0", b""):
+            raise BadRow("not_a_database", f"{path} is not an SQLite file")
 
 
 def _unique(examples: list[Example]) -> tuple[list[Example], list[Rejected]]:

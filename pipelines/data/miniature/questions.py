@@ -38,6 +38,11 @@ class Family:
     of: str = "t"
     weight: int = 5
 
+    @property
+    def compares_two(self) -> bool:
+        """Whether it takes two categories of one table."""
+        return "{c}" in self.sql and ("{d}" in self.sql or "{g}" in self.sql)
+
 
 FAMILIES: tuple[Family, ...] = (
     Family("count_all", "easy", "SELECT COUNT ( * ) FROM {t}", weight=3),
@@ -156,7 +161,8 @@ def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots |
         child = rng.choice([table for table in database.tables if table.parent])
         tables = {"h": child, "p": next(t for t in database.tables if t.name == child.parent)}
     else:
-        tables = {"t": rng.choice(database.tables)}
+        wide = [table for table in database.tables if len(table.categories) > 1]
+        tables = {"t": rng.choice(wide if wide and family.compares_two else database.tables)}
     slots = {slot: table.name for slot, table in tables.items()}
     owner = tables[family.of] if family.of in tables else tables["p"]
     slots |= _draw_categories(family, owner, rng)

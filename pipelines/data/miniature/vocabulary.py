@@ -62,16 +62,16 @@ MEASURES: dict[str, Measure] = {
 }
 
 CATEGORIES_OF: dict[Kind, tuple[str, ...]] = {
-    "place": ("country", "city", "type", "status", "size", "level"),
-    "person": ("country", "city", "gender", "status", "level", "language"),
-    "thing": ("color", "type", "size", "material", "status", "language"),
-    "event": ("season", "day", "type", "city", "status", "level"),
+    "place": ("country", "city", "type", "status", "size", "level", "language", "color"),
+    "person": ("country", "city", "gender", "status", "level", "language", "type", "day"),
+    "thing": ("color", "type", "size", "material", "status", "language", "country", "level"),
+    "event": ("season", "day", "type", "city", "status", "level", "country", "size"),
 }
 MEASURES_OF: dict[Kind, tuple[str, ...]] = {
-    "place": ("rating", "year", "capacity", "budget", "price"),
-    "person": ("age", "height", "weight", "salary", "score"),
-    "thing": ("price", "weight", "year", "stock", "length"),
-    "event": ("price", "year", "length", "rating", "budget"),
+    "place": ("rating", "year", "capacity", "budget", "price", "stock", "score"),
+    "person": ("age", "height", "weight", "salary", "score", "rating", "budget"),
+    "thing": ("price", "weight", "year", "stock", "length", "rating", "height"),
+    "event": ("price", "year", "length", "rating", "budget", "capacity", "score"),
 }
 
 NAMES: tuple[str, ...] = tuple(

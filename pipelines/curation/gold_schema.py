@@ -1,0 +1,118 @@
+"""The gold schema by consensus: the tables and columns that a gold SQL reads, where extractors agree.
+
+sqlglot's qualified scope reads the text and knows the schema; SQLite's authorizer says what the prepared statement
+reads; LLM extractors can be added as callables. A schema is accepted when two extractors say exactly the same
+(TRUST-SQL accepts 2 of 3; of two, both must agree). What is not accepted is kept with each one's view.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipelines.types import Database, Example, SchemaItems
+
+if TYPE_CHECKING:
+    from pipelines.sql.schema import Schema
+
+Extractor = Callable[[Example], SchemaItems | None]
+QUORUM = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldSchema:
+    """What the extractors say of one gold SQL.
+
+    Attributes:
+        items: the accepted tables and columns; None when too few extractors agree.
+        views: what each extractor said; None where it could not read the SQL.
+        agree: names of the extractors that said the accepted schema.
+        reason: why there is no full agreement, in one line; "" when all agree.
+    """
+
+    example_id: str
+    items: SchemaItems | None
+    views: Mapping[str, SchemaItems | None]
+    agree: tuple[str, ...]
+    reason: str
+
+    def record(self) -> dict[str, Any]:
+        """JSON values with sorted lists, for a dataset."""
+        return {
+            "example_id": self.example_id,
+            "accepted": self.items is not None,
+            **_listed(self.items),
+            "agree": list(self.agree),
+            "reason": self.reason,
+            "views": {name: _listed(view) if view is not None else None for name, view in self.views.items()},
+        }
+
+
+def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extractor]:
+    """The two extractors that need no model. The authorizer reads SQLite databases only."""
+    from pipelines.sql.analysis import schema_items
+    from pipelines.sql.authorizer import read_items
+
+    def scope(example: Example) -> SchemaItems | None:
+        return schema_items(example.gold_sql, schemas(example.database), example.database.engine)
+
+    def authorizer(example: Example) -> SchemaItems | None:
+        return read_items(example.database, example.gold_sql)
+
+    return {"scope": scope, "authorizer": authorizer}
+
+
+def extract(example: Example, extractors: Mapping[str, Extractor]) -> GoldSchema:
+    """Ask every extractor about one example and see what they agree on."""
+    return consensus(example.id, {name: extractor(example) for name, extractor in extractors.items()})
+
+
+def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> GoldSchema:
+    """Accept what at least two extractors say exactly alike; among several such, what most say, the first on a tie."""
+    groups: dict[SchemaItems, list[str]] = {}
+    for name, view in views.items():
+        if view is not None:
+            groups.setdefault(view, []).append(name)
+    best = max(groups, key=lambda items: len(groups[items]), default=None)
+    accepted = best if best is not None and len(groups[best]) >= QUORUM else None
+    agree = tuple(groups[accepted]) if accepted is not None else ()
+    return GoldSchema(example_id, accepted, dict(views), agree, _reason(views, best))
+
+
+def agreement_rate(schemas: Sequence[GoldSchema]) -> float:
+    """Share of examples with an accepted schema; 1.0 of none."""
+    return sum(schema.items is not None for schema in schemas) / len(schemas) if schemas else 1.0
+
+
+def disagreements(schemas: Sequence[GoldSchema]) -> list[GoldSchema]:
+    """Those where not every extractor says the same, accepted or not, in order."""
+    return [schema for schema in schemas if schema.reason]
+
+
+def _reason(views: Mapping[str, SchemaItems | None], best: SchemaItems | None) -> str:
+    """How each extractor differs from the view that most share."""
+    parts: list[str] = []
+    for name, view in views.items():
+        if view is None:
+            parts.append(f"{name} could not read it")
+        elif best is not None and view != best:
+            parts.append(f"{name} {_difference(view, best)}")
+    return "; ".join(parts)
+
+
+def _difference(view: SchemaItems, best: SchemaItems) -> str:
+    more = sorted(view.tables - best.tables) + _names(view.columns - best.columns)
+    less = sorted(best.tables - view.tables) + _names(best.columns - view.columns)
+    parts = [f"{word} {', '.join(names)}" for word, names in (("adds", more), ("lacks", less)) if names]
+    return " and ".join(parts)
+
+
+def _names(columns: frozenset[tuple[str, str]]) -> list[str]:
+    return sorted(f"{table}.{column}" for table, column in columns)
+
+
+def _listed(items: SchemaItems | None) -> dict[str, Any]:
+    if items is None:
+        return {"tables": [], "columns": []}
+    return {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns)]}

@@ -1,0 +1,97 @@
+"""Reads a user's own questions: one JSON object a line.
+
+    {"question": "...", "database": "sales.sqlite", "sql": "SELECT ...", "evidence": "...", "id": "..."}
+
+`database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
+`databases`, the name of a database in that folder. `evidence` and `id` may be left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import Section, Source
+from pipelines.data.base import BadRow, Loaded, check_file, collect, link, read_options, source_folder, text_field
+from pipelines.errors import DataError
+from pipelines.types import Database, Example
+
+SQLITE, DUCKDB = (".sqlite", ".sqlite3", ".db"), (".duckdb",)
+
+
+class JsonlOptions(Section):
+    """`databases`: the folder in which a name is looked up, relative to the JSONL file's folder."""
+
+    databases: str | None = None
+
+
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """The questions of a JSONL file, in order.
+
+    Raises:
+        DataError: the path is missing or is a folder.
+    """
+    options = read_options(JsonlOptions, source)
+    file = source_folder(source)
+    if file.is_dir():
+        raise DataError(f"{file} is a folder", "A jsonl source's path is the file with the questions")
+
+    def make(row: Any) -> Example:
+        number, text = row
+        row = _parse(text)
+        question, sql = text_field(row, "question"), text_field(row, "sql", "query", "SQL", "gold_sql")
+        name = text_field(row, "database", "db", "db_id", "db_path")
+        id = text_field(row, "id", required=False) or f"{file.stem}_{number}"
+        evidence = text_field(row, "evidence", required=False)
+        return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
+
+    return collect(_lines(file), make)
+
+
+def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if text.strip():
+                yield f"{file.name}:{number}", (number, text)
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError:
+        raise BadRow("not_utf8", "the line is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRow("not_json", f"not JSON: {error}") from None
+
+
+def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source: Source) -> Database:
+    if name.startswith(("postgresql://", "postgres://")):
+        return _postgres(name)
+    path = _find(name, folder, options)
+    id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
+    if path.suffix in DUCKDB:
+        if not path.is_file():
+            raise BadRow("missing_database", f"no such file: {path}")
+        return Database(id, "duckdb", link(path, root, source, apart))
+    check_file(path)
+    return Database(id, "sqlite", link(path, root, source, apart))
+
+
+def _find(name: str, folder: Path, options: JsonlOptions) -> Path:
+    if options.databases is None or Path(name).suffix in (*SQLITE, *DUCKDB):
+        return folder / Path(name).expanduser()
+    home = folder / options.databases
+    places = [home / f"{name}{suffix}" for suffix in (*SQLITE, *DUCKDB)]
+    places += [home / name / f"{name}{suffix}" for suffix in (*SQLITE, *DUCKDB)]
+    return next((place for place in places if place.is_file()), places[0])
+
+
+def _postgres(address: str) -> Database:
+    if re.match(r"\w+://[^/@]*:[^/@]+@", address) or "password=" in address:
+        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
+        raise BadRow("password_in_address", detail)
+    return Database(address.rpartition("/")[2].partition("?")[0] or "postgres", "postgres", address)

@@ -1,0 +1,255 @@
+"""Readers keep good rows, and say of each bad one where it stands and what is wrong with it."""
+
+import json
+import sqlite3
+
+import pytest
+
+from pipelines.config import Source
+from pipelines.data import base
+from pipelines.errors import DataError
+from pipelines.types import Database, Example
+
+
+def make_database(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, country TEXT)")
+    connection.executemany("INSERT INTO singer VALUES (?, ?, ?)", [(1, "Ann", "FR"), (2, "Bo", "ES")])
+    connection.commit()
+    connection.close()
+    return path
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def row(**changes):
+    return {"db_id": "music", "question": "How many singers?", "query": "SELECT count(*) FROM singer"} | changes
+
+
+@pytest.fixture
+def spider(tmp_path):
+    folder = tmp_path / "spider"
+    make_database(folder / "database" / "music" / "music.sqlite")
+    write_json(folder / "dev.json", [row(), row(question="Names?", query="SELECT name FROM singer")])
+    return folder
+
+
+def read(kind, path, root, **settings):
+    return base.read(Source(kind=kind, path=str(path), **{"split": "dev", **settings}), seed=0, root=root)
+
+
+def reasons(loaded):
+    return [(rejected.row, rejected.reason) for rejected in loaded.quarantine]
+
+
+def test_spider_rows_become_examples_with_official_hardness(spider, tmp_path):
+    loaded = read("spider", spider, tmp_path / "stage")
+    first = loaded.examples[0]
+    assert (first.id, first.source, first.hardness) == ("spider_dev_0", "spider", "easy")
+    assert (first.question, first.gold_sql) == ("How many singers?", "SELECT count(*) FROM singer")
+    assert len(loaded.examples) == 2
+    assert loaded.quarantine == []
+
+
+def test_a_record_holds_no_path_of_the_machine_and_resolves_to_the_real_file(spider, tmp_path):
+    (example, _) = read("spider", spider, tmp_path / "stage").examples
+    assert example.database.location.startswith("databases/spider_")
+    (resolved,) = base.resolve([example], tmp_path / "stage")
+    assert sqlite3.connect(resolved.database.location).execute(example.gold_sql).fetchall() == [(2,)]
+
+
+def test_a_connection_string_is_not_resolved(tmp_path):
+    address = "postgresql://host/music"
+    example = Example("1", "q", Database("music", "postgres", address), "SELECT 1")
+    assert base.resolve([example], tmp_path) == [example]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (row(db_id="nowhere"), "missing_database"),
+        (row(db_id="../music"), "bad_database_id"),
+        (row(db_id="torn"), "not_a_database"),
+        (row(question="  "), "empty_question"),
+        ({"db_id": "music", "question": "q"}, "empty_query"),
+        (row(query=["SELECT 1"]), "wrong_type"),
+        ("SELECT 1", "not_an_object"),
+    ],
+)
+def test_a_bad_spider_row_is_quarantined_under_its_place(spider, tmp_path, bad, reason):
+    torn = spider / "database" / "torn" / "torn.sqlite"
+    torn.parent.mkdir()
+    torn.write_bytes(b"<html>not found</html>")
+    write_json(spider / "dev.json", [row(), bad])
+    loaded = read("spider", spider, tmp_path / "stage")
+    assert [example.id for example in loaded.examples] == ["spider_dev_0"]
+    assert reasons(loaded) == [("dev.json[1]", reason)]
+
+
+def test_spider_train_is_two_files_where_both_are_there(spider, tmp_path):
+    write_json(spider / "train_spider.json", [row()])
+    write_json(spider / "train_others.json", [row()])
+    write_json(spider / "train.json", [row()] * 5)
+    loaded = read("spider", spider, tmp_path / "stage", split="train")
+    assert [example.id for example in loaded.examples] == ["spider_train_spider_0", "spider_train_others_0"]
+
+
+def test_spider_syn_takes_its_own_question(spider, tmp_path):
+    write_json(spider / "dev.json", [row(SpiderSynQuestion="How many vocalists?")])
+    loaded = read("spider", spider, tmp_path / "stage", options={"variant": "syn"})
+    assert loaded.examples[0].question == "How many vocalists?"
+    assert loaded.examples[0].source == "spider_syn"
+
+
+def test_spider_test_has_databases_of_its_own(spider, tmp_path):
+    make_database(spider / "test_database" / "opera" / "opera.sqlite")
+    write_json(spider / "test.json", [row(db_id="opera"), row()])
+    loaded = read("spider", spider, tmp_path / "stage", split="test")
+    assert [example.database.id for example in loaded.examples] == ["opera"]
+    assert reasons(loaded) == [("test.json[1]", "missing_database")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "dev.json").unlink(), "cannot read"),
+        (lambda folder: (folder / "dev.json").write_text('[{"db_id": '), "not JSON"),
+        (lambda folder: (folder / "dev.json").write_text('{"a": 1}'), "not a list"),
+    ],
+)
+def test_a_missing_or_torn_question_file_stops_with_the_layout_as_a_hint(spider, tmp_path, damage, words):
+    damage(spider)
+    with pytest.raises(DataError, match=words) as caught:
+        read("spider", spider, tmp_path / "stage")
+    assert "database/<db_id>/<db_id>.sqlite" in caught.value.hint
+
+
+def test_a_source_without_a_path_or_with_an_unknown_option_is_the_users_mistake(spider, tmp_path):
+    with pytest.raises(DataError, match="needs a path"):
+        base.read(Source(kind="spider"), 0, tmp_path)
+    with pytest.raises(DataError, match="no such file or folder"):
+        read("spider", spider / "nowhere", tmp_path)
+    with pytest.raises(DataError, match=r"options\.varient") as caught:
+        read("spider", spider, tmp_path, options={"varient": "dk"})
+    assert "variant" in caught.value.hint
+
+
+def test_count_takes_a_seeded_sample_in_the_sources_order(spider, tmp_path):
+    write_json(spider / "dev.json", [row(question=f"q{number}") for number in range(50)])
+    first = read("spider", spider, tmp_path / "a", count=10).examples
+    again = read("spider", spider, tmp_path / "b", count=10).examples
+    assert first == again
+    numbers = [int(example.question[1:]) for example in first]
+    assert numbers == sorted(numbers)
+    assert numbers != list(range(10))
+
+
+def test_hardness_keeps_only_the_levels_asked_for(spider, tmp_path):
+    hard = "SELECT name FROM singer WHERE singer_id IN (SELECT singer_id FROM singer)"
+    write_json(spider / "dev.json", [row(), row(query=hard)])
+    loaded = read("spider", spider, tmp_path / "stage", hardness=("hard",))
+    assert [example.gold_sql for example in loaded.examples] == [hard]
+
+
+@pytest.fixture
+def bird(tmp_path):
+    folder = tmp_path / "bird"
+    make_database(folder / "dev_databases" / "music" / "music.sqlite")
+    question = {
+        "question_id": 7,
+        "db_id": "music",
+        "question": "How many French singers?",
+        "evidence": "French refers to country = 'FR'",
+        "SQL": "SELECT COUNT(*) FROM singer WHERE country = 'FR'",
+        "difficulty": "simple",
+    }
+    write_json(folder / "dev.json", [question, question | {"evidence": ""}, question | {"SQL": ""}])
+    return folder
+
+
+def test_bird_keeps_evidence_and_its_own_difficulty(bird, tmp_path):
+    loaded = read("bird", bird, tmp_path / "stage")
+    first, second = loaded.examples
+    assert (first.id, first.evidence) == ("bird_dev_0", "French refers to country = 'FR'")
+    assert dict(first.meta) == {"question_id": 7, "difficulty": "simple"}
+    assert second.evidence == ""
+    assert reasons(loaded) == [("dev.json[2]", "empty_sql")]
+
+
+def test_bird_mini_dev_is_found_by_its_own_name(bird, tmp_path):
+    (bird / "dev.json").rename(bird / "mini_dev_sqlite.json")
+    assert len(read("bird", bird, tmp_path / "stage").examples) == 2
+
+
+def test_jsonl_reads_a_users_own_questions(tmp_path):
+    make_database(tmp_path / "mine" / "sales.sqlite")
+    lines = [
+        '\ufeff{"question": "Singers?", "database": "sales.sqlite", "sql": "SELECT 1", "evidence": "none", "id": "a"}',
+        "",
+        '{"question": "Names?", "db": "sales.sqlite", "query": "SELECT name FROM singer"}',
+    ]
+    (tmp_path / "mine" / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    loaded = read("jsonl", tmp_path / "mine" / "own.jsonl", tmp_path / "stage")
+    assert [example.id for example in loaded.examples] == ["a", "own_3"]
+    assert [example.database.id for example in loaded.examples] == ["sales", "sales"]
+    assert loaded.quarantine == []
+
+
+def test_jsonl_says_of_each_bad_line_what_is_wrong(tmp_path):
+    lines = [
+        b'{"question": "q", "database": "a.sqlite", "sql": "SELECT 1"',
+        b'["question"]',
+        b'{"question": "q", "database": "gone.sqlite", "sql": "SELECT 1"}',
+        b'{"question": "\xff", "database": "a.sqlite", "sql": "SELECT 1"}',
+        b'{"question": "q", "database": "postgresql://me:secret@host/shop", "sql": "SELECT 1"}',
+        b"[" * 100_000,
+    ]
+    (tmp_path / "own.jsonl").write_bytes(b"\n".join(lines))
+    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
+    assert loaded.examples == []
+    assert reasons(loaded) == [
+        ("own.jsonl:1", "not_json"),
+        ("own.jsonl:2", "not_an_object"),
+        ("own.jsonl:3", "missing_database"),
+        ("own.jsonl:4", "not_utf8"),
+        ("own.jsonl:5", "password_in_address"),
+        ("own.jsonl:6", "not_json"),
+    ]
+    assert "secret" not in str(loaded.quarantine)
+
+
+def test_jsonl_databases_with_equal_file_names_stay_apart(tmp_path):
+    for folder, country in (("east", "JP"), ("west", "US")):
+        connection = sqlite3.connect(make_database(tmp_path / folder / "shop.sqlite"))
+        connection.execute("UPDATE singer SET country = ?", (country,))
+        connection.commit()
+        connection.close()
+    rows = [{"question": "q", "database": f"{f}/shop.sqlite", "sql": "SELECT 1"} for f in ("east", "west")]
+    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
+    assert [example.database.id for example in loaded.examples] == ["east/shop", "west/shop"]
+    found = [
+        sqlite3.connect(example.database.location).execute("SELECT DISTINCT country FROM singer").fetchall()
+        for example in base.resolve(loaded.examples, tmp_path / "stage")
+    ]
+    assert found == [[("JP",)], [("US",)]]
+
+
+def test_jsonl_looks_a_name_up_in_a_folder_of_databases(tmp_path):
+    make_database(tmp_path / "all" / "music" / "music.sqlite")
+    (tmp_path / "own.jsonl").write_text('{"question": "q", "db_id": "music", "sql": "SELECT 1"}')
+    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage", options={"databases": "all"})
+    assert loaded.examples[0].database.engine == "sqlite"
+
+
+def test_a_second_row_with_the_same_id_is_rejected(tmp_path):
+    make_database(tmp_path / "a.sqlite")
+    line = '{"id": "x", "question": "q", "database": "a.sqlite", "sql": "SELECT 1"}\n'
+    (tmp_path / "own.jsonl").write_text(line * 2)
+    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
+    assert len(loaded.examples) == 1
+    assert reasons(loaded) == [("x", "duplicate_id")]
