@@ -70,7 +70,8 @@ class Source(Section):
 class Data(Section):
     """Where questions come from: `sft` for the teacher, `rl` pools for GRPO, `test` for the reported figures.
 
-    `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run.
+    `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run. `drop_empty` leaves
+    training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1).
     """
 
     sft: Source = Source(split="train")
@@ -78,6 +79,7 @@ class Data(Section):
     dev: Source = Source(split="dev")
     test: Source = Source(split="test")
     max_bad_share: Share = 0.05
+    drop_empty: bool = False
 
 
 class Protocol(Section):
@@ -194,15 +196,17 @@ class Difficulty(Section):
 
     Attributes:
         candidates: questions scored; null scores all of the pool.
-        keep: size of the difficulty-balanced set, in ascending S(q).
+        keep: size of the difficulty-balanced set, in ascending S(q); null keeps all.
         explore: size of the exploration set (pass@G = 0).
+        explore_parts: how many of it come from the SFT pool and from each RL pool in order; () takes them as they come.
         max_pass: keep only questions whose pass rate is below this (TRUST-SQL: 6/8); null for no bound.
     """
 
     group: Positive = 6
     candidates: Positive | None = None
-    keep: Positive = 700
+    keep: Positive | None = 700
     explore: Count = 0
+    explore_parts: tuple[Count, ...] = ()
     max_pass: Share | None = None
     sampling: Sampling = Sampling()
 
@@ -310,10 +314,14 @@ class Hardware(Section):
 
 
 class Recipe(Section):
-    """Everything that decides a run's result. Each stage's key hashes only the slice that it reads."""
+    """Everything that decides a run's result. Each stage's key hashes only the slice that it reads.
+
+    `reported` holds the paper's own figures, to be shown beside ours.
+    """
 
     name: str
     title: str = ""
+    reported: dict[str, float] = {}
     seed: int = 0
     stages: tuple[
         Literal["data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report"], ...
