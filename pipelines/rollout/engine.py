@@ -70,6 +70,8 @@ class RolloutEngine:
         schemas: Callable[[Database], Schema],
     ) -> None:
         self._policy, self._sql, self._schemas = policy, sql, schemas
+        if policy.context is not None and policy.context < sampling.episode_tokens:
+            sampling = sampling.model_copy(update={"episode_tokens": policy.context})
         self._rules = Rules(protocol, sampling, max_turns, protocol.config.forced_final)
         self._rows = protocol.config.observation_rows
         self.timing = Timing()

@@ -72,11 +72,13 @@ class Policy(abc.ABC):
         name: recorded in each trajectory.
         codec: how it turns messages into ids; None for a policy that speaks text only.
         live: episodes that it wants in flight at once.
+        context: most tokens that it takes in one sequence; None when not known.
     """
 
     name: str
     codec: ChatCodec | None = None
     live: int = 256
+    context: int | None = None
 
     @property
     def speaks_tokens(self) -> bool:

@@ -1,0 +1,1 @@
+"""Batched decoding of many conversations over one in-process model."""

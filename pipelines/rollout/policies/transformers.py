@@ -1,0 +1,216 @@
+"""The policy that decodes in this process: a batch of episodes over one model, each turn at the cost of its new tokens.
+
+With `deterministic`, an episode that waits for SQL rejoins a fixed number of decode steps after it left, whenever its
+SQL came back; the batch stops only if it is not back by then. So what decodes beside what never depends on timing, and
+the same requests give the same bytes, run after run. Without it, an episode rejoins as soon as it can and none ever
+waits for another; its tokens are still drawn by its own seed, but the last bits of a log-probability may then depend on
+its company (a sum over a batch of another shape rounds differently), and once in a great while so does a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from typing import Any
+
+import torch
+
+from pipelines.errors import ResourceError
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.decoding.decoder import Decoder
+from pipelines.rollout.decoding.slots import attending
+from pipelines.rollout.policies.base import Completion, Policy, Request
+
+REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL, when deterministic
+SETTLE_TICKS = 3  # event-loop turns after a step: finished turns are read, and their SQL is sent off
+
+
+@dataclasses.dataclass(slots=True)
+class _Session:
+    """Where an episode is.
+
+    Attributes:
+        due: the step from which it may be in the batch again, or its slot be given away.
+        acting: it will call `generate`, `away` or `release` without waiting for anything.
+        wanted: the turn that it waits to start.
+        generating: a turn of it is in the batch.
+        over: it was released.
+        answer: where the turn goes.
+    """
+
+    due: int = 0
+    acting: bool = True
+    wanted: Request | None = None
+    generating: bool = False
+    over: bool = False
+    answer: asyncio.Future[Completion] | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class DecodeTiming:
+    """Where the decode loop's time went, in seconds; kept over the policy's life.
+
+    Attributes:
+        decode_s: in forward passes and sampling.
+        waiting_s: with nothing to decode, or held back for an episode that was due: the wait for SQL.
+        steps, turns, tokens: forward passes, finished turns and their sampled tokens.
+    """
+
+    decode_s: float = 0.0
+    waiting_s: float = 0.0
+    steps: int = 0
+    turns: int = 0
+    tokens: int = 0
+
+
+class TransformersPolicy(Policy):
+    """Generates with a model of transformers on the device and in the dtype that it has.
+
+    The model's weights may change between runs. Inside a run it is in evaluation mode, without gradients; afterwards it
+    is as it was.
+
+    Args:
+        model: a causal LM whose attention goes through transformers' attention interface.
+        slots: episodes that are decoded together.
+        deterministic: see the module's docstring.
+        name: recorded in each trajectory.
+
+    Attributes:
+        timing: where the time went.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, slots: int = 64, deterministic: bool = True, name: str = "transformers"
+    ) -> None:
+        self.name, self.live = name, slots
+        self.codec: ChatCodec = ChatCodec(tokenizer)
+        self.context = getattr(model.config, "max_position_embeddings", None)
+        self.timing = DecodeTiming()
+        self._model, self._deterministic = model, deterministic
+        self._sessions: dict[str, _Session] = {}  # in the order of their opening
+        self._step = 0
+        self._changed = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    def open(self, session: str) -> None:
+        """See `Policy.open`."""
+        self._sessions[session] = _Session(due=self._step)
+
+    def away(self, session: str) -> None:
+        """See `Policy.away`."""
+        state = self._sessions[session]
+        state.acting = False
+        state.due = self._step + (REJOIN_STEPS if self._deterministic else 0)
+        self._changed.set()
+
+    def release(self, session: str) -> None:
+        """See `Policy.release`."""
+        state = self._sessions[session]
+        state.acting, state.over, state.wanted = False, True, None
+        self._changed.set()
+
+    async def generate(self, request: Request) -> Completion:
+        """One agent turn, decoded together with those of other episodes.
+
+        Raises:
+            ResourceError: the device's memory is full.
+        """
+        state = self._sessions[request.session]
+        state.acting, state.wanted = False, request
+        state.answer = asyncio.get_running_loop().create_future()
+        if self._loop is None:
+            self._changed = asyncio.Event()
+            self._loop = asyncio.create_task(self._decode())
+        self._changed.set()
+        return await state.answer
+
+    async def close(self) -> None:
+        """End the decode loop: the model is as it was, and all keys and values are gone."""
+        if self._loop is not None:
+            self._loop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loop
+        self._loop = None
+        self._sessions.clear()
+        self._step = 0
+
+    async def _decode(self) -> None:
+        """Step until cancelled."""
+        decoder = Decoder(self._model, self.codec, self.live)
+        with attending(self._model):
+            while True:
+                try:
+                    await self._wait(decoder)
+                    self._answer(self._timed_step(decoder))
+                except Exception as error:
+                    self._fail(_plain(error, self.live))
+                    decoder = Decoder(self._model, self.codec, self.live)
+                for _ in range(SETTLE_TICKS):
+                    await asyncio.sleep(0)
+
+    async def _wait(self, decoder: Decoder) -> None:
+        """Until the next step may run."""
+        started = time.perf_counter()
+        while self._held() or not self._admit(decoder):
+            self._changed.clear()
+            await self._changed.wait()
+        self.timing.waiting_s += time.perf_counter() - started
+
+    def _held(self) -> bool:
+        """Whether an episode that is due is not back yet."""
+        return self._deterministic and any(
+            state.acting or (state.due <= self._step and not (state.generating or state.wanted or state.over))
+            for state in self._sessions.values()
+        )
+
+    def _admit(self, decoder: Decoder) -> bool:
+        """Bring in all that is due, in the order of opening, and say whether there is something to decode now."""
+        for session, state in list(self._sessions.items()):
+            if state.over and (state.generating or state.due <= self._step):
+                decoder.end(session)
+                del self._sessions[session]
+        for session, state in self._sessions.items():
+            if state.wanted and state.due <= self._step and (session in decoder or decoder.room):
+                decoder.begin(state.wanted)
+                state.wanted, state.generating = None, True
+        if decoder.generating:
+            return True
+        later = [state.due for state in self._sessions.values() if state.due > self._step]
+        if later:
+            self._step = min(later)
+            return not self._held() and self._admit(decoder)
+        return False
+
+    def _timed_step(self, decoder: Decoder) -> list[tuple[str, Completion]]:
+        started = time.perf_counter()
+        finished = decoder.step()
+        self._step += 1
+        self.timing.steps += 1
+        self.timing.turns += len(finished)
+        self.timing.tokens += sum(len(completion.token_ids) for _, completion in finished)
+        self.timing.decode_s += time.perf_counter() - started
+        return finished
+
+    def _answer(self, finished: list[tuple[str, Completion]]) -> None:
+        for session, completion in finished:
+            state = self._sessions[session]
+            state.generating, state.acting, state.due = False, True, self._step
+            if state.answer and not state.answer.done():
+                state.answer.set_result(completion)
+
+    def _fail(self, error: Exception) -> None:
+        """Every turn that is in the batch or waits for it fails."""
+        for state in self._sessions.values():
+            if (state.generating or state.wanted) and state.answer and not state.answer.done():
+                state.generating, state.wanted, state.acting = False, None, True
+                state.answer.set_exception(error)
+
+
+def _plain(error: Exception, slots: int) -> Exception:
+    """A full memory as what the user can do about it; any other error as it is."""
+    if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+        return error
+    hint = "lower rollout.slots or sampling.episode_tokens"
+    return ResourceError(f"no memory left while decoding {slots} episodes together", hint)
