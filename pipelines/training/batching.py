@@ -47,6 +47,25 @@ def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> li
     return chosen[:total]
 
 
+def schedule(pool: int, questions: int, generations: int, seed: int) -> list[int]:
+    """Indices of the questions of each generation, one after the other: (generations * questions,).
+
+    A question comes again only when all have come; none comes twice in one generation unless the pool is too small.
+    """
+    chosen: list[int] = []
+    left: list[int] = []
+    epoch = 0
+    while len(chosen) < generations * questions:
+        while len(left) < questions:
+            fresh = np.random.default_rng((seed, epoch)).permutation(pool).tolist()
+            held = set(left)
+            left += [index for index in fresh if index not in held] + [index for index in fresh if index in held]
+            epoch += 1
+        chosen += left[:questions]
+        left = left[questions:]
+    return chosen
+
+
 def padding_share(lengths: Sequence[int], indices: Sequence[int], micro_batch: int) -> float:
     """The share of tokens that are padding when each run of `micro_batch` is padded to its longest."""
     runs = [[lengths[index] for index in indices[at : at + micro_batch]] for at in range(0, len(indices), micro_batch)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -26,6 +27,7 @@ GRACE_S = 10.0  # between TERM and KILL
 _LAST_LINES = 20
 
 OnMetrics = Callable[[dict[str, Any]], None]
+Lines = queue.Queue[tuple[str, str] | None]
 
 
 def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SILENCE_S) -> None:
@@ -45,12 +47,16 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
     path.write_text(plan.model_dump_json(), encoding="utf-8")
-    with (folder / LOG).open("w", encoding="utf-8") as log:
-        child = _start(plan, path)
-        try:
-            last = _follow(child, log, on_metrics, silence_s)
-        finally:
-            _stop(child)
+    child = _start(plan, path)
+    lines: Lines = queue.Queue()
+    pumps = [_pump(*stream, lines) for stream in (("out", child.stdout), ("err", child.stderr))]
+    try:
+        with (folder / LOG).open("w", encoding="utf-8") as log:
+            last = _follow(lines, log, on_metrics, silence_s)
+    finally:
+        _stop(child)
+        for pump in pumps:
+            pump.join()
     if not (child.returncode == 0 and (folder / MODEL).is_dir()):
         raise _death(child.returncode, last, folder)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
@@ -85,12 +91,23 @@ def _start(plan: Plan, path: Path) -> subprocess.Popen[str]:
     )
 
 
-def _follow(child: subprocess.Popen[str], log: IO[str], on_metrics: OnMetrics, silence_s: float) -> dict[str, Any]:
+def _pump(name: str, stream: IO[str] | None, lines: Lines) -> threading.Thread:
+    """Read a stream in a thread of its own: the child must never wait for its parent to read."""
+    assert stream is not None
+
+    def pump(stream: IO[str] = stream) -> None:
+        with stream:
+            for line in stream:
+                lines.put((name, line))
+        lines.put(None)
+
+    thread = threading.Thread(target=pump, daemon=True)
+    thread.start()
+    return thread
+
+
+def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float) -> dict[str, Any]:
     """Pass events on until the child's output ends; its error event, or its last lines on standard error."""
-    lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
-    for name, stream in (("out", child.stdout), ("err", child.stderr)):
-        assert stream is not None
-        threading.Thread(target=_pump, args=(name, stream, lines), daemon=True).start()
     tail: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         for name, line in _until_closed(lines, 2, silence_s):
@@ -104,19 +121,10 @@ def _follow(child: subprocess.Popen[str], log: IO[str], on_metrics: OnMetrics, s
                 on_metrics(event)
     except queue.Empty:
         return {"silent": silence_s, "tail": list(tail)}
-    child.wait()
     return {"tail": list(tail)}
 
 
-def _pump(name: str, stream: IO[str], lines: queue.Queue[tuple[str, str] | None]) -> None:
-    for line in stream:
-        lines.put((name, line))
-    lines.put(None)
-
-
-def _until_closed(
-    lines: queue.Queue[tuple[str, str] | None], streams: int, silence_s: float
-) -> Iterator[tuple[str, str]]:
+def _until_closed(lines: Lines, streams: int, silence_s: float) -> Iterator[tuple[str, str]]:
     while streams:
         line = lines.get(timeout=silence_s)
         if line is None:
@@ -136,15 +144,10 @@ def _event(line: str) -> dict[str, Any] | None:
 def _stop(child: subprocess.Popen[str]) -> None:
     """End the child and all that it started: ask first, then kill."""
     for sign, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
-    child.wait()
 
 
 def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainError:

@@ -16,8 +16,7 @@ from pipelines.training.plan import CHECKPOINTS, CURVES, TIMING
 
 Emit = Callable[[Mapping[str, Any]], None]
 WHOLE = "whole"  # an empty file written last: a checkpoint without it was cut short
-_NOT_CURVES = ("epoch", "num_tokens", "step_time", "total_flos", "train_loss")  # wall clock, or lost on resume
-_SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+OWN = "own/"  # prefix of the numbers that our own trainers add to TRL's log
 
 
 class Recorder(TrainerCallback):  # type: ignore[misc]
@@ -29,12 +28,14 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         out: the run's folder.
         emit: says one event to the parent.
         state_bytes: the size of one checkpoint, for the disk check before each.
+        names: TRL's name of each number that is kept, and ours.
         timings: wall-clock seconds of this step by what they were spent on; emptied at each step.
     """
 
-    def __init__(self, out: Path, emit: Emit, state_bytes: int, timings: dict[str, float] | None = None) -> None:
-        self.out, self.emit, self.state_bytes = out, emit, state_bytes
-        self.timings = {} if timings is None else timings
+    def __init__(
+        self, out: Path, emit: Emit, state_bytes: int, names: Mapping[str, str], timings: dict[str, float]
+    ) -> None:
+        self.out, self.emit, self.state_bytes, self.names, self.timings = out, emit, state_bytes, names, timings
         self.since = time.perf_counter()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -46,13 +47,14 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """One line a step in both files, and one event."""
-        if not logs or not state.is_world_process_zero or any(key in logs for key in _SUMMARY):
-            return
+        if not logs or "loss" not in logs or not state.is_world_process_zero:
+            return  # the summary at the end of a run is all wall clock
         now = time.perf_counter()
         spent = {key: round(value, 6) for key, value in {"seconds": now - self.since, **self.timings}.items()}
         self.since = now
         self.timings.clear()
-        values = {key: value for key, value in sorted(logs.items()) if key not in _NOT_CURVES}
+        values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
+        values |= {key.removeprefix(OWN): value for key, value in logs.items() if key.startswith(OWN)}
         _append(self.out / CURVES, {"step": state.global_step, **values})
         _append(self.out / TIMING, {"step": state.global_step, **spent})
         self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})

@@ -17,6 +17,14 @@ from pipelines.training.record import Emit, Recorder
 from pipelines.training.samples import Sample, sample
 from pipelines.types import Trajectory
 
+NAMES = {
+    "loss": "loss",
+    "mean_token_accuracy": "accuracy",
+    "entropy": "entropy",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+}
+
 
 class Fixed(Sampler[int]):
     """The order that `batching.order` chose for the whole run: resuming needs only the number of steps done."""
@@ -73,7 +81,7 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
         processing_class=tokenizer,
         peft_config=model.adapters(recipe.model.lora),
         train_dataset=_dataset(samples),
-        callbacks=[Recorder(plan.out, emit, settings.state_bytes(network))],
+        callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, {})],
         args=SFTConfig(
             **settings.common(plan, recipe.sft.optimizer, steps, recipe.sft.save_steps),
             per_device_train_batch_size=micro,

@@ -1,0 +1,72 @@
+"""What a group's rewards say about each of its episodes, and which episodes are left out: pure functions on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from torch import Tensor
+
+from pipelines.types import ActionKind, StopReason, Trajectory
+
+EPS = 1e-4  # TRL's; TRUST-SQL, equation 5 names no value
+SAME = 1e-5  # below this, a group's standard deviation is rounding: rewards are sums of a few 32-bit terms
+
+
+def group_advantages(rewards: Tensor, group: int, scale: Literal["group", "none"] = "group") -> Tensor:
+    """(N,) advantages from (N,) rewards whose groups stand together: (r - mean) / (std + eps) within each group.
+
+    A NaN reward is an episode that was left out: it counts in no mean or deviation and has advantage 0. So has
+    every episode of a group whose rewards are all equal. The deviation is the sample's, divided by n - 1 (TRUST-SQL,
+    equation 5; Reasoning-SQL takes "none").
+    """
+    grouped = rewards.view(-1, group)
+    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+    if scale == "group":
+        centred = centred / (_deviation(grouped).unsqueeze(1) + EPS)
+    return centred.view(-1).where(useful(rewards, group), 0.0)
+
+
+def zero_variance(rewards: Tensor, group: int) -> Tensor:
+    """(N / group,) whether a group teaches nothing: all its rewards are equal, or fewer than two are left."""
+    return _deviation(rewards.view(-1, group)) <= SAME
+
+
+def _deviation(grouped: Tensor) -> Tensor:
+    """(B,) sample deviations of the rewards that are there; 0 for fewer than two."""
+    there = ~grouped.isnan()
+    centred = (grouped - grouped.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
+    return ((centred**2).sum(dim=1) / (there.sum(dim=1) - 1).clamp(min=1)).sqrt()
+
+
+def _malformed(trajectory: Trajectory) -> bool:
+    return any(turn.action.format_error is not None for turn in trajectory.turns)
+
+
+def _empty_turn(trajectory: Trajectory) -> bool:
+    return any(turn.action.kind is ActionKind.INVALID for turn in trajectory.turns)
+
+
+def _no_answer(trajectory: Trajectory) -> bool:
+    return trajectory.final_sql is None
+
+
+DROP_RULES = {"malformed": _malformed, "empty_turn": _empty_turn, "no_answer": _no_answer}
+
+
+def dropped(trajectory: Trajectory, rules: Iterable[str]) -> bool:
+    """Whether GRPO-Filter leaves an episode out of the loss (MTIR-SQL, equation 3).
+
+    The paper gives neither its filter F nor its threshold: here a rule is a named fact, and one is enough.
+    """
+    return any(DROP_RULES[rule](trajectory) for rule in rules)
+
+
+def is_broken(trajectory: Trajectory) -> bool:
+    """Whether a boundary failed during the episode: it has no reward and no gradient."""
+    return trajectory.stop is StopReason.BROKEN
+
+
+def useful(rewards: Tensor, group: int) -> Tensor:
+    """(N,) whether an episode's reward says anything: it takes part, and its group's rewards are not all equal."""
+    return ~rewards.isnan() & ~zero_variance(rewards, group).repeat_interleave(group)

@@ -1,0 +1,185 @@
+"""Rollouts for GRPO: groups of episodes, judged and paid, in the form that TRL's trainer takes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pipelines.protocols.base import Protocol
+from pipelines.rewards.outcome import Schemas, judge_trajectories
+from pipelines.rewards.rubric import Rewards, Rubric
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.base import Policy
+from pipelines.sql.engine import SqlEngine
+from pipelines.stages.inputs import episode_seed
+from pipelines.training import advantages
+from pipelines.training.plan import Plan
+from pipelines.training.samples import track_mask
+from pipelines.types import Example, Outcome, SchemaItems, Trajectory
+
+FULL, SCHEMA = "full", "schema"
+
+
+@dataclass(frozen=True)
+class Paid:
+    """One episode of a generation with what it is worth.
+
+    Attributes:
+        rewards: None when it takes no part in its group (broken, or dropped by a rule).
+        outcome: None when it was broken before it could be judged.
+    """
+
+    trajectory: Trajectory
+    outcome: Outcome | None
+    rewards: Rewards | None
+
+    def reward(self, track: str) -> float:
+        """The track's reward; NaN when the episode takes no part."""
+        return float("nan") if self.rewards is None else self.rewards.by_track[track]
+
+
+@dataclass
+class Generation:
+    """The episodes of one generation on this process, group by group, and where its time went (seconds)."""
+
+    episodes: list[Paid]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def rewards(self, track: str) -> Tensor:
+        """(N,) the track's rewards; NaN where an episode takes no part."""
+        return torch.tensor([paid.reward(track) for paid in self.episodes], dtype=torch.float32)
+
+
+class Rollouts:
+    """Makes generations: runs the episodes of the questions it is given, judges them, and pays them by the rubric.
+
+    Args:
+        examples: the pool, by id.
+        gold_schemas: consensus gold schemas by example id; None takes the gold SQL's own.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        examples: Mapping[str, Example],
+        policy: Policy,
+        protocol: Protocol,
+        sql: SqlEngine,
+        schemas: Schemas,
+        gold_schemas: Mapping[str, SchemaItems] | None = None,
+    ) -> None:
+        self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
+        self.sql, self.schemas, self.gold_schemas = sql, schemas, gold_schemas
+        self.rubric = Rubric(plan.recipe.rewards)
+        self.grpo = plan.recipe.grpo
+        turns = plan.recipe.protocol.max_turns
+        self.engine = RolloutEngine(policy, protocol, sql, plan.recipe.grpo.sampling, turns, schemas)
+
+    def generate(self, ids: Sequence[str], generation: int, first: int = 0) -> Generation:
+        """Run one episode for each id; a group's ids stand together.
+
+        Args:
+            generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
+            first: the row of the first id among all processes' rows.
+        """
+        requests = [
+            EpisodeRequest(
+                self.examples[name],
+                (first + row) % self.grpo.group,
+                episode_seed(self.recipe.seed, f"{name}\0{generation}", first + row),
+            )
+            for row, name in enumerate(ids)
+        ]
+        started = time.perf_counter()
+        trajectories = self.engine.run(requests)
+        rolled = time.perf_counter()
+        outcomes = self._judge(trajectories)
+        episodes = [self._pay(*pair) for pair in zip(trajectories, outcomes, strict=True)]
+        return Generation(
+            episodes, {"rollout_seconds": rolled - started, "reward_seconds": time.perf_counter() - rolled}
+        )
+
+    def _judge(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+        return judge_trajectories(
+            trajectories,
+            self.examples,
+            self.sql,
+            self.schemas,
+            self.recipe.execution.equality,
+            self.recipe.protocol.max_turns,
+            self.gold_schemas,
+        )
+
+    def _pay(self, trajectory: Trajectory, outcome: Outcome) -> Paid:
+        if outcome.broken or not trajectory.turns:
+            return Paid(trajectory, None, None)
+        if advantages.dropped(trajectory, self.grpo.drop):
+            return Paid(trajectory, outcome, None)
+        return Paid(trajectory, outcome, self.rubric.score(outcome))
+
+    def masks(self, generation: Generation, track: str, useful: Tensor) -> list[list[int]]:
+        """For each episode, (C,) the completion tokens that the track's loss is taken over.
+
+        None of them where the episode takes no part, nor, with `grpo.drop_zero_variance`, where its group is all alike.
+
+        Args:
+            useful: (N,) whether an episode's reward on this track says anything.
+        """
+        kept = useful.tolist() if self.grpo.drop_zero_variance else [True] * len(generation.episodes)
+        return [self._mask(paid, track, keep) for paid, keep in zip(generation.episodes, kept, strict=True)]
+
+    def _mask(self, paid: Paid, track: str, keep: bool) -> list[int]:
+        trajectory = paid.trajectory
+        turns = self.protocol.track_turns(trajectory).get(track, 0) if keep and paid.rewards is not None else 0
+        _, completion = cut(trajectory, 0)
+        mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)[-len(completion) :]
+        return mask or [0]
+
+
+def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:
+    """The (prompt, completion) ids of an episode, cut before the agent's first token; neither is ever empty.
+
+    An episode that broke before the agent spoke is all prompt but its last token; it has no weight in any loss.
+    """
+    ids = list(trajectory.token_ids) or [pad_id, pad_id]
+    spoken = next((index for index, said in enumerate(trajectory.agent_mask) if said), len(ids) - 1)
+    at = max(1, spoken)
+    return ids[:at], ids[at:] or [pad_id]
+
+
+def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]]:
+    """What one watches, by name, a value an episode: NaN where an episode says nothing about it."""
+    episodes = generation.episodes
+    trajectories = [paid.trajectory for paid in episodes]
+    nan = float("nan")
+    return {
+        "reward": [paid.reward(FULL) for paid in episodes],
+        "ex": [nan if paid.outcome is None else float(paid.outcome.correct) for paid in episodes],
+        "turns": [float(len(trajectory.turns)) for trajectory in trajectories],
+        "tokens": [float(trajectory.n_agent_tokens) for trajectory in trajectories],
+        "format_errors": [float(advantages.DROP_RULES["malformed"](trajectory)) for trajectory in trajectories],
+        "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
+        "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
+        "forced": [float(trajectory.forced) for trajectory in trajectories],
+        "broken": [float(paid.outcome is None) for paid in episodes],
+        "dropped": [float(paid.outcome is not None and paid.rewards is None) for paid in episodes],
+        **{
+            f"term_{name}": [nan if paid.rewards is None else paid.rewards.by_term[name] for paid in episodes]
+            for name in terms
+        },
+    }
+
+
+def format_errors(generation: Generation) -> Counter[str]:
+    """How often each format error was made, over all turns."""
+    return Counter(
+        turn.action.format_error
+        for paid in generation.episodes
+        for turn in paid.trajectory.turns
+        if turn.action.format_error is not None
+    )

@@ -1,0 +1,75 @@
+"""Which rows of a batch are computed, with which others, and without which padding: pure functions on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import flush_left
+
+Forward = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities (B, C), entropies (B, C), auxiliary loss
+
+
+def moving(inputs: Mapping[str, Tensor], beta: float = 0.0) -> Tensor:
+    """(B,) which rows can move the policy: some token of weight with an advantage that is not 0, or a KL penalty."""
+    weight = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool().any(1)
+    moves = weight & (inputs["advantages"] != 0)
+    if beta:
+        moves = weight
+    if "schema_mask" in inputs:
+        moves = moves | (inputs["schema_mask"].bool().any(1) & (inputs["schema_advantages"] != 0))
+    return moves
+
+
+def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[str, Tensor]], Tensor]) -> list[Any]:
+    """The same rows in as many micro-batches: those that move the policy first, the shortest first.
+
+    All micro-batches of one optimiser step are summed, so which of them holds a row does not matter to the step.
+    """
+    whole = {
+        name: torch.cat([batch[name] for batch in batches]) if value.ndim else value
+        for name, value in batches[0].items()
+    }
+    lengths = whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1)
+    order = (lengths + (~weigh(whole)) * (lengths.max() + 1)).argsort(stable=True)
+    return [
+        {name: value[rows] if value.ndim else value for name, value in whole.items()}
+        for rows in torch.split(order, len(order) // len(batches))
+    ]
+
+
+def dense(compute: Callable[..., Forward], input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
+    """`compute` on rows without the padding between and around them: (B, C) log-probabilities and entropies.
+
+    Args:
+        input_ids, attention_mask: (B, P + C), prompts padded on the left, completions on the right.
+        completion: C.
+    """
+    prompts = attention_mask[:, :-completion].sum(1)  # (B,)
+    mask, ids = flush_left(attention_mask, input_ids)
+    keep = mask.size(1) - int(prompts.min())
+    logps, entropies, extra = compute(input_ids=ids, attention_mask=mask, logits_to_keep=keep)
+    places = (prompts - prompts.min()).unsqueeze(1) + torch.arange(completion, device=mask.device)  # (B, C)
+    places, absent = places.clamp(max=keep - 1), attention_mask[:, -completion:] == 0
+
+    def back(values: Tensor) -> Tensor:
+        return values.gather(1, places).masked_fill(absent, 0.0)
+
+    return back(logps), None if entropies is None else back(entropies), extra
+
+
+def scatter(parts: Sequence[Forward], rows: Tensor, total: int) -> Forward:
+    """The parts' values at their rows of a batch of `total`, 0 elsewhere."""
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(total, values.size(1)).index_copy(0, rows, values)
+
+    entropies = [part[1] for part in parts if part[1] is not None]
+    extras = [part[2] for part in parts if part[2] is not None]
+    return (
+        spread(torch.cat([part[0] for part in parts])),
+        spread(torch.cat(entropies)) if entropies else None,
+        torch.stack(extras).mean() if extras else None,
+    )

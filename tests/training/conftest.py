@@ -1,0 +1,103 @@
+"""A world of one database and a tiny untrained model: enough for every part of training to be real."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
+from pipelines.config import Protocol as ProtocolConfig
+from pipelines.protocols.base import build
+from pipelines.sql.schema import introspect
+from pipelines.training.model import make_tiny
+from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
+
+SIZES = TinyModel(width=32, layers=2, heads=2, ffn=64, vocabulary=400, context=512)
+QUESTIONS = {
+    "how many singers": "SELECT count(*) FROM singer",
+    "names of singers": "SELECT name FROM singer",
+    "ages of singers": "SELECT age FROM singer",
+    "oldest age": "SELECT max(age) FROM singer",
+    "youngest age": "SELECT min(age) FROM singer",
+    "singers from France": "SELECT name FROM singer WHERE country = 'FRA'",
+}
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory) -> Database:
+    path = tmp_path_factory.mktemp("databases") / "concerts.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, country TEXT, age INTEGER)")
+        rows = [(1, "Ann", "FRA", 31), (2, "Bo", "USA", 52), (3, "Cy", "FRA", 25)]
+        connection.executemany("INSERT INTO singer VALUES (?, ?, ?, ?)", rows)
+    connection.close()
+    return Database("concerts", "sqlite", str(path))
+
+
+@pytest.fixture(scope="session")
+def examples(database) -> list[Example]:
+    return [
+        Example(f"q{index}", question, database, sql, hardness="easy")
+        for index, (question, sql) in enumerate(QUESTIONS.items())
+    ]
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Recipe:
+    """On-policy GRPO on the tiny world, 3 steps of 2 questions; tests change what they look at."""
+    return Recipe(
+        name="tiny",
+        model=Model(tiny=SIZES),
+        protocol=ProtocolConfig(prompt="brief", max_turns=3, reasoning=False),
+        sft=Sft(
+            batch=6, micro_batch=3, epochs=4, save_steps=2, optimizer=Optimizer(kind="muon", lr=0.02, lr_rest=3e-3)
+        ),
+        rewards=(RewardTerm(term="exec", weight=1.0), RewardTerm(term="format", weight=1.0)),
+        grpo=Grpo(
+            group=4,
+            questions_per_step=2,
+            steps=3,
+            micro_batch=4,
+            save_steps=1,
+            sampling=Sampling(turn_tokens=12, episode_tokens=200),
+            optimizer=Optimizer(lr=1e-3, schedule="constant", warmup_ratio=0.0),
+        ),
+        hardware=Hardware(threads=1),
+    )
+
+
+@pytest.fixture(scope="session")
+def trajectories(examples, recipe) -> list[Trajectory]:
+    """A demonstration of each question: a look at the table, then the gold SQL."""
+    protocol = build(recipe.protocol)
+    schema = introspect(examples[0].database)
+    look, peek = "SELECT name FROM singer", "<observation> name Ann Bo Cy 2 left</observation>"
+    return [
+        Trajectory(
+            example_id=example.id,
+            sample=0,
+            policy="oracle",
+            protocol="react",
+            prompt=protocol.prompt(example, schema, 3),
+            turns=(
+                Turn(protocol.write(Action(ActionKind.SQL, look)), Action(ActionKind.SQL, look), peek),
+                Turn(
+                    protocol.write(Action(ActionKind.SOLUTION, example.gold_sql)),
+                    Action(ActionKind.SOLUTION, example.gold_sql),
+                ),
+            ),
+            final_sql=example.gold_sql,
+            stop=StopReason.SOLUTION,
+        )
+        for example in examples
+    ]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, trajectories, recipe) -> Path:
+    """A tiny model that has learned nothing, with a tokenizer of the demonstrations."""
+    corpus = [text for one in trajectories for _, text in one.prompt]
+    corpus += [turn.text for one in trajectories for turn in one.turns]
+    out = tmp_path_factory.mktemp("model") / "model"
+    make_tiny(recipe.model, corpus * 20, build(recipe.protocol).tags, out, seed=0)
+    return out
