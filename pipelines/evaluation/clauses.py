@@ -54,6 +54,7 @@ class Reading:
         distinct, limit, ordering, grouping, having, set_operators: the clauses of all its (sub)queries.
         aggregates: name of each aggregate function, counted.
         conditions: comparisons with constants.
+        logic: its ORs and NOTs; joins: its outer joins.
         subqueries: how many queries it nests.
     """
 
@@ -70,6 +71,8 @@ class Reading:
     set_operators: tuple[str, ...]
     aggregates: Counter[str]
     conditions: tuple[Condition, ...]
+    logic: tuple[str, ...]
+    joins: tuple[str, ...]
     subqueries: int
 
     @property
@@ -80,9 +83,14 @@ class Reading:
 
 def read(sql: str, schema: Schema, engine: EngineName) -> Reading | None:
     """A query's clauses; None when it can't be parsed as one query. Total: no text makes it raise."""
-    resolved = resolve(sql, schema, engine)
-    if resolved is None:
+    try:
+        resolved = resolve(sql, schema, engine)
+        return _read(resolved, schema) if resolved is not None else None
+    except Exception:  # trees that parse but make no sense have nodes where others are expected
         return None
+
+
+def _read(resolved: Resolved, schema: Schema) -> Reading:
     tree = resolved.tree
     selects = list(tree.find_all(exp.Select))
     loose = {id(column) for column in _joining(tree)} | {id(column) for column in _counted(tree)}
@@ -101,6 +109,8 @@ def read(sql: str, schema: Schema, engine: EngineName) -> Reading | None:
         set_operators=tuple(sorted(_set_name(node) for node in tree.find_all(exp.SetOperation))),
         aggregates=Counter(_aggregate_name(node) for node in tree.find_all(exp.AggFunc)),
         conditions=tuple(_conditions(tree)),
+        logic=tuple(name.upper() for name in ("or", "not") for _ in tree.find_all(getattr(exp, name.title()))),
+        joins=tuple(sorted(join.side for join in tree.find_all(exp.Join) if join.side)),
         subqueries=len(selects),
     )
 

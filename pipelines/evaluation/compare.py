@@ -62,8 +62,8 @@ def compare(
     """Hold one system against another; None when they share no question in this mode."""
     first, second = (by_question(record for record in records if record.mode == mode) for records in (before, after))
     shared = [example for example in first if example in second]
-    means = [[_mean(groups[example], equality) for example in shared] for groups in (first, second)]
-    result = paired(*means, [first[example][0].database for example in shared], seed)
+    old, new = ([_mean(groups[example], equality) for example in shared] for groups in (first, second))
+    result = paired(old, new, [first[example][0].database for example in shared], seed)
     if result is None:
         return None
     flips = tuple(_flips(shared, first, second, equality)) if mode == "greedy" else ()
@@ -73,8 +73,8 @@ def compare(
         after=names[1],
         equality=equality,
         mode=mode,
-        accuracy_before=sum(means[0]) / len(shared),
-        accuracy_after=sum(means[1]) / len(shared),
+        accuracy_before=sum(old) / len(shared),
+        accuracy_after=sum(new) / len(shared),
         paired=result,
         gained=gained,
         lost=len(flips) - gained,

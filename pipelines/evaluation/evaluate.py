@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pipelines.evaluation.errors import diagnose
 from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode
 from pipelines.evaluation.voting import FORMS, signature
+from pipelines.rewards.terms import jaccard
 from pipelines.sql.analysis import bigrams, hardness, schema_items
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, quoted
 from pipelines.types import (
     Action,
     ActionKind,
@@ -113,7 +114,7 @@ class _Analyst:
         """Distinct values stored in a column, the first `MAX_VALUES`."""
         key = (database, table, column)
         if key not in self._values:
-            query = f"SELECT DISTINCT {_quoted(column)} FROM {_quoted(table)} LIMIT {MAX_VALUES}"
+            query = f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)} LIMIT {MAX_VALUES}"
             rows = self.sql.execute_many([(database, query)])[0].rows
             self._values[key] = tuple(row[0] for row in rows)
         return self._values[key]
@@ -137,10 +138,6 @@ class _Analyst:
             values=lambda table, column: self.values(example.database, table, column),
         )
         return diagnose(failure)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _record(
@@ -174,13 +171,8 @@ def _record(
         tokens_out=trajectory.n_agent_tokens if known else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
         linking=analyst.linking(example, final),
-        bigrams=_similarity(bigrams(final) if final is not None else frozenset(), bigrams(example.gold_sql)),
+        bigrams=jaccard(bigrams(final) if final is not None else frozenset(), bigrams(example.gold_sql)),
         diagnosis=None if broken else analyst.diagnosis(example, trajectory, verdict),
         difficulty=str(example.meta.get("difficulty", "")),
         needs_probe=example.meta.get("needs_probe"),
     )
-
-
-def _similarity(predicted: frozenset[tuple[str, str]], gold: frozenset[tuple[str, str]]) -> float:
-    union = predicted | gold
-    return len(predicted & gold) / len(union) if union else 0.0

@@ -24,6 +24,8 @@ KINDS: Mapping[str, str] = {
     "operator": "compares the right column in another way",
     "missing_condition": "leaves out a condition",
     "extra_condition": "adds a condition",
+    "logic": "joins its conditions otherwise (AND, OR, NOT)",
+    "join_kind": "joins otherwise (inner, left)",
     "order": "orders rows otherwise",
     "limit": "takes another number of rows",
     "distinct": "differs in DISTINCT",
@@ -116,6 +118,8 @@ def of_clauses(predicted: Reading, gold: Reading) -> Iterator[Hint]:
         ("grouping", ", ".join(sorted(predicted.grouping)), ", ".join(sorted(gold.grouping))),
         ("having", ", ".join(predicted.having), ", ".join(gold.having)),
         ("aggregation", _counted(predicted), _counted(gold)),
+        ("join_kind", ", ".join(predicted.joins), ", ".join(gold.joins)),
+        ("logic", ", ".join(predicted.logic), ", ".join(gold.logic)),
         ("set_operation", ", ".join(predicted.set_operators), ", ".join(gold.set_operators)),
         ("output", ", ".join(predicted.output), ", ".join(gold.output)),
     )

@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
+from pipelines.sql.parsing import parse
 from pipelines.sql.schema import Schema
 from pipelines.types import EngineName
 
@@ -46,7 +45,7 @@ class Resolved:
         unknown: wrong names, in the order of the text.
     """
 
-    tree: exp.Expr
+    tree: exp.Expression
     tables: frozenset[str]
     unknown: tuple[Unknown, ...]
 
@@ -57,17 +56,14 @@ def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
 
 
 def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
-    """A query with its names resolved; None when it can't be parsed as one query. Total: no text makes it raise."""
-    try:
-        tree = sqlglot.parse_one(sql, dialect=engine)
-    except (SqlglotError, RecursionError):
+    """A query with its names resolved; None when it can't be parsed as one query.
+
+    May raise anything on a tree that parses but makes no sense: `clauses.read` is the total function.
+    """
+    tree = parse(sql, engine)
+    if not isinstance(tree, exp.Select | exp.SetOperation | exp.Subquery):
         return None
-    if not isinstance(tree, exp.Query):
-        return None
-    try:
-        return _Resolver(tree, columns_of(schema)).run()
-    except RecursionError:
-        return None
+    return _Resolver(tree.copy(), columns_of(schema)).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ _STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" 
 class _Resolver:
     """One query's resolution; single use, since it rewrites the tree."""
 
-    def __init__(self, tree: exp.Query, schema: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, tree: exp.Expression, schema: Mapping[str, tuple[str, ...]]) -> None:
         self.tree = tree
         self.schema = schema
         self.ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}

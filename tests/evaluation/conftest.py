@@ -1,0 +1,85 @@
+"""A small harbour world, and a maker of evaluation records that states only what a test is about."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.types import Database, ExecutionStatus, StopReason
+
+HARBOUR = """
+CREATE TABLE ships (ship_id INTEGER PRIMARY KEY, name TEXT, type TEXT, flag TEXT, tonnage INTEGER, built INTEGER);
+CREATE TABLE ports (port_id INTEGER PRIMARY KEY, name TEXT, country TEXT, depth REAL);
+CREATE TABLE visits (
+    visit_id INTEGER PRIMARY KEY,
+    ship_id INTEGER REFERENCES ships (ship_id),
+    port_id INTEGER REFERENCES ports (port_id),
+    year INTEGER,
+    cargo TEXT
+);
+INSERT INTO ships VALUES
+    (1, 'Aurora', 'CNT', 'NO', 52000, 1999), (2, 'Borealis', 'TNK', 'PA', 81000, 2005),
+    (3, 'Cormorant', 'CNT', 'PA', 47000, 2011), (4, 'Dunlin', 'BLK', 'NO', 30000, 1987),
+    (5, 'Egret', 'TNK', 'LR', 95000, 2018);
+INSERT INTO ports VALUES
+    (1, 'Bergen', 'Norway', 12.5), (2, 'Colon', 'Panama', 13.0), (3, 'Monrovia', 'Liberia', 11.0),
+    (4, 'Narvik', 'Norway', 14.5);
+INSERT INTO visits VALUES
+    (1, 1, 1, 2020, 'fish'), (2, 1, 4, 2021, 'ore'), (3, 2, 2, 2020, 'oil'), (4, 3, 2, 2021, 'cars'),
+    (5, 3, 1, 2021, 'fish'), (6, 5, 3, 2022, 'oil'), (7, 5, 2, 2022, 'oil'), (8, 1, 1, 2022, NULL);
+"""
+
+RECORD = EpisodeRecord(
+    example_id="q0",
+    database="harbour",
+    hardness="easy",
+    mode="greedy",
+    sample=0,
+    final_sql="SELECT 1",
+    scores={"strict": 1.0},
+    broken=False,
+    failure=None,
+    status=ExecutionStatus.OK,
+    n_rows=1,
+    gold_rows=1,
+    signature="same",
+    stop=StopReason.SOLUTION,
+    forced=False,
+    well_formed=True,
+    turns=1,
+    tool_calls=0,
+    failed_calls=0,
+    tokens_in=100,
+    tokens_out=20,
+    reasoning_chars=0,
+    linking=None,
+    bigrams=1.0,
+)
+
+
+@pytest.fixture
+def record() -> Callable[..., EpisodeRecord]:
+    """A right greedy answer of one turn, with whatever a test changes; `score` sets the strict verdict."""
+
+    def make(score: float | None = None, **changes: Any) -> EpisodeRecord:
+        if score is not None:
+            changes["scores"] = {"strict": score}
+        return dataclasses.replace(RECORD, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def harbour(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """The harbour database: ships, ports and visits."""
+    path: Path = tmp_path_factory.mktemp("harbour") / "harbour.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(HARBOUR)
+    connection.close()
+    return Database("harbour", "sqlite", str(path))

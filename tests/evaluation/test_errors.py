@@ -1,0 +1,166 @@
+"""Every hand-made case of error_cases.txt, executed for real, lands in its class with its evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.evaluation import evaluate, hints
+from pipelines.evaluation.errors import diagnose
+from pipelines.evaluation.record import ERROR_CLASSES, Diagnosis, Failure
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Column, Schema, Table, introspect
+from pipelines.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
+
+CASES = Path(__file__).with_name("error_cases.txt")
+EQUALITIES = ("strict", "bird", "test_suite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    title: str
+    gold: str
+    pred: str | None
+    error: str
+    stop: StopReason
+    evidence: str
+    hints: tuple[str, ...]
+
+
+def read_cases() -> list[Case]:
+    cases = []
+    lines = [line for line in CASES.read_text().splitlines() if not line.startswith("#")]
+    for paragraph in "\n".join(lines).split("\n\n"):
+        if paragraph.strip():
+            fields = {
+                key: value.strip() for key, _, value in (line.partition(":") for line in paragraph.split("\n") if line)
+            }
+            cases.append(
+                Case(
+                    title=fields["case"],
+                    gold=fields["gold"],
+                    pred=fields["pred"].replace("\\t", "\t").replace("\\n", "\n") or None,
+                    error=fields["class"],
+                    stop=StopReason(fields.get("stop", "solution")),
+                    evidence=fields.get("evidence", ""),
+                    hints=tuple(fields.get("hints", "").split()),
+                )
+            )
+    return cases
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SqlEngine]:
+    with SqlEngine(Limits(timeout_s=1.0)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def found(harbour: Database, engine: SqlEngine) -> dict[str, Diagnosis | None]:
+    """The diagnosis of every case, by title: executed and judged together."""
+    cases = read_cases()
+    examples = {case.title: Example(case.title, "", harbour, case.gold, hardness="easy") for case in cases}
+    records = evaluate.judge(
+        [trajectory(case) for case in cases], examples, engine, functools.cache(introspect), EQUALITIES, "greedy"
+    )
+    assert not any(record.broken for record in records)
+    return {record.example_id: record.diagnosis for record in records}
+
+
+def trajectory(case: Case) -> Trajectory:
+    turns = (
+        Turn(case.pred or "", Action(ActionKind.SOLUTION if case.pred else ActionKind.INVALID, case.pred or "")),
+    ) * 3
+    return Trajectory(case.title, 0, "hand", "react", (), turns, case.pred, case.stop)
+
+
+@pytest.mark.parametrize("case", read_cases(), ids=lambda case: case.title)
+def test_a_wrong_answer_lands_in_its_class(case: Case, found: dict[str, Diagnosis | None]) -> None:
+    diagnosis = found[case.title]
+    assert diagnosis is not None, "the answer counts as right"
+    assert diagnosis.error == case.error, diagnosis
+    assert case.evidence in diagnosis.evidence
+    kinds = [hint.kind for hint in diagnosis.hints]
+    if case.hints[:1] == ("exactly",):
+        assert kinds == list(case.hints[1:])
+    else:
+        assert set(case.hints) <= set(kinds)
+
+
+def test_the_cases_are_many_and_cover_every_class_and_clue(found: dict[str, Diagnosis | None]) -> None:
+    cases = read_cases()
+    assert len(cases) >= 60
+    assert len({case.title for case in cases}) == len(cases)
+    assert {case.error for case in cases} == set(ERROR_CLASSES)
+    assert {hint.kind for diagnosis in found.values() if diagnosis for hint in diagnosis.hints} == set(hints.KINDS)
+
+
+def test_a_right_answer_has_no_diagnosis(harbour: Database, engine: SqlEngine) -> None:
+    example = Example("q", "", harbour, "SELECT name FROM ships", hardness="easy")
+    answer = evaluate.of_prediction("q", "SELECT T.name FROM ships AS T", "hand")
+    (record,) = evaluate.judge([answer], {"q": example}, engine, functools.cache(introspect), EQUALITIES, "greedy")
+    assert record.diagnosis is None
+    assert record.right("strict")
+
+
+SCHEMA = Schema((Table("t", (Column("a", "TEXT"), Column("b", "INTEGER"))),))
+PIECES = st.sampled_from(
+    [
+        "SELECT",
+        "FROM",
+        "t",
+        "a",
+        "b",
+        "*",
+        ",",
+        "(",
+        ")",
+        "WHERE",
+        "=",
+        "'x'",
+        '"y"',
+        "IN",
+        "JOIN",
+        "ON",
+        "USING",
+        "WITH",
+        "AS",
+        "UNION",
+        "ORDER BY",
+        "LIMIT",
+        "1",
+        "count",
+        "NULL",
+        "t.",
+        ".",
+        "BETWEEN",
+        "NOT",
+        "CASE",
+        "-",
+        ";",
+        "\x00",
+        "é",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=14).map(" ".join) | st.text(max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_text_gets_a_class(text: str) -> None:
+    for status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.TIMEOUT):
+        diagnosis = diagnose(Failure(text, "SELECT a FROM t WHERE b = 1", SCHEMA, status=status))
+        assert diagnosis.error in ERROR_CLASSES
+        assert diagnosis.evidence
+        assert {hint.kind for hint in diagnosis.hints} <= set(hints.KINDS)
+
+
+@pytest.mark.parametrize("nesting", [30, 3000])
+def test_deep_nesting_neither_hangs_nor_raises(nesting: int) -> None:
+    text = "SELECT " + "(" * nesting + "a" + ")" * nesting + " FROM t"
+    assert diagnose(Failure(text, "SELECT a FROM t", SCHEMA)).error == "semantic"
