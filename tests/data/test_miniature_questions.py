@@ -1,0 +1,181 @@
+"""What the generated questions promise: official hardness, answers that are no luck, wordings that are held out."""
+
+import collections
+import dataclasses
+import functools
+import re
+import sqlite3
+
+import pytest
+
+from pipelines.data import base
+from pipelines.data.miniature.questions import FAMILIES
+from pipelines.data.miniature.vocabulary import CATEGORIES
+from pipelines.data.miniature.wording import expand, templates
+from pipelines.sql.analysis import hardness
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.types import HARDNESS_LEVELS
+
+
+@functools.cache
+def connect(location):
+    return sqlite3.connect(location)
+
+
+def rows(example, sql):
+    return connect(example.database.location).execute(sql).fetchall()
+
+
+def everything(examples):
+    return [example for split in examples.values() for example in split]
+
+
+def test_there_are_families_at_every_level():
+    levels = collections.Counter(family.hardness for family in FAMILIES)
+    assert len(FAMILIES) >= 16
+    assert all(levels[level] >= 4 for level in HARDNESS_LEVELS)
+
+
+def test_a_familys_level_is_what_spiders_official_rules_say(examples):
+    for example in everything(examples):
+        assert example.hardness == hardness(example.gold_sql), example.gold_sql
+
+
+def test_every_family_and_every_level_is_asked_in_every_split(examples):
+    for split in examples.values():
+        assert {example.meta["family"] for example in split} == {family.name for family in FAMILIES}
+        levels = collections.Counter(example.hardness for example in split)
+        assert all(count >= 0.12 * len(split) for count in levels.values())
+
+
+def test_about_six_in_ten_filter_on_a_stored_value_and_half_need_a_probe(examples):
+    for split in examples.values():
+        filtered = sum(bool(example.meta["filters"]) for example in split) / len(split)
+        needed = sum(example.meta["needs_probe"] for example in split) / len(split)
+        assert 0.52 <= filtered <= 0.66
+        assert 0.42 <= needed <= 0.57
+
+
+def test_a_probe_is_needed_exactly_when_a_value_is_stored_otherwise_than_asked(examples):
+    for example in examples["test"]:
+        filters = example.meta["filters"]
+        assert example.meta["needs_probe"] == any(one["asked"] != one["stored"] for one in filters)
+        for one in filters:
+            assert f"'{one['stored']}'" in example.gold_sql
+            assert one["asked"] in example.question.split()
+            found = rows(example, f"SELECT DISTINCT {one['column']} FROM {one['table']}")
+            assert (one["stored"],) in found
+
+
+def test_no_stored_form_shows_in_a_question_that_needs_a_probe(examples):
+    for example in everything(examples):
+        for one in example.meta["filters"]:
+            if one["asked"] != one["stored"]:
+                assert one["stored"] not in example.question.split()
+
+
+def test_no_answer_is_empty_zero_or_null(examples):
+    for example in everything(examples):
+        answer = rows(example, example.gold_sql)
+        assert answer
+        assert answer[0][-1] not in (None, 0)
+
+
+def test_the_asked_word_or_another_value_never_gives_the_right_answer(examples):
+    for example in examples["test"]:
+        answer = rows(example, example.gold_sql)
+        for one in example.meta["filters"]:
+            others = [one["asked"], *dict(rows_of(example, one))]
+            for other in others:
+                if other != one["stored"]:
+                    assert rows(example, example.gold_sql.replace(f"'{one['stored']}'", f"'{other}'")) != answer
+
+
+def rows_of(example, one):
+    return rows(example, f"SELECT DISTINCT {one['column']}, 1 FROM {one['table']}")
+
+
+def test_dropping_the_filter_never_gives_the_right_answer(examples):
+    for example in examples["test"]:
+        for one in example.meta["filters"]:
+            without = re.sub(rf"(\w+ \. )?{one['column']} = '{one['stored']}'", "1 = 1", example.gold_sql)
+            assert without != example.gold_sql
+            assert rows(example, without) != rows(example, example.gold_sql)
+
+
+def test_turning_an_order_or_a_comparison_round_never_gives_the_right_answer(examples):
+    turned = {
+        " DESC LIMIT": " ASC LIMIT",
+        " ASC LIMIT": " DESC LIMIT",
+        " > ": " < ",
+        " < ": " > ",
+        "MAX": "MIN",
+        "MIN": "MAX",
+    }
+    for example in examples["test"]:
+        for mark, other in turned.items():
+            if mark in example.gold_sql and "COUNT ( * ) DESC" not in example.gold_sql:
+                assert rows(example, example.gold_sql.replace(mark, other)) != rows(example, example.gold_sql)
+
+
+def test_no_order_is_decided_by_a_tie(examples):
+    for example in everything(examples):
+        if "ORDER BY COUNT" in example.gold_sql:
+            counts = rows(example, re.sub(r"^SELECT .*? FROM", "SELECT COUNT ( * ) FROM", example.gold_sql)[:-1] + "2")
+            assert counts[0] != counts[1]
+
+
+def test_no_question_is_asked_twice_of_a_database(examples):
+    for split in examples.values():
+        asked = collections.Counter((example.database.id, example.question, example.gold_sql) for example in split)
+        assert set(asked.values()) == {1}
+
+
+def test_sql_is_spaced_so_that_words_share_their_tokens(examples):
+    for example in everything(examples):
+        bare = re.sub(r"'\w+'", "x", example.gold_sql)
+        assert all(re.fullmatch(r"\w+|[(),.*=<>]", word) for word in bare.split(" ")), example.gold_sql
+
+
+def test_a_wording_belongs_to_one_split_only():
+    for family in FAMILIES:
+        parts = [set(templates(family.name, split)) for split in ("train", "dev", "test")]
+        assert all(parts)
+        assert sum(map(len, parts)) == len(set.union(*parts))
+
+
+def test_held_out_wordings_use_words_that_training_has():
+    def words(split):
+        return {word for family in FAMILIES for text in templates(family.name, split) for word in text.split()}
+
+    assert words("test") | words("dev") <= words("train")
+
+
+def test_a_sentence_stands_for_every_choice_of_its_phrases():
+    assert expand("[with] x") == ["with {h} x", "that have {h} x", "having {h} x"]
+    assert "how many {h}" in expand("[count:h]")
+    assert len(expand("[open] [names:t] [filter]")) == 6 * 4 * 5
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_every_gold_sql_runs_in_the_sandbox(examples, split):
+    some = examples[split][:300]
+    with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as engine:
+        good, rejected = base.check_gold(some, engine, root=base.Path())
+    assert good == some
+    assert rejected == []
+
+
+def test_a_gold_that_fails_and_a_database_that_is_gone_are_told_apart(examples):
+    example = examples["dev"][0]
+    wrong = dataclasses.replace(example, gold_sql="SELECT name FROM nowhere")
+    gone = dataclasses.replace(example, database=dataclasses.replace(example.database, location="/nowhere.sqlite"))
+    with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as engine:
+        good, rejected = base.check_gold([example, wrong, gone], engine, root=base.Path())
+    assert good == [example]
+    assert [one.reason for one in rejected] == ["gold_no_such_table", "database_unavailable"]
+    assert "nowhere" in rejected[0].detail
+
+
+def test_values_are_single_words():
+    assert all(re.fullmatch("[a-z]+", word) for values in CATEGORIES.values() for word in values)
