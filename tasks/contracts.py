@@ -91,6 +91,7 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
 
 def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
     """Great Expectations' result of each check, in order; its context lives in memory and leaves nothing behind."""
+    import logging
     import warnings
 
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
@@ -102,6 +103,7 @@ def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
             raise ResourceError(
                 "contracts cannot be checked: great-expectations is not installed", "pip install 'sqltrain[ops]'"
             ) from None
+        logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
         context = gx.get_context(mode="ephemeral")
         context.variables.progress_bars = {"globally": False}
         asset = context.data_sources.add_pandas("door").add_dataframe_asset("rows")

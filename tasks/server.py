@@ -39,11 +39,12 @@ def prefect_server() -> Iterator[str]:
     parent = os.getpid()
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
-    environment = {**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT_API_URL": url}
+    environment = {**os.environ, "PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
     server = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
     try:
         _wait_until_healthy(server, url)
         yield url
+        _drain()
     finally:
         server.terminate()
         try:
@@ -51,6 +52,15 @@ def prefect_server() -> Iterator[str]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def _drain() -> None:
+    """Let Prefect's background threads send their last log lines and events while there is a server to take them."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogHandler
+
+    APILogHandler().flush()
+    EventsWorker.drain_all(timeout=10)
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Sequence
@@ -46,7 +47,8 @@ def artifact_key(*parts: str) -> str:
 class TaskProgress:
     """A stage's progress as a Prefect progress artifact, sent every few seconds by a thread of its own.
 
-    A stage may call this from inside an event loop, where Prefect's client could not be used.
+    A stage may call this from inside an event loop, where Prefect's client could not be used. A stage that shows no
+    progress (it was there already) makes no artifact.
     """
 
     def __init__(self, stage: str, every_s: float = EVERY_S) -> None:
@@ -57,11 +59,10 @@ class TaskProgress:
         self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
         self._sent = ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        run = contextvars.copy_context().run  # Prefect keeps the task run and its settings in context variables
+        self._thread = threading.Thread(target=run, args=(self._watch,), name="progress", daemon=True)
 
     def __enter__(self) -> TaskProgress:
-        created: Any = create_progress_artifact(0.0, artifact_key("progress", self.stage), description=self.stage)
-        self.artifact = created
         self._thread.start()
         return self
 
@@ -91,14 +92,17 @@ class TaskProgress:
         self._send()
 
     def _send(self) -> None:
-        if not self._total or self.artifact is None:
-            return
         text = f"{self._label}: {self._done}/{self._total} {self._unit} {self._note}".rstrip()
-        if text == self._sent:
+        if not self._total or text == self._sent:
             return
         self._sent = text
+        share = min(100.0, 100.0 * self._done / self._total)
         try:
-            update_progress_artifact(self.artifact, min(100.0, 100.0 * self._done / self._total), text)
+            if self.artifact is None:
+                created: Any = create_progress_artifact(share, artifact_key("progress", self.stage), text)
+                self.artifact = created
+            else:
+                update_progress_artifact(self.artifact, share, text)
         except Exception as error:  # a server that is gone for a while must not stop training
             self.log.debug("progress not shown: %s", error)
 
