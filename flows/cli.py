@@ -37,18 +37,20 @@ Until = Annotated[str | None, typer.Option(help="Stop after this stage.")]
 
 
 def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
-    """A recipe and its store; `store=DIR` (or SQLTRAIN_STORE) says where everything goes, ./store by default."""
+    """A recipe with its overrides, and the store that they name."""
     from pipelines import recipes
+
+    rest, store = split(overrides)
+    return recipes.load(name, rest), store
+
+
+def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
+    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own."""
     from pipelines.store import Store
 
-    root = Path(os.environ.get("SQLTRAIN_STORE", "store"))
-    rest = []
-    for override in overrides:
-        if override.startswith("store="):
-            root = Path(override.removeprefix("store="))
-        else:
-            rest.append(override)
-    return recipes.load(name, rest), Store(root)
+    roots = [one.removeprefix("store=") for one in overrides if one.startswith("store=")]
+    root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE", "store")
+    return [one for one in overrides if not one.startswith("store=")], Store(Path(root).expanduser())
 
 
 @app.command()
@@ -137,9 +139,12 @@ def check(
 
       sqltrain check miniature --data
     """
-    from flows import checks
+    from flows import checks, screen
+    from flows.progress import Bars
 
-    problems, facts = checks.check(recipe, overrides or [], data, typer.echo)
+    rest, store = split(overrides or [])
+    with Bars(screen.console) as bars:
+        problems, facts = checks.check(recipe, rest, store, data, bars, bars.say)
     if as_json:
         emit({**facts, "problems": problems})
     if problems:

@@ -28,7 +28,7 @@ class Bars:
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
-        self._label, self._unit, self._done, self._total, self._last = "", "", 0, 0, 0.0
+        self._label, self._unit, self._note, self._done, self._total, self._last = "", "", "", 0, 0, 0.0
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -42,14 +42,16 @@ class Bars:
     def begin(self, stage: str, total: int, unit: str) -> None:
         """A new bar."""
         self._task = self._progress.add_task(stage, total=total, unit=unit, note="")
-        self._label, self._unit, self._done, self._total, self._last = stage, unit, 0, total, time.monotonic()
+        self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
+        self._last = time.monotonic()
 
     def advance(self, count: int, note: str = "") -> None:
         """Move the newest bar."""
         if self._task is None:
             return
         self._done += count
-        self._progress.update(self._task, advance=count, **({"note": note} if note else {}))
+        self._note = note or self._note
+        self._progress.update(self._task, advance=count, note=self._note)
         overdue = time.monotonic() - self._last > QUIET_SECONDS
         if not self.console.is_terminal and overdue and self._done < self._total:
             self._last = time.monotonic()
@@ -57,4 +59,4 @@ class Bars:
 
     def say(self, text: str) -> None:
         """One line above the bars."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

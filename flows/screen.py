@@ -24,11 +24,12 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
     """A plain run with its progress on the screen."""
     from flows import run as plain
 
-    console.print(f"[bold]{recipe.name}[/]: {recipe.title or 'a recipe'} [dim](store: {store.root})[/]")
+    console.print(f"[bold]{recipe.name}[/]: {recipe.title or 'a recipe'} [dim](store: {store.root})[/]", soft_wrap=True)
 
     def done(result: graph.StageResult, seconds: float) -> None:
         how = "[dim]there already[/]" if result.cached else f"{seconds:.1f} s"
-        console.print(f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {_facts(result.metrics)}")
+        line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {_facts(result.metrics)}"
+        console.print(line, soft_wrap=True)
 
     with Bars(console) as bars:
         return plain.run(recipe, store, bars, until, done)

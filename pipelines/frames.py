@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
@@ -32,7 +33,7 @@ def from_frame(frame: pl.DataFrame, kind: type[Record]) -> list[Record]:
     Raises:
         DataError: a column is missing or of the wrong type.
     """
-    names = set(kind.__dataclass_fields__)
+    names = {field.name for field in dataclasses.fields(cast(Any, kind))}
     return [
         from_dict(kind, {key: json.loads(value) if key in _AS_JSON else value for key, value in row.items()})
         for row in frame.select([name for name in frame.columns if name in names]).iter_rows(named=True)

@@ -10,7 +10,6 @@ from pipelines import frames
 from pipelines.config import Source
 from pipelines.data import base
 from pipelines.errors import DataError
-from pipelines.sql.analysis import hardness
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import DATA, sql_engine, write_lines
@@ -25,7 +24,8 @@ def build(ctx: Context) -> None:
     """
     data = ctx.recipe.data
     sources = [("sft", data.sft), *(("rl", source) for source in data.rl), ("dev", data.dev), ("test", data.test)]
-    parts, bad, numbers = [], [], {}
+    parts, bad = [], []
+    numbers: dict[str, float] = {}
     ctx.progress.begin(ctx.stage, len(sources), "pools")
     with sql_engine(ctx.recipe) as sql:
         for pool, source in sources:
@@ -44,7 +44,7 @@ def build(ctx: Context) -> None:
 def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list[Example], list[base.Rejected]]:
     """One source's good examples and its bad rows."""
     loaded = base.read(source, ctx.recipe.seed, ctx.folder)
-    kept, broken = base.check_gold(loaded.examples, sql)
+    kept, broken = base.check_gold(loaded.examples, sql, ctx.folder)
     rejected = [*loaded.quarantine, *broken]
     total = len(kept) + len(rejected)
     if not kept or len(rejected) / total > ctx.recipe.data.max_bad_share:
@@ -53,10 +53,4 @@ def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list
             f"pool {pool}: {len(rejected)} of {total} rows of the {source.kind} source are bad{first}",
             "Mend them, or raise data.max_bad_share.",
         )
-    return [_with_hardness(example) for example in kept], rejected
-
-
-def _with_hardness(example: Example) -> Example:
-    if example.hardness is not None:
-        return example
-    return dataclasses.replace(example, hardness=hardness(example.gold_sql))
+    return kept, rejected

@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.data.base import resolve
-from pipelines.types import Database, Example, Trajectory
+from pipelines.types import Database, Example, SchemaItems, Trajectory
 
 if TYPE_CHECKING:
     from pipelines.config import Recipe
@@ -78,3 +78,16 @@ def single_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:
+    """Accepted gold schemas by example id; None where the recipe has no such stage."""
+    if folder is None:
+        return None
+    rows = frames.read(folder / DATA).iter_rows(named=True)
+    parsed = ({name: json.loads(value) for name, value in row.items()} for row in rows)
+    return {
+        row["example_id"]: SchemaItems(frozenset(row["tables"]), frozenset((t, c) for t, c in row["columns"]))
+        for row in parsed
+        if row["accepted"]
+    }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -18,7 +20,7 @@ Item = TypeVar("Item")
 Run = Callable[[Sequence[Any], Path], str]
 RETRIES = 3
 
-_run: Run | None = None
+_make: Callable[[], Run] | None = None
 
 
 class Shards(Generic[Item]):
@@ -99,18 +101,24 @@ class Shards(Generic[Item]):
             for future in done:
                 progress.advance(todo.pop(future), future.result())
 
+    def rows(self) -> Iterator[Any]:
+        """What the shards hold, in the order of the items: one JSON value a line."""
+        for index in range(len(self)):
+            with self.path(index).open(encoding="utf-8") as file:
+                yield from map(json.loads, file)
+
 
 def _start(parent: int, make: Callable[..., Run], args: tuple[Any, ...]) -> None:
     from pipelines.processes import die_with_parent
 
     die_with_parent(parent)
-    global _run
-    _run = make(*args)
+    global _make
+    _make = functools.cache(lambda: make(*args))
 
 
 def _work(items: Sequence[Any], path: Path) -> str:
-    assert _run is not None, "the initializer runs before any work"
-    return _finish(_run, items, path)
+    assert _make is not None, "the initializer runs before any work"
+    return _finish(_make(), items, path)  # made here, so that its errors reach the parent as they are
 
 
 def _finish(run: Run, items: Sequence[Any], path: Path) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import frames, protocols
+from pipelines import frames
 from pipelines.config import Recipe
+from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import Context
@@ -35,7 +36,7 @@ def build(ctx: Context) -> None:
 
 def start(recipe: Recipe) -> Run:
     """A process's own engine; its run answers one shard of questions."""
-    protocol = protocols.base.build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
     engine = RolloutEngine(
         teacher(recipe),
         protocol,
@@ -62,7 +63,7 @@ def start(recipe: Recipe) -> Run:
 def teacher(recipe: Recipe) -> Policy:
     """The policy that the recipe's teacher section names."""
     settings = recipe.synthesis.teacher
-    protocol = protocols.base.build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
     if settings.kind == "oracle":
         from pipelines.rollout.policies.oracle import OraclePolicy
 

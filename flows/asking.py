@@ -1,0 +1,82 @@
+"""One question to a trained model, its turns shown as they happen; and any checkpoint folder evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.config import Recipe
+from pipelines.errors import DataError
+from pipelines.store import Store
+from pipelines.types import Database, EngineName, Example, Turn
+
+SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
+
+
+def newest_model(recipe: Recipe, store: Store) -> Path:
+    """The model folder of the recipe's newest finished training stage.
+
+    Raises:
+        DataError: the recipe has not been trained yet.
+    """
+    from pipelines.stages import graph
+
+    steps = {step.name: step for step in graph.plan(recipe, store)}
+    for name in ("grpo", "sft"):
+        if name in steps and steps[name].cached:
+            return steps[name].folder / "model"
+    raise DataError(f"recipe {recipe.name} has no trained model in {store.root}", f"Run: sqltrain run {recipe.name}")
+
+
+def ask(
+    recipe: Recipe, store: Store, question: str, database: Path, model: Path | None, show: Callable[[str], None]
+) -> None:
+    """Answer a question about a database with the greedy policy, showing each turn.
+
+    Raises:
+        DataError: there is no such database or model, or the model gave no answer.
+    """
+    if not database.is_file():
+        raise DataError(f"no such database: {database}", "Pass --database FILE.sqlite.")
+    if model is not None and not (model / "config.json").is_file():
+        raise DataError(f"no model in {model}", "Pass a checkpoint folder that holds a config.json.")
+    folder = model or newest_model(recipe, store)
+    engine = SUFFIXES.get(database.suffix, "sqlite")
+    example = Example("ask", question, Database(database.stem, engine, str(database.resolve())), gold_sql="")
+
+    from pipelines.protocols.base import build
+    from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+    from pipelines.stages.inputs import schemas, sql_engine
+    from pipelines.stages.policies import local_policy
+
+    sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
+    with sql_engine(recipe, workers=1) as sql:
+        rollout = RolloutEngine(
+            local_policy(str(folder), recipe, slots=1),
+            build(recipe.protocol),
+            sql,
+            sampling,
+            recipe.protocol.max_turns_eval,
+            schemas(recipe),
+        )
+        (trajectory,) = rollout.run([EpisodeRequest(example, 0, recipe.seed)], on_turn=lambda turn: show(_shown(turn)))
+        if trajectory.final_sql is None:
+            raise DataError(
+                f"the model gave no answer ({trajectory.stop.value})", "Try other words, or a better model."
+            )
+        result = sql.execute_many([(example.database, trajectory.final_sql)], max_rows=50)[0]
+    show(f"\nSQL: {trajectory.final_sql}")
+    if result.ok:
+        show(" | ".join(result.columns))
+        for row in result.rows:
+            show(" | ".join("NULL" if value is None else str(value) for value in row))
+        show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
+    else:
+        show(f"it does not run: {result.error}")
+
+
+def _shown(turn: Turn) -> str:
+    """One turn for a terminal: control characters of a model or a database must not reach it."""
+    parts = [turn.text] if turn.observation is None else [turn.text, turn.observation]
+    text = "\n  ".join(parts)
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

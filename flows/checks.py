@@ -1,0 +1,118 @@
+"""`sqltrain check`: every recipe loads, and every gold SQL runs and earns the full reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flows.progress import Bars
+from pipelines import recipes
+from pipelines.config import Recipe
+from pipelines.errors import UserError
+from pipelines.stages import graph
+from pipelines.store import Store
+from pipelines.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
+
+Say = Callable[[str], None]
+
+
+def check(
+    name: str | None, overrides: Sequence[str], store: Store, health: bool, bars: Bars, say: Say
+) -> tuple[list[str], dict[str, Any]]:
+    """Problems in one line each, and the counts of what was looked at.
+
+    Args:
+        name: one recipe, whose gold SQL is then run too; None loads all recipes and runs the miniature's gold.
+        health: also report on slow, empty, order-ambiguous and nondeterministic gold SQL.
+    """
+    problems: list[str] = []
+    names = recipes.recipe_names() if name is None else [name]
+    n_variants = 0
+    for one in names:
+        for variant in (None, *recipes.variants(one)):
+            n_variants += variant is not None
+            problems += _loads(one, [*([f"variant={variant}"] if variant else []), *overrides])
+    say(f"{len(names)} recipes with {n_variants} variants: {'all load' if not problems else 'problems'}")
+    recipe = recipes.load(name or "miniature", overrides)
+    steps = graph.plan(recipe, store, until="data")
+    folder = graph.execute(steps[0], recipe, store, bars, steps).folder
+    found, facts = _gold(recipe, folder, bars)
+    say(f"{facts['gold_checked']} gold SQL of {recipe.name}: {facts['gold_full']} earn the full reward")
+    if health:
+        facts |= _health(recipe, folder, say)
+    return [*problems, *found], {"recipes": len(names), "variants": n_variants, **facts}
+
+
+def _loads(name: str, overrides: list[str]) -> list[str]:
+    """Whether a recipe loads, and its protocol and rewards can be made."""
+    from pipelines.protocols.base import build
+    from pipelines.rewards.rubric import Rubric
+
+    try:
+        recipe = recipes.load(name, overrides)
+        build(recipe.protocol)
+        if recipe.rewards:
+            Rubric(recipe.rewards)
+    except UserError as error:
+        return [f"{name} {' '.join(overrides)}: {error}"]
+    return []
+
+
+def _gold(recipe: Recipe, folder: Any, bars: Bars) -> tuple[list[str], dict[str, Any]]:
+    """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
+    from pipelines.rewards.outcome import judge_trajectories
+    from pipelines.rewards.rubric import Rubric
+    from pipelines.stages.inputs import examples, schemas, sql_engine
+
+    pool = {example.id: example for example in examples(folder, "sft", "rl", "dev", "test")}
+    answers = [_answer(example) for example in pool.values()]
+    rubric = Rubric(recipe.rewards) if recipe.rewards else None
+    problems: list[str] = []
+    full = 0
+    bars.begin("gold SQL", len(answers), "queries")
+    with sql_engine(recipe) as sql:
+        for start in range(0, len(answers), 512):
+            part = answers[start : start + 512]
+            for outcome in judge_trajectories(
+                part, pool, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns
+            ):
+                why = _short(outcome, rubric)
+                full += not why
+                if why:
+                    problems.append(f"gold SQL of {outcome.example_id}: {why}: {pool[outcome.example_id].gold_sql}")
+            bars.advance(len(part))
+    return problems, {"gold_checked": len(answers), "gold_full": full}
+
+
+def _answer(example: Example) -> Trajectory:
+    action = Action(ActionKind.SOLUTION, example.gold_sql, "gold")
+    turn = Turn("", action)
+    return Trajectory(example.id, 0, "gold", "check", (), (turn,), example.gold_sql, StopReason.SOLUTION)
+
+
+def _short(outcome: Outcome, rubric: Any) -> str:
+    """Why a gold SQL is not paid in full; "" when it is. Terms of phases cannot be earned in one turn: left out."""
+    if outcome.broken:
+        return "it does not run"
+    if not outcome.correct:
+        return f"it does not equal itself under {outcome.equality}"
+    if rubric is None:
+        return ""
+    from pipelines.rewards.rubric import SPANS
+
+    terms = rubric.score(outcome).by_term
+    low = [name for name, value in terms.items() if name in SPANS and value < 1.0]
+    return f"{', '.join(low)} below 1" if low else ""
+
+
+def _health(recipe: Recipe, folder: Any, say: Say) -> dict[str, Any]:
+    """The report of `pipelines/sql/health.py` over all pools."""
+    from pipelines.sql import health
+    from pipelines.stages.inputs import examples, sql_engine
+
+    pool = list({example.id: example for example in examples(folder, "sft", "rl", "dev", "test")}.values())
+    with sql_engine(recipe) as sql:
+        report = health.examine(pool, sql)
+    for line in health.lines(report):
+        say(line)
+    return {"health": health.counts(report)}

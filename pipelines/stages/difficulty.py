@@ -1,0 +1,89 @@
+"""Stage 6: how often the policy solves each RL question, and which of them GRPO should train on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines import frames
+from pipelines.config import Recipe
+from pipelines.curation import difficulty
+from pipelines.errors import DataError
+from pipelines.protocols.base import build as build_protocol
+from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.stages.context import Context
+from pipelines.stages.inputs import DATA, episode_seed, examples, schemas, single_thread, sql_engine, write_lines
+from pipelines.stages.policies import policy
+from pipelines.stages.shards import Run, Shards
+from pipelines.types import Example, Outcome
+
+
+def build(ctx: Context) -> None:
+    """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`.
+
+    Raises:
+        DataError: no question is left to train on.
+    """
+    settings = ctx.recipe.difficulty
+    questions = _candidates(ctx)
+    shards = Shards(questions, ctx.recipe.rollout.shard, ctx.folder)
+    ctx.progress.begin(ctx.stage, len(questions), "questions")
+    shards.run(start, (ctx.recipe, ctx.checkpoint), ctx.recipe.rollout.processes, ctx.progress)
+    scored = [difficulty.Scored(**row) for row in shards.rows()]
+    chosen = difficulty.select(scored, settings, ctx.recipe.seed)
+    rows = [{"example_id": one.example_id, "samples": one.samples, "right": one.right} for one in scored]
+    frames.write(ctx.folder / DATA, pl.DataFrame(rows))
+    names = [(name, "balanced") for name in chosen.balanced] + [(name, "explore") for name in chosen.explore]
+    if not names:
+        raise DataError(
+            f"none of {len(scored)} questions is worth training on: each is always or never solved",
+            "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
+        )
+    frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
+    ctx.metrics(
+        {"balanced": len(chosen.balanced), "explore": len(chosen.explore), **difficulty.summary(scored, settings.group)}
+    )
+
+
+def _candidates(ctx: Context) -> list[Example]:
+    """The RL pool, or `difficulty.candidates` of it by the seed."""
+    pool, count = examples(ctx.inputs["data"], "rl"), ctx.recipe.difficulty.candidates
+    if count is None or count >= len(pool):
+        return pool
+    chosen = random.Random(f"{ctx.recipe.seed}/candidates").sample(range(len(pool)), count)
+    return [pool[index] for index in sorted(chosen)]
+
+
+def start(recipe: Recipe, checkpoint: str) -> Run:
+    """A process's own policy; its run writes one line a question: samples that count, and how many were right."""
+    single_thread()
+    settings, sql, schema = recipe.difficulty, sql_engine(recipe, workers=1), schemas(recipe)
+    engine = RolloutEngine(
+        policy(checkpoint, recipe),
+        build_protocol(recipe.protocol),
+        sql,
+        settings.sampling,
+        recipe.protocol.max_turns,
+        schema,
+    )
+
+    def run(questions: Sequence[Any], path: Path) -> str:
+        requests = [
+            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
+            for question in questions
+            for sample in range(settings.group)
+        ]
+        by_id = {question.id: question for question in questions}
+        outcomes: list[Outcome] = judge_trajectories(
+            engine.run(requests), by_id, sql, schema, recipe.execution.equality, recipe.protocol.max_turns
+        )
+        scored = difficulty.score(outcomes)
+        write_lines(path, ({"example_id": s.example_id, "samples": s.samples, "right": s.right} for s in scored))
+        return f"{sum(s.right for s in scored)}/{sum(s.samples for s in scored)} right"
+
+    return run
