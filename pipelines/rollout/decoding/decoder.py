@@ -13,7 +13,7 @@ import torch
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding.sampling import draw, uniforms
 from pipelines.rollout.decoding.slots import Slots, Span
-from pipelines.rollout.decoding.stops import StopStrings
+from pipelines.rollout.decoding.stops import StopStrings, cut
 from pipelines.rollout.policies.base import Completion, Request
 
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are taken in over several steps
@@ -193,12 +193,11 @@ class Decoder:
     def _ended(self, row: _Row) -> Completion | None:
         """The finished turn; None while it goes on."""
         drawn = row.ids[len(row.request.token_ids) :]
-        stops = self._stops[row.request.stop]
         said = drawn[:-1] if drawn[-1] in self._end_ids else drawn
-        stopped = said is not drawn or stops.ended(drawn)
+        stopped = said is not drawn or self._stops[row.request.stop].ended(drawn)
         if not stopped and len(drawn) < row.request.max_tokens:
             return None
-        text = stops.cut(self._codec.decode(said))
+        text = cut(self._codec.decode(said), row.request.stop)
         return Completion(text, tuple(drawn), tuple(row.logprobs), "stop" if stopped else "length")
 
 

@@ -34,7 +34,8 @@ class StopStrings:
         tail = self._decode(turn[-self._tail :])
         return any(stop in tail for stop in self._stops)
 
-    def cut(self, text: str) -> str:
-        """The text up to the end of its first stop string: a last token may hold more than the string's end."""
-        ends = [found + len(stop) for stop in self._stops if (found := text.find(stop)) >= 0]
-        return text[: min(ends)] if ends else text
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """The text up to the end of its first stop string: a last token, or a server, may say more than that."""
+    ends = [found + len(stop) for stop in stops if (found := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text

@@ -1,8 +1,8 @@
-"""The scripted oracle: a teacher that knows the gold SQL, yet looks a stored value up before it uses it.
+"""The scripted oracle: a teacher that knows the gold SQL, yet looks everything up before it uses it.
 
-Its episode is a list of actions decided by the example and the episode's seed: a probe for every text that the gold SQL
-compares, sometimes a mistake that the database's answer shows, then the answer. Nothing that it says before a probe
-holds a stored value that the question does not name.
+Its episode is a list of actions, decided by the example and the episode's seed: looks into the catalogue where the
+prompt hides the schema, a probe for every text that the gold SQL compares, sometimes a mistake that the database's
+answer shows, then the answer. Nothing that it says before a probe holds a stored value that the question does not name.
 """
 
 from __future__ import annotations
@@ -10,25 +10,43 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from pipelines.errors import DataError
 from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.types import Action, ActionKind, Example
+from pipelines.sql.analysis import schema_items
+from pipelines.sql.schema import Schema, introspect
+from pipelines.types import Action, ActionKind, Example, SchemaItems
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
 
+TABLES = ("list the tables", "see the tables")
+COLUMNS = ("columns of {table}", "look into {table}")
 PROBE = ("check {column}", "look at {column}", "see {column} of {table}", "how is {column} stored")
 GUESS = ("try {asked}", "maybe it is {asked}")
-FOUND = "{asked} is {stored}"
 SLIP = ("query {table}", "read {table}")
-ANSWER = ("answer", "now answer", "this is clear", "no need to check")
+PROPOSE = ("this is enough", "these will do")
+CONFIRM = ("it runs", "the result fits")
+PLAIN = ("answer", "now answer", "this is clear", "no need to check")
+MOST_PROBES = 3
+
+LIST_TABLES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
+    "duckdb": "SELECT table_name FROM information_schema.tables",
+    "postgres": "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
+}
+LIST_COLUMNS = {
+    "sqlite": "SELECT name FROM pragma_table_info ( '{table}' )",
+    "duckdb": "SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'",
+    "postgres": "SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,18 +54,23 @@ class Lookup:
     """A stored text that the answer needs, and the probe that shows it.
 
     Attributes:
-        asked: what the question calls it, as far as is known: the stored text itself when the source does not say.
+        asked: what the question calls it; None where the source does not say.
     """
 
     table: str
     column: str
-    asked: str
     stored: str
     probe: str
+    asked: str | None = None
+
+    @property
+    def finding(self) -> str:
+        """What the probe shows, as the step from the question's word to the stored text."""
+        return f"{self.asked or self.column} is {self.stored}"
 
 
 class OraclePolicy(ScriptedPolicy):
-    """Plays the plan of an example's gold SQL through a protocol.
+    """Plays the plan of an example's gold SQL through any protocol.
 
     Args:
         error_rate: share of episodes with one mistake: a guessed value or a wrong table, seen and repaired.
@@ -57,11 +80,13 @@ class OraclePolicy(ScriptedPolicy):
         super().__init__(self._say, name="oracle")
         self._protocol = protocol
         self._error_rate = error_rate
+        self._schemas: dict[str, Schema | None] = {}
+        self._phases = protocol.name == "phases"
+        self._look = ActionKind.EXPLORE if self._phases else ActionKind.SQL
 
     def _say(self, request: Request) -> str:
         """The turn's text; "" when the protocol cannot say the gold SQL (it holds one of its tags)."""
-        rng = random.Random(f"{request.seed}/{request.example.id}")
-        actions = self._script(request.example, rng)
+        actions = self.script(request.example, request.seed)
         forced = self._protocol.force()
         ends_now = bool(forced) and request.messages[-1][1].endswith(forced)
         action = actions[-1] if ends_now else actions[min(request.turn, len(actions) - 1)]
@@ -70,21 +95,101 @@ class OraclePolicy(ScriptedPolicy):
         except ValueError:
             return ""
 
-    def _script(self, example: Example, rng: random.Random) -> list[Action]:
+    def script(self, example: Example, seed: int) -> list[Action]:
+        """The whole episode; its last action is the answer."""
+        rng = random.Random(f"{seed}/{example.id}")
         sql = example.gold_sql.strip().rstrip(";").strip()
-        plain = Action(ActionKind.SOLUTION, sql, rng.choice(ANSWER))
         if self._protocol.name == "single_turn":
-            return [plain]
-        found = lookups(example)
+            return [Action(ActionKind.SOLUTION, sql, rng.choice(PLAIN))]
+        found = lookups(example, self._schema(example))
         mistaken = rng.random() < self._error_rate
-        if not found:
-            return [*(_slip(sql, example, rng) if mistaken else ()), plain]
-        first = _guess(sql, found, rng) if mistaken else []
-        return [*first, *_probes(found, rng), Action(ActionKind.SOLUTION, sql, _mapping(found))]
+        answer = " , ".join(dict.fromkeys(one.finding for one in found)) or rng.choice(PLAIN)
+        if self._phases:
+            return self._in_phases(example, sql, answer, found, mistaken, rng)
+        mistake = self._mistake(example, sql, found, rng) if mistaken else []
+        looks = [*self._catalogue(example, rng), *mistake, *self._probes(found, rng)]
+        return [*looks, Action(ActionKind.SOLUTION, sql, answer)]
+
+    def _in_phases(
+        self, example: Example, sql: str, answer: str, found: Sequence[Lookup], mistaken: bool, rng: random.Random
+    ) -> list[Action]:
+        """Explore, propose, generate, confirm, as far as the protocol has these phases.
+
+        A mistake is a guessed value that gives no rows: an execution error would break TRUST-SQL's format.
+        """
+        guess = _guess(sql, found, ActionKind.GENERATE, rng) if mistaken else []
+        actions = [
+            *self._catalogue(example, rng),
+            *guess,
+            *self._probes(found, rng),
+            *self._proposal(example, rng),
+            Action(ActionKind.GENERATE, sql, answer),
+            Action(ActionKind.SOLUTION, sql, rng.choice(CONFIRM)),
+        ]
+        return [action for action in actions if self._can_say(action)]
+
+    def _can_say(self, action: Action) -> bool:
+        """Whether the protocol's variant has such an action; the answer stays, whatever its text."""
+        try:
+            self._protocol.write(action)
+        except ValueError:
+            return action.kind is ActionKind.SOLUTION
+        return True
+
+    def _schema(self, example: Example) -> Schema | None:
+        location = example.database.location
+        if location not in self._schemas:
+            try:
+                self._schemas[location] = introspect(example.database)
+            except DataError:
+                self._schemas[location] = None
+        return self._schemas[location]
+
+    def _items(self, example: Example) -> SchemaItems:
+        schema = self._schema(example)
+        items = schema_items(example.gold_sql, schema, example.database.engine) if schema else None
+        return items or SchemaItems(frozenset(), frozenset())
+
+    def _catalogue(self, example: Example, rng: random.Random) -> list[Action]:
+        """Looks at what the prompt does not show: the tables' names, then the columns of those that are needed."""
+        view, engine = self._protocol.config.schema_view, example.database.engine
+        if view not in ("hidden", "names"):
+            return []
+        names = [Action(self._look, LIST_TABLES[engine], rng.choice(TABLES))] if view == "hidden" else []
+        return names + [
+            Action(self._look, LIST_COLUMNS[engine].format(table=table), rng.choice(COLUMNS).format(table=table))
+            for table in sorted(self._items(example).tables)
+        ]
+
+    def _proposal(self, example: Example, rng: random.Random) -> list[Action]:
+        from pipelines.protocols.knowledge import proposal
+
+        items = self._items(example)
+        if not items.tables:
+            return []
+        columns: dict[str, list[str]] = {table: [] for table in sorted(items.tables)}
+        for table, column in sorted(items.columns):
+            columns.get(table, []).append(column)
+        content = proposal(list(columns), {table: names for table, names in columns.items() if names})
+        return [Action(ActionKind.PROPOSE, content, rng.choice(PROPOSE))]
+
+    def _probes(self, found: Sequence[Lookup], rng: random.Random) -> list[Action]:
+        probes = dict.fromkeys((one.probe, one.table, one.column) for one in found)
+        return [
+            Action(self._look, sql, rng.choice(PROBE).format(table=table, column=column))
+            for sql, table, column in list(probes)[:MOST_PROBES]
+        ]
+
+    def _mistake(self, example: Example, sql: str, found: Sequence[Lookup], rng: random.Random) -> list[Action]:
+        return _guess(sql, found, ActionKind.SQL, rng) if found else _slip(sql, example, rng)
 
 
-def lookups(example: Example) -> list[Lookup]:
-    """What must be looked up: the source's own plan (`meta["filters"]`), else every text that the gold SQL compares."""
+def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
+    """What must be looked up: the source's own plan (`meta["filters"]`), else every text that the gold SQL compares.
+
+    Args:
+        schema: resolves unqualified columns, and tells a double-quoted text from a column; may be None.
+    """
     plan = example.meta.get("filters")
     if plan is not None:
         return [Lookup(**step, probe=f"SELECT DISTINCT {step['column']} FROM {step['table']}") for step in plan]
@@ -93,30 +198,47 @@ def lookups(example: Example) -> list[Lookup]:
         tree = sqlglot.parse_one(example.gold_sql, dialect=dialect)
     except (SqlglotError, RecursionError):
         return []
+    owners = _owners(schema)
     found: dict[tuple[str, str, str], Lookup] = {}
-    for column, text in _compared(tree):
-        table = _table_of(column)
-        if table is None:
-            continue
-        probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table.name)).sql(dialect)
-        found.setdefault((table.name, column.name, text), Lookup(table.name, column.name, text, text, probe))
+    for column, text in _compared(tree, owners):
+        table = _table_of(column, owners)
+        if table is not None:
+            probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table.name)).sql(dialect)
+            found.setdefault((table.name, column.name, text), Lookup(table.name, column.name, text, probe))
     return list(found.values())
 
 
-def _compared(tree: exp.Expr) -> list[tuple[exp.Column, str]]:
-    """Columns that are compared with a text literal, with the text, in reading order."""
-    found: list[tuple[exp.Column, str]] = []
+def _owners(schema: Schema | None) -> dict[str, set[str]]:
+    """Tables by column, in lower case."""
+    owners: dict[str, set[str]] = {}
+    for table in schema.tables if schema else ():
+        for column in table.columns:
+            owners.setdefault(column.name.lower(), set()).add(table.name.lower())
+    return owners
+
+
+def _compared(tree: exp.Expr, owners: dict[str, set[str]]) -> Iterator[tuple[exp.Column, str]]:
+    """Columns that are compared with a text, with the text, in reading order."""
     for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False):
         column = node.this
         if not isinstance(column, exp.Column):
             continue
-        others = node.expressions if isinstance(node, exp.In) else [node.expression]
-        found += [(column, other.name) for other in others if isinstance(other, exp.Literal) and other.is_string]
-    return found
+        for other in node.expressions if isinstance(node, exp.In) else [node.expression]:
+            if _is_text(other, owners):
+                yield column, other.name.strip("%")
 
 
-def _table_of(column: exp.Column) -> exp.Table | None:
-    """The table that a column stands for: by its qualifier, else the only table of its own SELECT."""
+def _is_text(node: exp.Expr, owners: dict[str, set[str]]) -> bool:
+    """A text literal; SQLite also reads a double-quoted name that no column has as one."""
+    if isinstance(node, exp.Literal):
+        return node.is_string
+    if not isinstance(node, exp.Column) or node.table or not node.this.args.get("quoted"):
+        return False
+    return bool(owners) and node.name.lower() not in owners
+
+
+def _table_of(column: exp.Column, owners: dict[str, set[str]]) -> exp.Table | None:
+    """The table that a column of a SELECT stands for: by its qualifier, else the only source that has it."""
     scope = column.find_ancestor(exp.Select)
     if scope is None:
         return None
@@ -124,31 +246,23 @@ def _table_of(column: exp.Column) -> exp.Table | None:
     tables = [source for source in sources if isinstance(source, exp.Table)]
     if column.table:
         tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
+    elif owners:
+        tables = [table for table in tables if table.name.lower() in owners.get(column.name.lower(), ())]
     return tables[0] if len(tables) == 1 else None
 
 
-def _probes(found: Sequence[Lookup], rng: random.Random) -> list[Action]:
-    probes = list(dict.fromkeys((step.probe, step.table, step.column) for step in found))
-    return [
-        Action(ActionKind.SQL, sql, rng.choice(PROBE).format(table=table, column=column))
-        for sql, table, column in probes
-    ]
-
-
-def _mapping(found: Sequence[Lookup]) -> str:
-    """What the probes showed: the step from the question's words to the stored texts."""
-    pairs = dict.fromkeys(FOUND.format(asked=step.asked, stored=step.stored) for step in found)
-    return " , ".join(pairs)
-
-
-def _guess(sql: str, found: Sequence[Lookup], rng: random.Random) -> list[Action]:
-    """The answer with the first value as the question says it; in capitals when that would be right."""
-    first = found[0]
-    word = first.asked if first.asked != first.stored else first.asked.upper()
-    wrong = sql.replace(f"'{first.stored}'", f"'{word}'")
+def _guess(sql: str, found: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
+    """The answer with every value as the question says it; in capitals where that would be the stored text."""
+    words = {one.stored: _wrong_word(one) for one in found}
+    quoted = re.compile(rf"(['\"])({'|'.join(map(re.escape, words))})\1")
+    wrong = quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql) if found else sql
     if wrong == sql:
         return []
-    return [Action(ActionKind.SQL, wrong, rng.choice(GUESS).format(asked=word))]
+    return [Action(kind, wrong, rng.choice(GUESS).format(asked=words[found[0].stored]))]
+
+
+def _wrong_word(one: Lookup) -> str:
+    return one.asked if one.asked and one.asked != one.stored else one.stored.upper()
 
 
 def _slip(sql: str, example: Example, rng: random.Random) -> list[Action]:

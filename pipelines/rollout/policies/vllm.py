@@ -1,0 +1,133 @@
+"""The policy behind vLLM servers: completions of token ids, with the ids and log-probabilities that were sampled.
+
+The servers run in an environment of their own (`vllm serve MODEL`, 0.10.2 or newer) and keep a conversation's keys and
+values in their prefix cache; an episode stays with one server for that. The same seed gives the same tokens only as far
+as the server's batches round alike: vLLM does not promise it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import EndpointError, ResourceError
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.decoding.stops import cut
+from pipelines.rollout.endpoints import Connection, Endpoint
+from pipelines.rollout.policies.base import Completion, Policy, Request
+
+LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
+CONNECT_S = 10.0
+
+
+class VllmPolicy(Policy):
+    """Asks vLLM servers for each turn.
+
+    Args:
+        servers: base URLs, up to and with `/v1`; episodes are dealt out among them in turn.
+        checkpoint: where the servers' tokenizer is: a folder or a hub name.
+
+    Raises:
+        ResourceError: no server is named, or one serves no model.
+        EndpointError: a server does not answer.
+    """
+
+    name = "vllm"
+
+    def __init__(self, servers: Sequence[str], checkpoint: str | Path) -> None:
+        if not servers:
+            raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
+        from transformers import AutoTokenizer
+
+        self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint)))
+        self.live = LIVE_PER_SERVER * len(servers)
+        served = [_served(url) for url in servers]
+        self._connections = [
+            Connection(Endpoint(base_url=url, model=model), url)
+            for url, (model, _) in zip(servers, served, strict=True)
+        ]
+        self.context = min((context for _, context in served if context), default=None)
+        self._turns = itertools.cycle(range(len(servers)))
+        self._home: dict[str, int] = {}
+        end_ids = (self.codec.end_id, self.codec.tokenizer.eos_token_id)
+        self._end_ids = frozenset(index for index in end_ids if index is not None)
+
+    def open(self, session: str) -> None:
+        """See `Policy.open`."""
+        self._home[session] = next(self._turns)
+
+    def release(self, session: str) -> None:
+        """See `Policy.release`."""
+        self._home.pop(session, None)
+
+    async def generate(self, request: Request) -> Completion:
+        """One agent turn. When the episode's server fails, the next one is asked; see `Connection.ask` for errors."""
+        home = self._home.get(request.session, 0)
+        for attempt in range(len(self._connections)):
+            try:
+                return await self._ask(self._connections[(home + attempt) % len(self._connections)], request)
+            except EndpointError:
+                if attempt == len(self._connections) - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections:
+            await connection.close()
+
+    async def _ask(self, connection: Connection, request: Request) -> Completion:
+        body = self._body(request, connection.endpoint.model)
+        answer = await connection.ask(lambda client: client.completions.create(**body))
+        return self._completion(answer.choices[0], request)
+
+    def _body(self, request: Request, model: str) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "model": model,
+            "prompt": list(request.token_ids),
+            "max_tokens": request.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": (request.seed * 2654435761 + request.turn) % 2**31,
+            "stop": list(request.stop),
+            "logprobs": 1,
+            "extra_body": {
+                "return_token_ids": True,
+                "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
+                "add_special_tokens": False,
+            },
+        }
+
+    def _completion(self, choice: Any, request: Request) -> Completion:
+        """Token ids as they were sampled; the text is decoded here, as the in-process policy does it."""
+        ids = getattr(choice, "token_ids", None)
+        if not ids:
+            raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
+        said = ids[:-1] if ids[-1] in self._end_ids else ids
+        text = cut(self.codec.decode(said), request.stop)
+        logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs and _comparable(request) else ()
+        return Completion(text, tuple(ids), logprobs, "length" if choice.finish_reason == "length" else "stop")
+
+
+def _comparable(request: Request) -> bool:
+    """Whether vLLM's log-probabilities, which are before temperature, are those of `Completion`."""
+    return request.sampling.temperature in (0.0, 1.0)
+
+
+def _served(url: str) -> tuple[str, int | None]:
+    """What a server serves: the model's name and its longest sequence."""
+    import openai
+
+    try:
+        with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+            models = client.models.list().data
+    except openai.APIError as error:
+        hint = "Start it: vllm serve MODEL; then name its address with /v1 in rollout.servers."
+        raise EndpointError(f"no vLLM server answers at {url} ({type(error).__name__})", hint) from None
+    if not models:
+        raise ResourceError(f"the server at {url} serves no model")
+    return models[0].id, getattr(models[0], "max_model_len", None)
