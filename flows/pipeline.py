@@ -1,16 +1,20 @@
-"""The stage graph as Prefect flows: one task a stage, a form in the UI, and the same store as the plain run."""
+"""The stage graph as Prefect flows: one task a stage, a form in the UI, and the same store as the plain run.
+
+What a flow finds in the store is not made again: `train` goes on where `curate` ended.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from prefect import flow, runtime
+from prefect import Flow, flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import Field
 
+from flows.cli import open_recipe
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
@@ -21,15 +25,7 @@ from tasks.stage import Walk, run_stage
 from tasks.summary import accuracy_markdown, stage_rows
 from tasks.tracking import Tracker
 
-NAMES = recipes.recipe_names()
-RecipeName = Annotated[str, Field(description="A recipe of conf/recipes.", json_schema_extra={"enum": [*NAMES]})]
-Overrides = Annotated[
-    tuple[str, ...], Field(description="Changes to the recipe, one an item: grpo.steps=50, variant=NAME, seed=1.")
-]
-StoreFolder = Annotated[
-    Path, Field(description="Where datasets and checkpoints are kept; all workers of a run must see it.")
-]
-DEFAULT, HERE = "miniature", Path("store")
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
 
 
 def walk(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
@@ -63,53 +59,46 @@ def _publish(steps: list[graph.Step], done: dict[str, graph.StageResult]) -> Non
         create_link_artifact(page.as_uri(), key="report", link_text=str(page), description="The report")
 
 
-def _deployed(recipe: str, overrides: tuple[str, ...], store: Path, last: tuple[str, ...]) -> list[graph.StageResult]:
-    """Up to the latest of the stages `last` that the recipe has; () is the whole graph."""
-    loaded = recipes.load(recipe, overrides)
-    names = [stage.name for stage in graph.active(loaded) if stage.name in last]
+def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
+    """The latest of the stages `last` that the recipe has; None, the whole graph, when `last` is ().
+
+    Raises:
+        RecipeError: the recipe has none of them.
+    """
+    names = [stage.name for stage in graph.active(recipe) if stage.name in last]
     if last and not names:
-        raise RecipeError(f"recipe {recipe} has none of the stages {', '.join(last)}")
-    return walk(loaded, Store(store), names[-1] if names else None)
+        raise RecipeError(f"recipe {recipe.name} has none of the stages {', '.join(last)}")
+    return names[-1] if names else None
 
 
-@flow(name="synthesize", flow_run_name="synthesize {recipe}", persist_result=False)
-def synthesize(
-    recipe: RecipeName = DEFAULT, overrides: Overrides = (), store: StoreFolder = HERE
-) -> list[graph.StageResult]:
-    """Read and check the questions and let the teacher write trajectories."""
-    return _deployed(recipe, overrides, store, ("data", "synthesize"))
+def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[graph.StageResult]]:
+    """A flow with a form, that goes up to the latest of the stages `last`."""
+
+    @flow(name=name, description=about, flow_run_name=f"{name} {{recipe}}", persist_result=False)
+    def deployed(
+        recipe: RecipeName = "miniature", overrides: tuple[str, ...] = (), store: str = ""
+    ) -> list[graph.StageResult]:
+        """Run a recipe.
+
+        Args:
+            recipe: A file of conf/recipes.
+            overrides: Changes to the recipe, one an item, such as grpo.steps=50, variant=NAME or seed=1.
+            store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+        """
+        where = [f"store={store}"] if store else []
+        loaded, opened = open_recipe(recipe, [*overrides, *where])
+        return walk(loaded, opened, _upto(loaded, last))
+
+    return deployed
 
 
-@flow(name="curate", flow_run_name="curate {recipe}", persist_result=False)
-def curate(
-    recipe: RecipeName = DEFAULT, overrides: Overrides = (), store: StoreFolder = HERE
-) -> list[graph.StageResult]:
-    """Keep the trajectories that are right, and agree on gold schemas."""
-    return _deployed(recipe, overrides, store, ("filter", "gold_schema"))
-
-
-@flow(name="train", flow_run_name="train {recipe}", persist_result=False)
-def train(
-    recipe: RecipeName = DEFAULT, overrides: Overrides = (), store: StoreFolder = HERE
-) -> list[graph.StageResult]:
-    """SFT, difficulty scoring and GRPO, with whatever must be made before them."""
-    return _deployed(recipe, overrides, store, ("model", "sft", "difficulty", "grpo"))
-
-
-@flow(name="evaluate", flow_run_name="evaluate {recipe}", persist_result=False)
-def evaluate(
-    recipe: RecipeName = DEFAULT, overrides: Overrides = (), store: StoreFolder = HERE
-) -> list[graph.StageResult]:
-    """Held-out execution accuracy of every checkpoint, with whatever must be made before it."""
-    return _deployed(recipe, overrides, store, ("evaluate_model", "evaluate_sft", "evaluate_grpo"))
-
-
-@flow(name="retrain", flow_run_name="retrain {recipe}", persist_result=False)
-def retrain(
-    recipe: RecipeName = DEFAULT, overrides: Overrides = (), store: StoreFolder = HERE
-) -> list[graph.StageResult]:
-    """The whole chain, from questions to the report; what the store has is not made again."""
-    return _deployed(recipe, overrides, store, ())
+synthesize = _deployable("synthesize", "The teacher writes trajectories for checked questions.", ("synthesize",))
+curate = _deployable("curate", "Right trajectories are kept, gold schemas agreed on.", ("filter", "gold_schema"))
+train = _deployable("train", "SFT, difficulty scoring and GRPO.", ("model", "sft", "difficulty", "grpo"))
+evaluate = _deployable(
+    "evaluate", "Held-out accuracy of every checkpoint.", ("evaluate_model", "evaluate_sft", "evaluate_grpo")
+)
+retrain = _deployable("retrain", "The whole chain, from questions to the report.", ())
 
 
 @flow(name="run", flow_run_name="{name}", persist_result=False)

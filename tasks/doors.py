@@ -14,21 +14,20 @@ from pipelines.types import HARDNESS_LEVELS, StopReason
 from tasks.contracts import Check, Door
 
 TRAINING_POOLS = ("sft", "rl")
+NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
 NOT_BLANK = {"regex": r"\S"}
 
 
-def _quarantined(folder: Path) -> pl.DataFrame:
-    """The rows that the stage itself set aside, with why."""
+def _set_aside(folder: Path) -> list[dict[str, Any]]:
+    """The rows that the stage itself set aside."""
     path = folder / "quarantine.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    return pl.DataFrame(
-        {
-            "row": ["/".join(str(row[key]) for key in ("pool", "row") if key in row) for row in rows],
-            "rejected": [f"{row['reason']}: {row['detail']}" for row in rows],
-        },
-        schema={"row": pl.String, "rejected": pl.String},
-    )
+    return [json.loads(line) for line in lines]
+
+
+def _with_reasons(names: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
+    reasons = [f"{row['reason']}: {row['detail']}" for row in rows]
+    return pl.DataFrame({"row": names, "rejected": reasons}, schema={"row": pl.String, "rejected": pl.String})
 
 
 def example_rows(folder: Path) -> pl.DataFrame:
@@ -42,7 +41,6 @@ def example_rows(folder: Path) -> pl.DataFrame:
     frame = frame.with_columns(
         row=pl.concat_str("pool", "id", separator="/"),
         database_id=pl.col("database").struct.field("id"),
-        engine=pl.col("database").struct.field("engine"),
         asked=asked,
         training=pl.col("pool").str.starts_with("sft") | pl.col("pool").str.starts_with("rl"),
     )
@@ -51,8 +49,10 @@ def example_rows(folder: Path) -> pl.DataFrame:
         duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
         leaked_from=pl.when(~pl.col("training")).then("leaked_from"),
     )
-    columns = ["row", "question", "gold_sql", "database_id", "engine", "hardness", "duplicate_of", "leaked_from"]
-    return pl.concat([frame.select(columns), _quarantined(folder)], how="diagonal")
+    columns = ["row", "question", "gold_sql", "database_id", "hardness", "duplicate_of", "leaked_from"]
+    bad = _set_aside(folder)
+    rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
+    return pl.concat([frame.select(columns), rejected], how="diagonal")
 
 
 def example_checks(recipe: Recipe) -> list[Check]:
@@ -100,7 +100,7 @@ def trajectory_rows(folder: Path) -> pl.DataFrame:
     """The teacher's trajectories, one row each."""
     frame = frames.read(folder / "data.parquet")
     return frame.select(
-        row=pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#"),
+        row=NAMED,
         stop="stop",
         failure="failure",
         turns=pl.Series([len(json.loads(turns)) for turns in frame["turns"]], dtype=pl.Int64),
@@ -138,11 +138,12 @@ def trajectory_checks(recipe: Recipe) -> list[Check]:
 
 
 def filtered_rows(folder: Path) -> pl.DataFrame:
-    """What the filter kept and what it rejected."""
-    kept = frames.read(folder / "data.parquet").select(
-        row=pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
-    )
-    return pl.concat([kept, _quarantined(folder)], how="diagonal")
+    """What the filter took for right, and what it rejected; those left out only for their number are right."""
+    kept = frames.read(folder / "data.parquet").select(row=NAMED)
+    left_out = _set_aside(folder)
+    rows = _with_reasons([f"{row['example_id']}#{row['sample']}" for row in left_out], left_out)
+    wrong = ~pl.col("rejected").str.starts_with("over_")
+    return pl.concat([kept, rows.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
 
 
 def filtered_checks(recipe: Recipe) -> list[Check]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.stages.graph import StageResult, Step
 
-HEADLINE = ("ex_greedy", "ex_sampled", "majority", "pass_at_8")
+HEADLINE = ("ex", "ex_sampled", "majority", "pass_at_k")
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d8dee4}
 .ok{color:#1a7f37}.bad{color:#b42318;font-weight:600}code{background:#f3f4f6;padding:0 .2rem}"""

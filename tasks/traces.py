@@ -24,10 +24,7 @@ def log(client: MlflowClient, uri: str, experiment_id: str, run_id: str, folder:
     Args:
         uri: of the client's own tracking store; traces go to MLflow's global one.
     """
-    path = folder / "trajectories.parquet"
-    if not path.is_file():
-        return
-    frame = frames.read(path)
+    frame = frames.read(folder / "data.parquet")
     every = max(1, frame.height // SAMPLE)
     picked = frame.gather_every(every).head(SAMPLE)
     with warnings.catch_warnings(), _destination(uri):

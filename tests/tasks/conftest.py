@@ -44,7 +44,9 @@ def trajectory(example_id: str = "q1", sample: int = 0, **changes: object) -> Tr
 def make_filter(ctx: Context) -> None:
     made = [trajectory(f"q{number}") for number in range(20)]
     frames.write(ctx.folder / "data.parquet", frames.to_frame(made))
-    (ctx.folder / "quarantine.jsonl").write_text('{"row": "q99", "reason": "wrong", "detail": "1 row, 2 expected"}\n')
+    (ctx.folder / "quarantine.jsonl").write_text(
+        '{"example_id": "q99", "sample": 0, "reason": "wrong_result", "detail": "1 row"}\n'
+    )
     ctx.metrics({"kept": 20.0})
 
 
@@ -59,8 +61,8 @@ def make_sft(ctx: Context) -> None:
 
 
 def make_evaluation(ctx: Context) -> None:
-    frames.write(ctx.folder / "trajectories.parquet", frames.to_frame([trajectory(f"t{n}") for n in range(12)]))
-    ctx.metrics({"ex_greedy": 0.75, "ex_sampled": 0.5})
+    frames.write(ctx.folder / "data.parquet", frames.to_frame([trajectory(f"t{n}") for n in range(12)]))
+    ctx.metrics({"ex": 0.75, "ex_sampled": 0.5})
 
 
 def make_report(ctx: Context) -> None:

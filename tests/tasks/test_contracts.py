@@ -139,14 +139,13 @@ def test_teacher_trajectories_hold_or_name_what_broke(tmp_path: Path, recipe: Re
 
 def test_too_few_accepted_trajectories_stop_the_run(tmp_path: Path) -> None:
     frames.write(tmp_path / "data.parquet", frames.to_frame([trajectory("q1")]))
-    rejects = [
-        {"row": f"q{number}#0", "reason": "wrong_answer", "detail": "2 rows, 3 expected"} for number in (2, 3, 4)
-    ]
-    (tmp_path / "quarantine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rejects))
+    reasons = {"q2": "wrong_result", "q3": "wrong_result", "q4": "format_no_action", "q5": "over_keep"}
+    left_out = [{"example_id": name, "sample": 0, "reason": why, "detail": "-"} for name, why in reasons.items()]
+    (tmp_path / "quarantine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in left_out))
     result = StageResult("filter", "k", tmp_path, {}, False)
-    with pytest.raises(DataError, match=r"the filter rejected it in 3 of 4 rows"):
+    with pytest.raises(DataError, match=r"the filter rejected it in 3 of 5 rows .* q2#0 \(wrong_result: -\)"):
         contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.5)))
-    assert contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.25)))
+    assert contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.4)))
 
 
 def test_a_stage_without_a_door_has_no_contract(tmp_path: Path, recipe: Recipe) -> None:

@@ -57,7 +57,7 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe,
     assert parent.info.status == "FINISHED"
     assert parent.data.params["grpo.sampling.top_p"] == "0.99"
     assert parent.data.params["seed"] == "3"
-    assert parent.data.metrics["evaluate_sft/ex_greedy"] == 0.75
+    assert parent.data.metrics["evaluate_sft/ex"] == 0.75
     assert {file.path for file in tracker.client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html"}
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(
     assert version is not None
     assert version.source == (step.folder / "model").as_uri()
     assert version.tags["stage"] == "sft"
-    assert version.tags["ex_greedy"] == "0.7500"
+    assert version.tags["ex"] == "0.7500"
     assert len(version.tags["digest"]) == 64
     walk(with_samples(recipe, 2), store)
     assert len(tracker.client.search_model_versions("name = 'sqltrain-toy'")) == 1
