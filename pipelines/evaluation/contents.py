@@ -1,0 +1,248 @@
+"""The report's tables, each made from the report's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from pipelines.evaluation import hints
+from pipelines.evaluation.material import ReportData
+from pipelines.evaluation.metrics import KPoint, data_efficiency
+from pipelines.evaluation.record import ERROR_CLASSES
+from pipelines.evaluation.summary import Level, Summary
+from pipelines.evaluation.tables import Cell, Column, Table
+
+COMMON_HINTS = 14
+
+
+def all_tables(data: ReportData) -> Iterator[Table]:
+    """Every table that has something to show, in the page's order."""
+    makers = (leader, equalities, behaviour, paired, samples, hardness, difficulty, errors, clues, links, databases)
+    return (table for maker in makers if (table := maker(data)) is not None and table.rows)
+
+
+def leader(data: ReportData) -> Table:
+    """EX of each system: greedy, the mean of its samples, and what voting and the best of k make of them."""
+    k = max((point.k for summary in data.summaries for point in summary.points), default=0)
+    columns = [Column("system"), Column("EX greedy", "estimate")]
+    if k:
+        columns += [Column("EX sampled", "estimate", "mean of all samples")]
+        columns += [Column(f"majority@{k}", "estimate"), Column(f"pass@{k}", "estimate")]
+    rows = []
+    for system, summary in zip(data.systems, data.summaries, strict=True):
+        row: list[Cell] = [system.name, summary.ex.get(data.equality)]
+        if k:
+            point = _point(summary, k)
+            row += [summary.sampled, point.majority_at if point else None, point.pass_at if point else None]
+        rows.append(tuple(row))
+    note = f"Percent, equality {data.equality}, with 95 % intervals."
+    return Table("leader", "Execution accuracy", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
+
+
+def _point(summary: Summary, k: int) -> KPoint | None:
+    return next((point for point in summary.points if point.k == k), None)
+
+
+def equalities(data: ReportData) -> Table | None:
+    """Greedy EX under every equality that was judged: the same answers, other numbers."""
+    names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
+    if len(names) < 2:
+        return None
+    columns = (Column("system"), *(Column(name, "estimate") for name in names))
+    rows = tuple(
+        (system.name, *(summary.ex.get(name) for name in names))
+        for system, summary in zip(data.systems, data.summaries, strict=True)
+    )
+    note = "The same greedy answers under each named equality, in percent."
+    return Table("equalities", "EX under other equalities", columns, rows, note, tuple(range(len(rows))))
+
+
+def behaviour(data: ReportData) -> Table:
+    """What each system does for its accuracy, and what it costs."""
+    columns = (
+        Column("system"),
+        Column("turns", "mean", "mean agent turns a question"),
+        Column("tool calls", "mean", "mean executions before the answer"),
+        Column("tokens in", "mean", "mean prompt and observation tokens"),
+        Column("tokens out", "mean", "mean generated tokens"),
+        Column("reasoning", "mean", "mean characters of thinking"),
+        Column("runs", "percent", "answers that run"),
+        Column("well-formed", "percent", "episodes whose every turn is well-formed"),
+        Column("probed", "percent", "of the questions that need a look at stored values"),
+        Column("columns P", "percent", "precision of the columns named"),
+        Column("columns R", "percent", "recall of the gold columns"),
+        Column("schema exact", "percent", "gold's tables and columns, no more and no fewer"),
+        Column("bigrams", "percent", "Jaccard similarity of token bigrams with the gold SQL"),
+        Column("points / 1,000", "mean", "EX points gained over the first system per 1,000 training examples"),
+    )
+    rows = tuple(_behaviour(data, index) for index in range(len(data.systems)))
+    note = "Means over the greedy episodes; shares in percent."
+    return Table("behaviour", "Behaviour and cost", columns, rows, note, tuple(range(len(rows))))
+
+
+def _behaviour(data: ReportData, index: int) -> tuple[Cell, ...]:
+    summary, linking = data.summaries[index], data.summaries[index].linking
+    spreads = (summary.turns, summary.tool_calls, summary.tokens_in, summary.tokens_out, summary.reasoning_chars)
+    shares = (summary.syntax, summary.format, summary.probes)
+    return (
+        data.systems[index].name,
+        *(spread.mean if spread else None for spread in spreads),
+        *(share.value if share else None for share in shares),
+        *((linking.column_precision, linking.column_recall, linking.exact) if linking else (None, None, None)),
+        summary.bigrams,
+        _efficiency(data, index),
+    )
+
+
+def _efficiency(data: ReportData, index: int) -> float | None:
+    """Points gained over the first system per 1,000 training examples (SQL-Trail, equation 5)."""
+    before, after = data.summaries[0].headline, data.summaries[index].headline
+    examples = data.systems[index].training_examples
+    if not index or not examples or before is None or after is None:
+        return None
+    return data_efficiency(before.value, after.value, examples)
+
+
+def paired(data: ReportData) -> Table:
+    """Paired tests of the systems on the questions that they share."""
+    columns = (
+        Column("systems"),
+        Column("episodes"),
+        Column("questions", "count"),
+        Column("before", "percent"),
+        Column("after", "percent"),
+        Column("difference", "difference", "in points, with its 95 % interval"),
+        Column("gained", "count", "questions that only the later system has right"),
+        Column("lost", "count", "questions that only the earlier system has right"),
+        Column("p McNemar", "p", "exact, two-sided"),
+        Column("p flips", "p", "sign-flip permutation test, whole databases flipped together"),
+        Column("needed", "count", "questions that would detect a difference of this size with 80 % power"),
+    )
+    rows = tuple(
+        (
+            f"{each.before} → {each.after}",
+            each.mode,
+            each.paired.n,
+            each.accuracy_before,
+            each.accuracy_after,
+            each.paired,
+            *((each.gained, each.lost) if each.mode == "greedy" else (None, None)),
+            each.p_mcnemar,
+            each.paired.p_permutation,
+            each.needed,
+        )
+        for each in data.comparisons
+    )
+    return Table("paired", "Paired differences", columns, rows, "The same questions, before and after.")
+
+
+def samples(data: ReportData) -> Table:
+    """pass@k, average@k and majority@k against k."""
+    columns = (
+        Column("system"),
+        Column("k", "count"),
+        Column("pass@k", "estimate"),
+        Column("majority@k", "estimate"),
+        Column("average@k", "estimate"),
+        Column("ties", "percent", "share of the votes that were ties"),
+    )
+    found = [
+        (index, (system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
+        for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True))
+        for point in summary.points
+    ]
+    note = "pass@k is the unbiased estimate over all samples; majority@k averages the votes of all k-subsets."
+    styles = tuple(index for index, _ in found)
+    return Table("samples", "Several samples", columns, tuple(row for _, row in found), note, styles)
+
+
+def hardness(data: ReportData) -> Table:
+    """EX and turns by Spider's hardness levels."""
+    return _slices(data, "hardness", "By hardness", "by_hardness")
+
+
+def difficulty(data: ReportData) -> Table:
+    """EX and turns by the benchmark's own difficulty."""
+    return _slices(data, "difficulty", "By difficulty", "by_difficulty")
+
+
+def links(data: ReportData) -> Table:
+    """EX and turns by the number of columns that gold names."""
+    return _slices(data, "gold columns", "By number of schema links", "by_links")
+
+
+def databases(data: ReportData) -> Table:
+    """EX and turns by database."""
+    return _slices(data, "database", "By database", "by_database")
+
+
+def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
+    columns = (
+        Column(what),
+        Column("system"),
+        Column("questions", "count"),
+        Column("EX greedy", "estimate"),
+        Column("EX sampled", "estimate"),
+        Column("turns", "mean"),
+        Column("tokens out", "mean"),
+    )
+    by_system: list[dict[str, Level]] = [
+        {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
+    ]
+    names = list(dict.fromkeys(name for levels in by_system for name in levels))
+    found = [
+        (index, _slice(system.name, levels[name]))
+        for name in names
+        for index, (system, levels) in enumerate(zip(data.systems, by_system, strict=True))
+        if name in levels
+    ]
+    styles = tuple(index for index, _ in found)
+    return Table(attribute, title, columns, tuple(row for _, row in found), "", styles)
+
+
+def _slice(system: str, level: Level) -> tuple[Cell, ...]:
+    turns = level.turns.mean if level.turns else None
+    tokens = level.tokens_out.mean if level.tokens_out else None
+    return level.name, system, level.n, level.ex, level.sampled, turns, tokens
+
+
+def errors(data: ReportData) -> Table:
+    """How many wrong greedy answers fall in each error class."""
+    columns = (Column("error class"), *(Column(system.name, "count") for system in data.systems))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name.replace("_", " "), *(summary.errors[name] for summary in data.summaries)) for name in ERROR_CLASSES
+    )
+    total: tuple[Cell, ...] = ("all", *(sum(summary.errors.values()) for summary in data.summaries))
+    return Table("errors", "Wrong answers by error class", columns, (*rows, total), "TRUST-SQL, section 3.1.")
+
+
+def clues(data: ReportData) -> Table:
+    """The finer clues that come most often in any system."""
+    most: dict[str, int] = {}
+    for summary in data.summaries:
+        for kind, number in summary.hints.items():
+            most[kind] = max(most.get(kind, 0), number)
+    names = sorted(most, key=lambda kind: (-most[kind], kind))[:COMMON_HINTS]
+    columns = (Column("the answer …"), *(Column(system.name, "count") for system in data.systems))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (hints.KINDS[name], *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
+    )
+    return Table("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
+
+
+def verdicts(data: ReportData) -> Iterator[str]:
+    """What the paired tests say, one plain sentence a comparison of neighbours."""
+    neighbours = set(pairwise(system.name for system in data.systems))
+    for each in data.comparisons:
+        if (each.before, each.after) in neighbours:
+            yield _verdict(
+                each.mode, each.before, each.after, each.paired.difference, each.paired.low, each.paired.high
+            )
+
+
+def _verdict(mode: str, before: str, after: str, difference: float, low: float, high: float) -> str:
+    measure = "greedy EX" if mode == "greedy" else "mean sampled EX"
+    size = f"{abs(100 * difference):.1f} points of {measure} [{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "−")
+    if low <= 0 <= high:
+        return f"From {before} to {after}: no difference that these questions can show, {size}."
+    return f"From {before} to {after}: {'a gain' if difference > 0 else 'a loss'} of {size}."

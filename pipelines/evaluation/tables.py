@@ -1,0 +1,148 @@
+"""Tables that carry raw values and are written as Markdown, LaTeX or CSV, each figure to the digits it has."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from pipelines.evaluation import numbers
+from pipelines.evaluation.stats import Estimate, Paired
+
+Kind = Literal["text", "percent", "estimate", "difference", "count", "mean", "p"]
+Cell = str | float | Estimate | Paired | None
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "−": r"$-$",
+        "–": "--",
+        "→": r"$\rightarrow$",
+        "<": r"$<$",
+        ">": r"$>$",
+        "\u202f": r"\,",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, what its cells are, and a longer word for the heading ("" for none)."""
+
+    name: str
+    kind: Kind = "text"
+    about: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of raw values.
+
+    Attributes:
+        slug: names its CSV file and its LaTeX label.
+        title: its caption.
+        note: how to read it; may be empty.
+        styles: the system that each row is about, as a number of the palette; () for none.
+    """
+
+    slug: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    styles: tuple[int, ...] = ()
+
+
+def show(cell: Cell, kind: Kind) -> str:
+    """A cell as readers see it."""
+    if isinstance(cell, Estimate):
+        return f"{numbers.percent(cell.value)} {numbers.interval(cell)}"
+    if isinstance(cell, Paired):
+        return f"{numbers.points(cell.difference)} [{numbers.points(cell.low)}, {numbers.points(cell.high)}]"
+    if cell is None or isinstance(cell, str):
+        return cell or numbers.NONE
+    shapes: Mapping[Kind, Callable[[float], str]] = {
+        "percent": numbers.percent,
+        "count": numbers.count,
+        "mean": numbers.mean,
+        "p": numbers.p_value,
+        "difference": numbers.points,
+    }
+    return shapes.get(kind, str)(cell)
+
+
+def markdown(table: Table) -> str:
+    """A GitHub table under its title."""
+    lines = [_markdown_row(column.name for column in table.columns)]
+    lines.append("|" + "|".join(" :--- " if column.kind == "text" else " ---: " for column in table.columns) + "|")
+    lines += [_markdown_row(_shown(table, row)) for row in table.rows]
+    return "\n".join([f"### {table.title}", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
+
+
+def _shown(table: Table, row: Iterable[Cell]) -> list[str]:
+    return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    safe = (" ".join(cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split()) for cell in cells)
+    return "| " + " | ".join(safe) + " |"
+
+
+def latex(table: Table) -> str:
+    """A booktabs table with its caption and label."""
+    layout = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+    head = _latex_row(column.name for column in table.columns)
+    body = "\n".join(_latex_row(_shown(table, row)) for row in table.rows)
+    caption = table.title + (f". {table.note}" if table.note else "")
+    return (
+        f"\\begin{{table}}\n\\centering\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{caption.translate(_LATEX)}}}\n\\label{{tab:{table.slug}}}\n"
+        "\\end{table}\n"
+    )
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(" ".join(cell.split(" ")).translate(_LATEX) for cell in cells) + r" \\"
+
+
+def to_csv(table: Table) -> str:
+    """Raw values, an interval's bounds in columns of their own, and n; absent ones are empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([name for column in table.columns for name in _headings(column)])
+    for row in table.rows:
+        writer.writerow(
+            [value for cell, column in zip(row, table.columns, strict=True) for value in _raw(cell, column)]
+        )
+    return out.getvalue()
+
+
+def _headings(column: Column) -> list[str]:
+    if column.kind in ("estimate", "difference"):
+        return [column.name, f"{column.name} low", f"{column.name} high", f"{column.name} n"]
+    return [column.name]
+
+
+def _raw(cell: Cell, column: Column) -> list[str | float | None]:
+    if isinstance(cell, Estimate):
+        return [cell.value, cell.low, cell.high, cell.n]
+    if isinstance(cell, Paired):
+        return [cell.difference, cell.low, cell.high, cell.n]
+    if column.kind in ("estimate", "difference"):
+        return [cell, None, None, None]
+    return [_harmless(cell) if isinstance(cell, str) else cell]
+
+
+def _harmless(text: str) -> str:
+    """Text that a spreadsheet will not run as a formula: database and model text can begin with "="."""
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
