@@ -37,15 +37,10 @@ CONFIRM = ("it runs", "the result fits")
 PLAIN = ("answer", "now answer", "this is clear", "no need to check")
 MOST_PROBES = 3
 
-LIST_TABLES = {
+LIST_TABLES = {  # a table's columns are seen in its first row, in any engine
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
     "duckdb": "SELECT table_name FROM information_schema.tables",
     "postgres": "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
-}
-LIST_COLUMNS = {
-    "sqlite": "SELECT name FROM pragma_table_info ( '{table}' )",
-    "duckdb": "SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'",
-    "postgres": "SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'",
 }
 
 
@@ -157,7 +152,7 @@ class OraclePolicy(ScriptedPolicy):
             return []
         names = [Action(self._look, LIST_TABLES[engine], rng.choice(TABLES))] if view == "hidden" else []
         return names + [
-            Action(self._look, LIST_COLUMNS[engine].format(table=table), rng.choice(COLUMNS).format(table=table))
+            Action(self._look, _first_row(table, engine), rng.choice(COLUMNS).format(table=table))
             for table in sorted(self._items(example).tables)
         ]
 
@@ -206,6 +201,10 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
             probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table.name)).sql(dialect)
             found.setdefault((table.name, column.name, text), Lookup(table.name, column.name, text, probe))
     return list(found.values())
+
+
+def _first_row(table: str, dialect: str) -> str:
+    return exp.select("*").from_(exp.to_identifier(table)).limit(1).sql(dialect)
 
 
 def _owners(schema: Schema | None) -> dict[str, set[str]]:

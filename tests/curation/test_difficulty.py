@@ -1,0 +1,84 @@
+"""S(q), SQL-Trail's RL selection (A.6, equation 13) and TRUST-SQL's bound, by hand-computed numbers."""
+
+import pytest
+
+from pipelines.config import Difficulty
+from pipelines.curation.difficulty import Scored, histogram, rank, score, select, summary
+
+
+def test_s_of_q_is_the_pass_rate_between_the_ends_and_one_at_them():
+    """Equation 13 with G = 6: 0/6 -> 1, 1/6 -> 1/6, 5/6 -> 5/6, 6/6 -> 1."""
+    found = [Scored("q", 6, right).score for right in range(7)]
+    assert found == pytest.approx([1, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+
+
+def test_broken_rollouts_do_not_count_and_a_question_of_only_those_has_no_score(outcome):
+    outcomes = [outcome("a"), outcome("a", 1, correct=False), outcome("a", 2, broken=True), outcome("b", broken=True)]
+    assert score(outcomes) == [Scored("a", 2, 1)]
+
+
+def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():
+    scored = [
+        Scored("all", 6, 6),
+        Scored("most", 6, 5),
+        Scored("none", 6, 0),
+        Scored("one", 6, 1),
+        Scored("half", 6, 3),
+    ]
+    ids = [one.example_id for one in rank(scored, seed=0)]
+    assert ids[:3] == ["one", "half", "most"]
+    assert set(ids[3:]) == {"all", "none"}
+
+
+def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_solved():
+    scored = [Scored(f"q{right}{copy}", 6, right) for right in range(7) for copy in range(3)]
+    chosen = select(scored, Difficulty(keep=7, explore=2), seed=0)
+    assert sorted(chosen.balanced[:3]) == ["q10", "q11", "q12"]
+    assert sorted(chosen.balanced[3:6]) == ["q20", "q21", "q22"]
+    assert chosen.balanced[6].startswith("q3")
+    assert len(chosen.explore) == 2
+    assert all(id.startswith("q0") for id in chosen.explore)
+
+
+def test_a_small_pool_gives_a_smaller_set_not_groups_without_variance():
+    scored = [Scored("none", 6, 0), Scored("all", 6, 6), Scored("some", 6, 2)]
+    assert select(scored, Difficulty(keep=700, explore=0), seed=0).balanced == ["some"]
+
+
+def test_trust_sqls_bound_keeps_everything_strictly_below_six_of_eight():
+    scored = [Scored(f"q{right}", 8, right) for right in range(9)]
+    chosen = select(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
+    assert sorted(chosen.balanced) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert chosen.explore == []  # the never-solved one is in the set already
+
+
+def test_the_seed_decides_among_equals():
+    scored = [Scored(f"q{number}", 6, 3) for number in range(20)]
+    first = select(scored, Difficulty(keep=5), seed=0).balanced
+    assert first == select(scored[::-1], Difficulty(keep=5), seed=0).balanced
+    assert first != select(scored, Difficulty(keep=5), seed=1).balanced
+
+
+def test_the_histogram_counts_questions_by_right_rollouts():
+    scored = [Scored("a", 4, 0), Scored("b", 4, 4), Scored("c", 4, 4), Scored("d", 4, 1)]
+    assert histogram(scored, 4) == [1, 1, 0, 0, 2]
+
+
+def test_an_incomplete_group_counts_at_its_share_but_never_as_none_or_all():
+    assert histogram([Scored("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
+    assert histogram([Scored("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
+    assert histogram([Scored("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
+
+
+def test_the_summary_by_hand():
+    """Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3."""
+    found = summary([Scored("a", 4, 0), Scored("b", 4, 1), Scored("c", 4, 4)], group=4)
+    assert found["questions"] == 3
+    assert found["pass_rate"] == pytest.approx(5 / 12)
+    assert found["zero_variance_share"] == pytest.approx(2 / 3)
+    assert found["pass_at_4"] == pytest.approx(2 / 3)
+    assert [found[f"right_{n}_of_4"] for n in range(5)] == [1, 1, 0, 0, 1]
+
+
+def test_a_summary_of_nothing_is_no_crash():
+    assert summary([], 6) == {"questions": 0.0}

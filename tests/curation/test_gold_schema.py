@@ -1,0 +1,96 @@
+"""The gold schema is what extractors that fail differently agree on; what they do not agree on is kept and named."""
+
+import functools
+import sqlite3
+
+import pytest
+
+from pipelines.curation.gold_schema import agreement_rate, consensus, disagreements, extract, static_extractors
+from pipelines.sql.schema import introspect
+from pipelines.types import Database, Example, SchemaItems
+
+NAME = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
+BOTH = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "age")}))
+
+
+def test_two_of_two_must_agree():
+    assert consensus("q", {"scope": NAME, "authorizer": NAME}).items == NAME
+    assert consensus("q", {"scope": NAME, "authorizer": BOTH}).items is None
+    assert consensus("q", {"scope": NAME, "authorizer": None}).items is None
+
+
+def test_two_of_three_are_enough_and_the_third_ones_view_is_kept():
+    schema = consensus("q", {"scope": NAME, "authorizer": BOTH, "llm": BOTH})
+    assert schema.items == BOTH
+    assert schema.agree == ("authorizer", "llm")
+    assert schema.views["scope"] == NAME
+    assert schema.reason == "scope lacks singer.age"
+
+
+def test_a_reason_names_what_each_adds_lacks_or_could_not_read():
+    other = SchemaItems(frozenset({"concert"}), frozenset({("concert", "year")}))
+    schema = consensus("q", {"scope": NAME, "authorizer": NAME, "llm": other, "second": None})
+    assert schema.reason == ("llm adds concert, concert.year and lacks singer, singer.name; second could not read it")
+
+
+def test_nobody_could_read_it():
+    schema = consensus("q", {"scope": None, "authorizer": None})
+    assert schema.items is None
+    assert schema.reason == "scope could not read it; authorizer could not read it"
+
+
+def test_the_rate_counts_accepted_ones_and_every_difference_is_listed():
+    schemas = [
+        consensus("all", {"a": NAME, "b": NAME, "c": NAME}),
+        consensus("most", {"a": NAME, "b": NAME, "c": BOTH}),
+        consensus("none", {"a": NAME, "b": BOTH, "c": None}),
+    ]
+    assert agreement_rate(schemas) == pytest.approx(2 / 3)
+    assert [schema.example_id for schema in disagreements(schemas)] == ["most", "none"]
+    assert agreement_rate([]) == 1.0
+
+
+def test_a_record_is_sorted_json():
+    assert consensus("q", {"a": BOTH, "b": BOTH}).record() == {
+        "example_id": "q",
+        "accepted": True,
+        "tables": ["singer"],
+        "columns": [["singer", "age"], ["singer", "name"]],
+        "agree": ["a", "b"],
+        "reason": "",
+        "views": {name: {"tables": ["singer"], "columns": [["singer", "age"], ["singer", "name"]]} for name in "ab"},
+    }
+
+
+@pytest.fixture
+def music(tmp_path):
+    connection = sqlite3.connect(tmp_path / "music.sqlite")
+    connection.executescript(
+        "CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER);"
+        "CREATE TABLE concert (id INTEGER PRIMARY KEY, singer_id INTEGER, year INTEGER)"
+    )
+    connection.close()
+    return Database("music", "sqlite", str(tmp_path / "music.sqlite"))
+
+
+def test_the_two_static_extractors_agree_on_a_join_in_a_subquery(music):
+    sql = "SELECT T.name FROM singer AS T WHERE T.id IN (SELECT singer_id FROM concert WHERE year > 2000)"
+    schema = extract(Example("q", "?", music, sql), static_extractors(functools.cache(introspect)))
+    assert schema.agree == ("scope", "authorizer")
+    assert schema.items == SchemaItems(
+        frozenset({"singer", "concert"}),
+        frozenset({("singer", "name"), ("singer", "id"), ("concert", "singer_id"), ("concert", "year")}),
+    )
+
+
+def test_sql_that_does_not_run_on_this_schema_is_not_accepted(music):
+    schema = extract(Example("q", "?", music, "SELECT nam FROM singer"), static_extractors(introspect))
+    assert schema.items is None
+    assert "authorizer could not read it" in schema.reason
+
+
+def test_an_extra_extractor_is_one_more_callable(music):
+    extractors = static_extractors(introspect) | {"llm": lambda example: BOTH}
+    schema = extract(Example("q", "?", music, "SELECT name FROM singer"), extractors)
+    assert schema.items == NAME
+    assert schema.reason == "llm adds singer.age"

@@ -1,0 +1,189 @@
+"""The scripted oracle answers right in every protocol, looks before it uses, and mends its mistakes."""
+
+import dataclasses
+import functools
+import re
+import sqlite3
+
+import pytest
+
+from pipelines.config import Protocol, Sampling, Source
+from pipelines.data import base
+from pipelines.protocols.base import build
+from pipelines.protocols.knowledge import unverified
+from pipelines.protocols.probes import is_probe, lists_everything
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.oracle import OraclePolicy, lookups
+from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.schema import introspect
+from pipelines.types import ActionKind, Database, Example, ExecutionStatus
+
+PROTOCOLS = {
+    "react": Protocol(name="react", prompt="brief", max_turns=6),
+    "react_full": Protocol(name="react", prompt="full"),
+    "react_names": Protocol(name="react", prompt="brief", schema_view="names"),
+    "phases": Protocol(name="phases", prompt="brief", schema_view="hidden"),
+    "phases_full": Protocol(name="phases", prompt="full", schema_view="hidden"),
+    "phases_prefill": Protocol(name="phases", prompt="full", schema_view="prefill"),
+    "phases_ec": Protocol(name="phases", prompt="full", options={"phases": ["explore", "confirm"]}),
+    "tool_call": Protocol(name="tool_call", prompt="brief"),
+    "tool_call_full": Protocol(name="tool_call", prompt="full"),
+    "single_turn": Protocol(name="single_turn", prompt="full", max_turns=1, forced_final=False),
+}
+schemas = functools.cache(introspect)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stage")
+    source = Source(kind="miniature", split="dev", options={"databases": 14, "questions": 12})
+    return base.resolve(base.read(source, 0, root).examples, root)
+
+
+@pytest.fixture(scope="module")
+def sql():
+    with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as engine:
+        yield engine
+
+
+def play(examples, settings, sql, error_rate=0.0, max_turns=None):
+    protocol = build(settings)
+    turns = settings.max_turns if max_turns is None else max_turns
+    engine = RolloutEngine(OraclePolicy(protocol, error_rate), protocol, sql, Sampling(), turns, schemas)
+    return engine.run([EpisodeRequest(example, 0, number) for number, example in enumerate(examples)])
+
+
+def share_right(examples, trajectories, sql):
+    pairs = [Pair(e.database, e.gold_sql, t.final_sql) for e, t in zip(examples, trajectories, strict=True)]
+    return sum(verdict.scores["strict"] for verdict in sql.judge_many(pairs, ["strict"])) / len(pairs)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("error_rate", [0.0, 1.0])
+def test_every_episode_is_well_formed_and_right(examples, sql, name, error_rate):
+    trajectories = play(examples[:60], PROTOCOLS[name], sql, error_rate)
+    assert all(trajectory.well_formed for trajectory in trajectories)
+    assert not any(trajectory.forced for trajectory in trajectories)
+    assert share_right(examples[:60], trajectories, sql) == 1.0
+
+
+def test_it_probes_exactly_what_the_question_filters_on(examples, sql):
+    for example, trajectory in zip(examples, play(examples, PROTOCOLS["react"], sql), strict=True):
+        probes = [turn.action.content for turn in trajectory.turns[:-1]]
+        wanted = [f"SELECT DISTINCT {one['column']} FROM {one['table']}" for one in example.meta["filters"]]
+        assert probes == list(dict.fromkeys(wanted))
+
+
+@pytest.mark.parametrize("name", ["react", "phases", "tool_call"])
+def test_it_never_says_a_stored_value_before_it_was_shown(examples, sql, name):
+    for example, trajectory in zip(examples, play(examples, PROTOCOLS[name], sql, 0.5), strict=True):
+        shown = set(example.question.split())
+        for turn in trajectory.turns:
+            said = {*turn.action.reasoning.split(), *re.findall(r"'(\w+)'", turn.action.content)}
+            for one in example.meta["filters"]:
+                assert one["stored"] not in said or one["stored"] in shown
+            shown |= set(re.findall(r"\w+", turn.observation or ""))
+
+
+def test_a_mistake_is_seen_and_mended(examples, sql):
+    trajectories = play(examples, PROTOCOLS["react"], sql, error_rate=1.0)
+    first = [trajectory.turns[0] for trajectory in trajectories]
+    failed = [turn for turn in first if turn.status is ExecutionStatus.ERROR]
+    assert {turn.error_class for turn in failed} == {"no_such_table"}
+    guesses = [t for t, e in zip(trajectories, examples, strict=True) if e.meta["filters"]]
+    assert all(len(t.turns) >= 3 for t in guesses)
+    assert len(failed) == len(examples) - len(guesses)
+
+
+def test_the_share_of_mistakes_is_the_error_rate(examples):
+    oracle = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.25)
+    plain = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.0)
+    scripts = [(oracle.script(e, seed), plain.script(e, seed)) for e in examples for seed in range(12)]
+    mistaken = sum(len(ours) > len(bare) for ours, bare in scripts) / len(scripts)
+    assert mistaken == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_same_seed_gives_the_same_episode_and_seeds_vary_the_wording(examples):
+    def thoughts(seed):
+        oracle = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.1)
+        return [[action.reasoning for action in oracle.script(example, seed)] for example in examples]
+
+    assert thoughts(1) == thoughts(1)
+    assert thoughts(1) != thoughts(2)
+
+
+def test_a_forced_turn_is_an_answer(examples, sql):
+    trajectories = play(examples, PROTOCOLS["react"], sql, max_turns=0)
+    assert all(trajectory.forced and len(trajectory.turns) == 1 for trajectory in trajectories)
+    assert all(trajectory.final_sql for trajectory in trajectories)
+
+
+def test_over_a_hidden_schema_it_explores_what_it_needs_and_proposes_what_it_has_seen(examples, sql):
+    for trajectory in play(examples, PROTOCOLS["phases"], sql):
+        kinds = [turn.action.kind for turn in trajectory.turns]
+        assert kinds[-3:] == [ActionKind.PROPOSE, ActionKind.GENERATE, ActionKind.SOLUTION]
+        explored = [turn.action.content for turn in trajectory.turns if turn.action.kind is ActionKind.EXPLORE]
+        assert all(is_probe(query) and not lists_everything(query) for query in explored)
+        assert not unverified(trajectory)
+
+
+def test_gold_sql_that_the_protocol_cannot_say_is_a_malformed_turn_not_a_crash(examples, sql):
+    tagged = dataclasses.replace(examples[0], gold_sql="SELECT '</solution>'")
+    (trajectory,) = play([tagged], PROTOCOLS["react"], sql)
+    assert not trajectory.well_formed
+
+
+@pytest.fixture
+def music(tmp_path):
+    connection = sqlite3.connect(tmp_path / "music.sqlite")
+    connection.executescript(
+        "CREATE TABLE singer (singer_id INTEGER, name TEXT, country TEXT);"
+        "CREATE TABLE concert (concert_id INTEGER, singer_id INTEGER, venue TEXT);"
+        "INSERT INTO singer VALUES (1, 'Ann', 'France'), (2, 'Bo', 'Spain');"
+        "INSERT INTO concert VALUES (1, 1, 'Old Hall')"
+    )
+    connection.close()
+    return Database("music", "sqlite", str(tmp_path / "music.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("sql", "plan"),
+    [
+        ("SELECT name FROM singer WHERE country = 'France'", [("singer", "country", "France")]),
+        ('SELECT name FROM singer WHERE country = "France"', [("singer", "country", "France")]),
+        (
+            "SELECT T1.name FROM singer AS T1 JOIN concert AS T2 ON T1.singer_id = T2.singer_id "
+            "WHERE T2.venue LIKE '%Hall%' AND T1.country IN ('France', 'Spain')",
+            [("concert", "venue", "Hall"), ("singer", "country", "France"), ("singer", "country", "Spain")],
+        ),
+        (
+            "SELECT name FROM singer JOIN concert USING (singer_id) WHERE venue = 'Old Hall'",
+            [("concert", "venue", "Old Hall")],
+        ),
+        (
+            "SELECT name FROM singer WHERE singer_id IN (SELECT singer_id FROM concert WHERE venue = 'Old Hall')",
+            [("concert", "venue", "Old Hall")],
+        ),
+        ("SELECT name FROM singer WHERE singer_id = 1", []),
+        ("SELECT name FROM singer WHERE country = name", []),
+        ("SELEKT name FRUM singer", []),
+    ],
+)
+def test_without_the_sources_plan_it_reads_the_gold_sql(music, sql, plan):
+    found = lookups(Example("1", "q", music, sql), schemas(music))
+    assert [(one.table, one.column, one.stored) for one in found] == plan
+    assert all(one.probe == f"SELECT DISTINCT {one.column} FROM {one.table}" for one in found)
+
+
+def test_without_a_schema_only_qualified_or_single_table_columns_are_looked_up(music):
+    both = "SELECT name FROM singer JOIN concert USING (singer_id) WHERE venue = 'Old Hall'"
+    assert lookups(Example("1", "q", music, both)) == []
+    assert len(lookups(Example("1", "q", music, "SELECT 1 FROM concert WHERE venue = 'Old Hall'"))) == 1
+
+
+def test_it_plays_a_question_of_any_source(music, sql):
+    example = Example("1", "Who is French?", music, "SELECT name FROM singer WHERE country = 'France';")
+    (trajectory,) = play([example], PROTOCOLS["react_full"], sql)
+    assert [turn.action.kind for turn in trajectory.turns] == [ActionKind.SQL, ActionKind.SOLUTION]
+    assert trajectory.final_sql == "SELECT name FROM singer WHERE country = 'France'"
+    assert trajectory.turns[1].action.reasoning == "country is France"
