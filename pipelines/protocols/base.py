@@ -13,7 +13,8 @@ import pydantic
 
 from pipelines import config
 from pipelines.errors import DataError, RecipeError
-from pipelines.protocols import blocks, observations
+from pipelines.protocols import observations
+from pipelines.protocols.blocks import literals
 from pipelines.recipes import CONF
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
@@ -40,6 +41,8 @@ class Protocol(abc.ABC):
         environment: names of the tags that only the environment writes.
         tags: literal tags that the two sides write; the tiny tokenizer makes each a single token.
         stop: closing tags that end an agent's turn; they stay in its text.
+        opening: the tag that the environment writes for the agent where it forces the final answer, so that the turn
+            can be nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
     """
 
     name: ClassVar[str]
@@ -48,6 +51,7 @@ class Protocol(abc.ABC):
     environment: tuple[str, ...]
     tags: tuple[str, ...]
     stop: tuple[str, ...]
+    opening: str = ""
 
     def __init__(self, config: config.Protocol) -> None:
         self.config = config
@@ -56,7 +60,7 @@ class Protocol(abc.ABC):
     def _speak(self, thought: str, actions: Sequence[str], environment: str, ends: Sequence[str]) -> None:
         """Fix the tags: the reasoning block's, the agent's others, the environment's, and what ends a turn."""
         self.thought, self.agent, self.environment = thought, (thought, *actions), (environment,)
-        self.tags = blocks.literals(*self.agent, environment)
+        self.tags = literals(*self.agent, environment)
         self.stop = tuple(f"</{tag}>" for tag in ends)
 
     @abc.abstractmethod
@@ -80,11 +84,11 @@ class Protocol(abc.ABC):
         """What is appended to the last observation when the turn cap forces one final answer."""
 
     @abc.abstractmethod
-    def write(self, action: Action) -> str:
-        """The agent's text for an action: `parse(write(action)) == action`.
+    def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
+        """The blocks that say an action, as (tag, text), after the reasoning; none for an action that it has not.
 
         Raises:
-            ValueError: the action is not well-formed, or its text holds one of the protocol's tags.
+            ValueError: the content has no form in this protocol.
         """
 
     @abc.abstractmethod
@@ -108,44 +112,6 @@ class Protocol(abc.ABC):
         sections = self.sections()
         return tuple((role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections)
 
-    def sections(self) -> Mapping[str, string.Template]:
-        """The parts of the protocol's prompt file: "system" and "user", and what else the protocol puts in."""
-        return read_prompt(f"{self.name}_{self.config.prompt}")
-
-    def _show(self, result: ExecutionResult, as_json: bool) -> str:
-        """A result as the recipe's limits allow: a table or JSON records; an error message when it did not run."""
-        limits = (self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)
-        as_json = as_json and not self.brief
-        if not result.ok:
-            message = observations.failure(result, self.config.cell_chars)
-            return observations.json_text({"error": message}) if as_json else f"{self._error}{message}"
-        if as_json:
-            return observations.json_text(observations.records(result, *limits))
-        return observations.table(result, *limits, brief=self.brief)
-
-    @property
-    def _error(self) -> str:
-        return " error " if self.brief else "Error executing SQL: "
-
-    def _respond(self, body: str) -> str:
-        """An observation's text between the environment's tags."""
-        tag = self.environment[0]
-        return f"<{tag}>{body}</{tag}>" if self.brief else f"<{tag}>\n{body}\n</{tag}>"
-
-    def _say(self, action: Action, parts: Sequence[tuple[str, str]]) -> str:
-        """The reasoning block and then (tag, text) parts; brief text begins each block with a space, so that a word is
-        one token wherever it stands.
-
-        Raises:
-            ValueError: see `write`.
-        """
-        if action.format_error or not action.content or (self.config.reasoning and not action.reasoning):
-            raise ValueError(f"not a well-formed action: {action.kind}, {action.format_error or 'a part is empty'}")
-        said = [(self.thought, action.reasoning), *parts] if action.reasoning else parts
-        checked = [(tag, blocks.refuse_tags(text, self.agent, self.environment)) for tag, text in said]
-        space, between = (" ", "") if self.brief else ("", "\n")
-        return between.join(f"<{tag}>{space}{text}</{tag}>" for tag, text in checked)
-
     def schema_text(self, example: Example, schema: Schema) -> str:
         """The schema as far as the prompt shows it (`config.schema_view`); "" when hidden or prefilled."""
         view = self.config.schema_view
@@ -155,6 +121,41 @@ class Protocol(abc.ABC):
             return render(schema, "names")
         keep = _linked(example) if view == "filtered" else None
         return render(schema, "compact" if self.brief else "ddl", keep)
+
+    def sections(self) -> Mapping[str, string.Template]:
+        """The parts of the protocol's prompt file: "system" and "user", and what else the protocol puts in."""
+        return read_prompt(f"{self.name}_{self.config.prompt}")
+
+    def _show(self, result: ExecutionResult, as_json: bool) -> str:
+        """A result as the recipe's limits allow: a table or JSON records; an error message when it did not run."""
+        limits = (self.config.observation_rows, self.config.cell_chars, self.config.observation_chars)
+        if as_json and not self.brief:
+            return observations.json_text(observations.records(result, *limits))
+        if not result.ok:
+            word = " error " if self.brief else "Error executing SQL: "
+            return word + observations.failure(result, self.config.cell_chars)
+        return observations.table(result, *limits, brief=self.brief)
+
+    def _respond(self, body: str) -> str:
+        """An observation's text between the environment's tags."""
+        tag = self.environment[0]
+        return f"<{tag}>{body}</{tag}>" if self.brief else f"<{tag}>\n{body}\n</{tag}>"
+
+    def write(self, action: Action) -> str:
+        """The agent's text for an action, such that `parse(write(action)) == action`.
+
+        Brief text begins each block with a space, so that a word is one token wherever it stands.
+
+        Raises:
+            ValueError: no text says it: the action is not well-formed, or its SQL holds one of the protocol's tags.
+        """
+        parts = [(self.thought, action.reasoning)] if action.reasoning else []
+        space, between = (" ", "") if self.brief else ("", "\n")
+        said = between.join(f"<{tag}>{space}{text}</{tag}>" for tag, text in (*parts, *self.blocks(action)))
+        read = self.parse(said)
+        if read != action:
+            raise ValueError(f"{self.name} has no words for this action; it reads back as {read.format_error}")
+        return said
 
 
 def _linked(example: Example) -> SchemaItems:

@@ -130,15 +130,3 @@ def reasoning_error(found: Scan, tag: str, demanded: bool) -> str | None:
     if thoughts and found.blocks[0].tag != tag:
         return "wrong_order"
     return "text_outside_tags" if found.stray else None
-
-
-def refuse_tags(text: str, agent: Sequence[str], environment: Sequence[str]) -> str:
-    """The text itself, when a block can hold it.
-
-    Raises:
-        ValueError: it holds one of the protocol's tags, or is not stripped, so no agent text can say it.
-    """
-    found = _pattern((*agent, *environment)).search(text)
-    if found or text != text.strip():
-        raise ValueError(f"cannot be said in this protocol: {found[0] if found else 'white space at an end'}")
-    return text

@@ -83,7 +83,11 @@ def _count(shown: int, result: ExecutionResult) -> str:
 
 def failure(result: ExecutionResult, limit: int) -> str:
     """The engine's message about a query that did not run, on one line, cut and escaped."""
-    return cell(result.error or result.error_class or result.status.value, limit)
+    return cell(_message(result), limit)
+
+
+def _message(result: ExecutionResult) -> str:
+    return result.error or result.error_class or result.status.value
 
 
 def json_text(value: Any) -> str:
@@ -98,7 +102,10 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
     """Columns and rows as JSON values, cut like a table; `more` says that rows were left out.
 
     Rows are lists, so that two columns of one name both show. Bytes become hexadecimal text, NaN and infinities text.
+    A query that did not run gives its error alone.
     """
+    if not result.ok:
+        return {"error": _json_cell(_message(result), cell_chars)}
     columns = [_json_cell(name, cell_chars) for name in result.columns]
     data: list[list[Any]] = []
     spent = 0

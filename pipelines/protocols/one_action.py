@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from pipelines.protocols import blocks
 from pipelines.protocols.base import Protocol
+from pipelines.protocols.blocks import invalid, reasoning_error, scan
 from pipelines.types import Action, ActionKind, Trajectory
 
 
@@ -34,28 +34,26 @@ class OneAction(Protocol):
         `two_actions`, `empty_action`. A turn whose only fault is its reasoning block, text outside the tags or a
         missing fence is executed, and its format error kept.
         """
-        found = blocks.scan(text, self.agent, self.environment)
+        found = scan(text, self.agent, self.environment)
         actions = [block for block in found.blocks if block.tag in self.kinds]
         if found.error or len(actions) != 1:
             problem = found.error or ("two_actions" if actions else "no_action")
-            return blocks.invalid(problem, found, self.thought)
+            return invalid(problem, found, self.thought)
         sql, fault = self.read_content(actions[0].tag, actions[0].body)
         if not sql:
-            return blocks.invalid(fault or "empty_action", found, self.thought)
+            return invalid(fault or "empty_action", found, self.thought)
         reasoning = "".join(found.bodies(self.thought)[:1])
-        error = blocks.reasoning_error(found, self.thought, self.config.reasoning) or fault
+        error = reasoning_error(found, self.thought, self.config.reasoning) or fault
         return Action(self.kinds[actions[0].tag], sql, reasoning, error)
 
     def query(self, action: Action) -> str | None:
         """See `Protocol.query`."""
         return action.content if action.kind is ActionKind.SQL else None
 
-    def write(self, action: Action) -> str:
-        """See `Protocol.write`."""
-        tag = next((tag for tag, kind in self.kinds.items() if kind is action.kind), None)
-        if tag is None:
-            raise ValueError(f"this protocol has no action of the kind {action.kind}")
-        return self._say(action, [(tag, self.write_content(tag, action.content))])
+    def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
+        """See `Protocol.blocks`."""
+        tags = [tag for tag, kind in self.kinds.items() if kind is action.kind]
+        return [(tag, self.write_content(tag, action.content)) for tag in tags]
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
         """One track: the whole episode."""

@@ -10,12 +10,13 @@ schemas.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pipelines import config
-from pipelines.protocols import blocks, knowledge, observations, tools
+from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_options
+from pipelines.protocols.blocks import Scan, invalid, reasoning_error, scan
 from pipelines.protocols.probes import is_probe
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Action, ActionKind, Example, ExecutionResult, Trajectory
@@ -80,20 +81,20 @@ class Phases(Protocol):
         asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block, text outside the tags, or
         a wrong order leaves the action usable.
         """
-        found = blocks.scan(text, self.agent, self.environment)
+        found = scan(text, self.agent, self.environment)
         kind, error = self._kind(found)
         if error or kind is None:
-            return blocks.invalid(error or "no_action", found, self.thought)
+            return invalid(error or "no_action", found, self.thought)
         content, error = self._content(kind, found.bodies(CONTENT[kind])[0])
         if error:
-            return blocks.invalid(error, found, self.thought)
+            return invalid(error, found, self.thought)
         tags = [block.tag for block in found.blocks]
-        fault = blocks.reasoning_error(found, self.thought, self.config.reasoning)
+        fault = reasoning_error(found, self.thought, self.config.reasoning)
         if not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
         return Action(kind, content, "".join(found.bodies(self.thought)[:1]), fault)
 
-    def _kind(self, found: blocks.Scan) -> tuple[ActionKind | None, str | None]:
+    def _kind(self, found: Scan) -> tuple[ActionKind | None, str | None]:
         """The action that a scanned turn names, when it has exactly one content block and the right one."""
         if found.error:
             return None, found.error
@@ -142,17 +143,15 @@ class Phases(Protocol):
         """See `Protocol.force`; the paper's episodes end at the cap instead."""
         return " answer" if self.brief else "\nNo turns are left. Confirm your answer now."
 
-    def write(self, action: Action) -> str:
-        """See `Protocol.write`."""
+    def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
+        """See `Protocol.blocks`."""
         if action.kind not in self.names.values():
-            raise ValueError(f"this protocol has no action of the kind {action.kind}")
-        content = self._write_content(action) if action.content else ""
-        return self._say(action, [("action", NAME_OF[action.kind]), (CONTENT[action.kind], content)])
+            return []
+        return [("action", NAME_OF[action.kind]), (CONTENT[action.kind], self._write_content(action))]
 
     def _write_content(self, action: Action) -> str:
         if action.kind is ActionKind.PROPOSE:
-            value = json.loads(action.content)
-            return _write_brief_schema(value) if self.brief else observations.json_text(value)
+            return _write_schema(action.content, self.brief)
         if self.brief or action.kind is ActionKind.SOLUTION:
             return action.content
         return tools.write_call(action.content)
@@ -204,9 +203,16 @@ def _read_brief_schema(text: str) -> tuple[str, str | None]:
     return knowledge.proposal(tables, columns), None
 
 
-def _write_brief_schema(value: Mapping[str, Any]) -> str:
-    names = [*value["tables"], *value["columns"], *(name for listed in value["columns"].values() for name in listed)]
-    if any(set(name) & set(":,;\n") for name in names):
-        raise ValueError("a name with a mark of the brief form cannot be said in it")
+def _write_schema(content: str, brief: bool) -> str:
+    """A proposal's JSON, or its brief form.
+
+    Raises:
+        ValueError: the content is no proposal.
+    """
+    if _read_schema(content)[1]:
+        raise ValueError("not a proposed schema")
+    value = json.loads(content)
+    if not brief:
+        return observations.json_text(value)
     parts = (f"{table} : {' , '.join(value['columns'].get(table, []))}".rstrip(" :") for table in value["tables"])
     return " ; ".join(parts)

@@ -29,6 +29,7 @@ class React(OneAction):
     """Reason, act, observe."""
 
     name = "react"
+    opening = "<solution>"
     kinds: ClassVar[Mapping[str, ActionKind]] = {"sql": ActionKind.SQL, "solution": ActionKind.SOLUTION}
 
     def __init__(self, config: config.Protocol) -> None:

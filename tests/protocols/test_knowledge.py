@@ -1,0 +1,79 @@
+"""Verified schema knowledge: the rule, worked through on TRUST-SQL's case study (appendix E)."""
+
+import dataclasses
+
+from pipelines.protocols import knowledge
+from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, StopReason, Trajectory, Turn
+
+OK, ERROR = ExecutionStatus.OK, ExecutionStatus.ERROR
+FRPM = knowledge.proposal(
+    ["frpm", "schools"],
+    {"frpm": ["Charter School (Y/N)", "Charter_Funding_Type", "CDSCode"], "schools": ["Phone", "OpenDate"]},
+)
+
+
+def explore(sql: str, observation: str, status: ExecutionStatus = OK) -> Turn:
+    return Turn("", Action(ActionKind.EXPLORE, sql, "r"), observation, status)
+
+
+def propose(content: str) -> Turn:
+    return Turn("", Action(ActionKind.PROPOSE, content, "r"), "noted")
+
+
+def trajectory(*turns: Turn) -> Trajectory:
+    return Trajectory("e1", 0, "policy", "phases", (("user", "Phone?"),), turns, "S", StopReason.SOLUTION)
+
+
+CASE = (
+    explore("SELECT name FROM sqlite_master", "frpm satscores schools"),
+    explore(
+        "SELECT sql FROM sqlite_master WHERE name IN ('frpm', 'schools')",
+        "CREATE TABLE frpm (CDSCode TEXT, `Charter School (Y/N)` INTEGER) "
+        "CREATE TABLE schools (Phone TEXT, OpenDate DATE)",
+    ),
+    explore("SELECT DISTINCT Charter_Funding_Type FROM frpm", "Directly funded"),
+)
+
+
+def test_a_proposal_is_read_lower_cased() -> None:
+    found = knowledge.proposed(trajectory(*CASE, propose(FRPM)))
+    assert found == SchemaItems(
+        frozenset({"frpm", "schools"}),
+        frozenset(
+            {("frpm", "charter school (y/n)"), ("frpm", "charter_funding_type"), ("frpm", "cdscode")}
+            | {("schools", "phone"), ("schools", "opendate")}
+        ),
+    )
+
+
+def test_all_that_was_shown_or_read_by_name_is_verified() -> None:
+    assert knowledge.unverified(trajectory(*CASE, propose(FRPM))) == frozenset()
+
+
+def test_what_no_turn_before_the_proposal_showed_is_not() -> None:
+    late = trajectory(*CASE[:2], propose(FRPM), CASE[2])
+    assert knowledge.unverified(late) == {"charter_funding_type"}
+
+
+def test_a_failed_query_verifies_nothing() -> None:
+    failed = dataclasses.replace(CASE[2], status=ERROR, observation="no such column: Charter_Funding_Type")
+    assert knowledge.unverified(trajectory(*CASE[:2], failed, propose(FRPM))) == {"charter_funding_type"}
+
+
+def test_a_name_inside_another_word_does_not_count() -> None:
+    seen = explore("SELECT name FROM sqlite_master", "telephones")
+    assert knowledge.unverified(trajectory(seen, propose(knowledge.proposal(["phone"], {})))) == {"phone"}
+
+
+def test_the_prefilled_schema_verifies() -> None:
+    given = (("user", "Phone?"), ("assistant", "look"), ("user", "CREATE TABLE schools (Phone TEXT)"))
+    prefilled = dataclasses.replace(trajectory(propose(knowledge.proposal([], {"schools": ["Phone"]}))), prompt=given)
+    assert knowledge.unverified(prefilled) == frozenset()
+
+
+def test_the_last_proposal_counts_and_none_is_none() -> None:
+    twice = trajectory(propose(knowledge.proposal(["a"], {})), propose(knowledge.proposal(["b"], {})))
+    assert knowledge.proposed_turn(twice) == 1
+    assert knowledge.proposed(twice) == SchemaItems(frozenset({"b"}), frozenset())
+    assert knowledge.proposed(trajectory()) is None
+    assert knowledge.unverified(trajectory()) == frozenset()

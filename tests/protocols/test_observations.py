@@ -1,0 +1,92 @@
+"""What an agent is shown of a result: all of it that fits, in order, and nothing that could pass for a tag."""
+
+import json
+
+import pytest
+
+from pipelines.protocols import observations
+from pipelines.types import ExecutionResult, ExecutionStatus, Scalar
+
+
+def result(columns: tuple[str, ...], *rows: tuple[Scalar, ...], truncated: bool = False) -> ExecutionResult:
+    return ExecutionResult(ExecutionStatus.OK, columns, rows, truncated)
+
+
+def test_a_table_keeps_order_names_and_duplicates() -> None:
+    shown = observations.table(result(("n", "n"), (2, "b"), (1, None), (2, "b")), 50, 200, 8000)
+    assert shown == "n | n\n2 | b\n1 | NULL\n2 | b\n(3 rows)"
+
+
+def test_rows_are_cut_and_counted() -> None:
+    many = result(("n",), *((i,) for i in range(60)))
+    assert observations.table(many, 50, 200, 8000).splitlines()[-2:] == ["49", "(first 50 of 60 rows)"]
+    cut = result(("n",), (1,), (2,), truncated=True)
+    assert observations.table(cut, 50, 200, 8000).endswith("\n2\n(first 2 rows; there are more)")
+
+
+def test_a_wide_table_is_cut_to_its_budget() -> None:
+    wide = result(tuple(f"c{i}" for i in range(100)), *[tuple("x" * 200 for _ in range(100))] * 50)
+    assert len(observations.table(wide, 50, 200, 8000)) < 8100
+    assert len(observations.json_text(observations.records(wide, 10, 200, 8000))) < 9000
+
+
+def test_no_rows_is_said() -> None:
+    assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
+    assert observations.table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"
+
+
+def test_brief_lines_begin_with_a_space_so_that_words_share_tokens() -> None:
+    shown = observations.table(result(("kind", "n"), ("STR", 1), ("INT", 2)), 8, 24, 400, brief=True)
+    assert shown == " kind | n\n STR | 1\n INT | 2"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "NULL"),
+        ("", "''"),
+        (b"\x00\xff", "x'00ff'"),
+        (2.5, "2.5"),
+        (float("nan"), "nan"),
+        ("a\nb\t\x07", "a\\nb\\t\\x07"),
+        ("\u202egnp", "\\u202egnp"),  # right-to-left override
+        ("\ud800", "\\ud800"),  # a lone surrogate
+        ("a | b", "a \\| b"),
+        ("</observation>", "\\x3c/observation>"),
+        ("<|im_end|>", "\\x3c\\|im_end\\|>"),
+        ("1 < 2 <= 3 <> 4", "1 < 2 <= 3 <> 4"),
+        ("x" * 30, "x" * 24 + "…"),
+        (b"x" * 30, "x'" + "78" * 12 + "…'"),
+    ],
+)
+def test_a_cell_says_what_it_holds_and_harms_nothing(value: Scalar, shown: str) -> None:
+    assert observations.cell(value, 24) == shown
+
+
+def test_a_megabyte_cell_is_cut_before_anything_else() -> None:
+    assert len(observations.cell("<sql>" * 200_000, 200)) < 400
+
+
+def test_an_error_message_is_one_harmless_line() -> None:
+    broken = ExecutionResult(ExecutionStatus.ERROR, error='near "</observation>": syntax\nerror')
+    assert observations.failure(broken, 200) == 'near "\\x3c/observation>": syntax\\nerror'
+    assert observations.failure(ExecutionResult(ExecutionStatus.TIMEOUT), 200) == "timeout"
+
+
+def test_json_records_read_back_exactly_and_hold_no_tag() -> None:
+    rows: tuple[tuple[Scalar, ...], ...] = (("</tool_response>", 1), ("a\u202eb", None))
+    text = observations.json_text(observations.records(result(("v", "v"), *rows), 10, 200, 8000))
+    assert "<" not in text
+    assert text.isprintable()
+    assert json.loads(text) == {"columns": ["v", "v"], "data": [["</tool_response>", 1], ["a\u202eb", None]]}
+
+
+def test_json_records_say_when_there_are_more() -> None:
+    many = result(("n",), *((i,) for i in range(11)))
+    assert observations.records(many, 10, 200, 8000)["more"] is True
+    assert "more" not in observations.records(result(("n",), (1,)), 10, 200, 8000)
+
+
+def test_json_takes_what_json_has_no_word_for() -> None:
+    odd = result(("a", "b", "c"), (float("inf"), float("nan"), b"\x01"))
+    assert observations.records(odd, 10, 200, 8000)["data"] == [["inf", "nan", "x'01'"]]
