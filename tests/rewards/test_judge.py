@@ -1,0 +1,41 @@
+"""The judge: asked about wrong answers only, each once; graded 0 to 2 and halved; a failure is not a zero."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pipelines.rewards import judge
+from pipelines.types import Database, Example, Outcome
+
+Make = Callable[..., Outcome]
+EXAMPLE = Example("e1", "How many?", Database("d", "sqlite", "d.sqlite"), "SELECT COUNT(*) FROM t", evidence="t is all")
+
+
+@pytest.mark.parametrize(
+    ("text", "grade"),
+    [("2.0", 1.0), ("1", 0.5), (" 0.5\n", 0.25), ("0", 0.0)]
+    + [(text, None) for text in ("", None, "2.1", "-1", "1.0/2.0", "I say 1.0", "nan", "١", "9" * 400, "1.")],
+)
+def test_a_grade_is_one_number_on_the_scale_and_halved(text: str | None, grade: float | None) -> None:
+    assert judge.read_grade(text, scale=2.0) == grade
+
+
+def test_the_judge_sees_question_hint_and_both_queries() -> None:
+    (_, rules), (_, case) = judge.messages(EXAMPLE, "SELECT 1")
+    assert "from 0.0 (nothing right) to 2.0" in rules
+    assert all(text in case for text in ("How many?", "t is all", "SELECT COUNT(*) FROM t", "SELECT 1"))
+
+
+def test_only_wrong_answers_are_asked_and_each_once(outcome: Make) -> None:
+    asked: list[str] = []
+
+    def ask(prompts: Sequence[judge.Messages]) -> list[str | None]:
+        asked.extend(prompt[1][1].rpartition("\n")[2] for prompt in prompts)
+        return ["1.0", None]
+
+    wrong, failed = outcome(correct=False, final="SELECT 1"), outcome(correct=False, final="SELECT 2")
+    outcomes = [outcome(), wrong, wrong, failed, outcome(final=None), outcome(correct=False, broken=True)]
+    graded = judge.grade(outcomes, {"e1": EXAMPLE}, ask)
+    assert asked == ["SELECT 1", "SELECT 2"]
+    assert [one.judge for one in graded] == [None, 0.5, 0.5, None, None, None]
+    assert [one.broken for one in graded] == [False, False, False, True, False, True]

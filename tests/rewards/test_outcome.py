@@ -1,0 +1,94 @@
+"""From trajectories to outcomes, with a real database and the real engine."""
+
+import dataclasses
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.rewards.outcome import judge_trajectories
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
+from pipelines.types import (
+    Action,
+    ActionKind,
+    Database,
+    Example,
+    ExecutionStatus,
+    Outcome,
+    SchemaItems,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Example:
+    path = tmp_path / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(
+            "CREATE TABLE singer (name TEXT, kind TEXT); INSERT INTO singer VALUES ('Ann', 'STR');"
+        )
+    connection.close()
+    return Example("e1", "Who?", Database("music", "sqlite", str(path)), "SELECT name FROM singer", hardness="easy")
+
+
+@pytest.fixture
+def engine() -> Iterator[SqlEngine]:
+    with SqlEngine(Limits(timeout_s=5), workers=1) as sql:
+        yield sql
+
+
+def episode(final: str | None, stop: StopReason = StopReason.SOLUTION) -> Trajectory:
+    turns = (Turn("", Action(ActionKind.SOLUTION, final, "r")),) if final else ()
+    return Trajectory("e1", 0, "policy", "react", (), turns, final, stop)
+
+
+def judged(example: Example, engine: SqlEngine, *trajectories: Trajectory, **more: object) -> list[Outcome]:
+    return judge_trajectories(
+        trajectories,
+        {"e1": example},
+        engine,
+        introspect,
+        "strict",
+        10,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_an_outcome_holds_the_verdict_and_both_queries_parts(example: Example, engine: SqlEngine) -> None:
+    right, wrong, failed = judged(
+        example,
+        engine,
+        episode("SELECT name FROM singer"),
+        episode("SELECT kind FROM singer"),
+        episode("SELECT wages FROM singer"),
+    )
+    gold = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
+    assert (right.correct, right.executable, right.n_rows, right.predicted_schema) == (True, True, 1, gold)
+    assert (wrong.correct, wrong.executable, wrong.gold_schema) == (False, True, gold)
+    assert (failed.correct, failed.status, failed.broken) == (False, ExecutionStatus.ERROR, False)
+    assert right.gold_bigrams == {("select", "name"), ("name", "from"), ("from", "singer")}
+
+
+def test_no_answer_is_wrong_and_not_broken(example: Example, engine: SqlEngine) -> None:
+    (none,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT))
+    assert (none.correct, none.status, none.broken, none.predicted_schema) == (False, None, False, None)
+    assert none.predicted_bigrams == frozenset()
+
+
+def test_a_broken_boundary_is_broken_and_never_wrong(example: Example, engine: SqlEngine) -> None:
+    (episode_broke,) = judged(example, engine, episode(None, StopReason.BROKEN))
+    assert episode_broke.broken
+    bad_gold = dataclasses.replace(example, gold_sql="SELECT nothing FROM nowhere")
+    (gold_broke,) = judged(bad_gold, engine, episode("SELECT 1"))
+    assert gold_broke.broken
+
+
+def test_the_consensus_gold_schema_wins_over_the_gold_sqls_own(example: Example, engine: SqlEngine) -> None:
+    agreed = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "kind")}))
+    (given,) = judged(example, engine, episode("SELECT 1"), gold_schemas={"e1": agreed})
+    (withheld,) = judged(example, engine, episode("SELECT 1"), gold_schemas={})
+    assert (given.gold_schema, withheld.gold_schema) == (agreed, None)

@@ -1,0 +1,89 @@
+"""The panel: weights, tracks, the log by term, and whether a wrong answer can be paid more than a right one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipelines import recipes
+from pipelines.config import RewardTerm
+from pipelines.errors import RecipeError
+from pipelines.rewards.rubric import Rubric
+from pipelines.types import ExecutionStatus, Outcome, SchemaItems
+
+Make = Callable[..., Outcome]
+
+
+def panel(*terms: dict[str, Any]) -> Rubric:
+    return Rubric([RewardTerm(**term) for term in terms])
+
+
+SQL_TRAIL = panel(
+    {"term": "exec", "weight": 5},
+    {"term": "turns", "weight": 2},
+    *({"term": name} for name in ("schema", "bigram", "syntax", "format")),
+)
+
+
+def test_sql_trails_total_equation_12(outcome: Make, items: Callable[..., SchemaItems]) -> None:
+    facts = {
+        "predicted_schema": items("employees", "employees.wages"),
+        "gold_schema": items("employees", "employees.salary"),  # 1/3
+        "predicted_bigrams": frozenset({(1, 2), (2, 3), (3, 4)}),
+        "gold_bigrams": frozenset({(1, 2), (2, 3), (3, 5)}),  # 2/4
+    }
+    right = SQL_TRAIL.score(outcome(**facts))
+    assert right.total == pytest.approx(5 + 2 + 1 / 3 + 2 / 4 + 1 + 1)
+    assert right.by_term == pytest.approx(
+        {"exec": 1, "turns": 1, "schema": 1 / 3, "bigram": 0.5, "syntax": 1, "format": 1}
+    )
+    failed = outcome(turns=3, malformed=True, correct=False, status=ExecutionStatus.ERROR, **facts)
+    assert SQL_TRAIL.score(failed).total == pytest.approx(1 / 3 + 2 / 4)
+
+
+def test_tracks_are_summed_apart_equation_4(outcome: Make, items: Callable[..., SchemaItems]) -> None:
+    rubric = panel({"term": "trust_exec"}, {"term": "format", "weight": 0.1}, {"term": "schema", "track": "schema"})
+    paid = rubric.score(outcome(predicted_schema=items("t"), gold_schema=items("t")))
+    assert paid.by_track == pytest.approx({"full": 1.1, "schema": 1.0})
+    assert paid.total == paid.by_track["full"]
+
+
+def test_a_broken_episode_is_never_scored(outcome: Make) -> None:
+    with pytest.raises(ValueError, match="broken episode of 'e1'"):
+        SQL_TRAIL.score(outcome(broken=True))
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ([{"term": "exce"}], r"no reward term 'exce'. Did you mean 'exec'\?"),
+        ([{"term": "zzz"}], r"There are: exec, turns"),
+        ([{"term": "turns", "options": {"esay": 2}}], r"'turns' has no option 'esay'. It has: easy, medium"),
+        ([{"term": "exec"}, {"term": "exec"}], r"'exec' is named twice"),
+        ([{"term": "schema", "track": "schema"}], r"no reward term on the full track"),
+        ([], r"no reward term on the full track"),
+    ],
+)
+def test_mistakes_in_a_panel_are_named(terms: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        panel(*terms)
+
+
+def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so() -> None:
+    assert SQL_TRAIL.margin() == 0.0  # at least 5 + 1 for a right one, at most 2 + 4 for a wrong one
+    reasoning = recipes.load("reasoning_sql")
+    assert Rubric(reasoning.rewards).margin() == 0.0  # 3 + 2 + 1 against 2 + 4
+    assert Rubric(recipes.load("reasoning_sql", ["rewards.exec.weight=2"]).rewards).margin() == -1.0
+
+
+def test_a_case_table_has_its_own_order() -> None:
+    assert panel({"term": "skyrl"}).margin() is None
+    assert panel({"term": "exec"}, {"term": "trust_schema", "track": "schema"}).margin() == 1.0
+
+
+@pytest.mark.parametrize("name", recipes.recipe_names())
+def test_every_shipped_panel_is_a_panel(name: str) -> None:
+    for variant in ("", *recipes.variants(name)):
+        recipe = recipes.load(name, [f"variant={variant}"] if variant else [])
+        if "grpo" in recipe.stages:
+            assert Rubric(recipe.rewards).tracks[0] == "full"
