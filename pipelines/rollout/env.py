@@ -81,7 +81,7 @@ class Episode:
         self._forced = rules.max_turns == 0 and rules.forced_final
         if self._forced:
             role, text = prompt[-1]
-            prompt = (*prompt[:-1], (role, text + rules.protocol.force()))
+            prompt = (*prompt[:-1], (role, text + self._demand()))
         self._prompt = prompt
         self._messages: list[Message] = list(prompt)
         self._ids: list[int] = codec.prompt(prompt) if codec else []
@@ -92,7 +92,9 @@ class Episode:
         self._ends: list[int] = []
         self._stop: StopReason | None = None
         self._failure: str | None = None
+        self._opening = ""
         self._final_sql: str | None = None
+        self._open_forced()
         if self._room < 1:
             self._stop = StopReason.TOKEN_LIMIT
 
@@ -105,6 +107,11 @@ class Episode:
     def done(self) -> bool:
         """Whether the episode has ended."""
         return self._stop is not None
+
+    @property
+    def last_turn(self) -> Turn:
+        """The newest turn, with its observation once there is one."""
+        return self._turns[-1]
 
     def next_request(self) -> Request:
         """What the policy must generate next."""
@@ -124,9 +131,12 @@ class Episode:
         """Take the agent's turn and return the SQL that must be executed for it, or None."""
         self._append(completion.token_ids, completion.logprobs)
         protocol = self._rules.protocol
-        action = protocol.parse(completion.text)
-        self._messages.append(("assistant", completion.text))
-        self._turns.append(Turn(completion.text, action))
+        text = self._opening + completion.text
+        action = protocol.parse(text)
+        if self._opening and action.kind is ActionKind.SOLUTION:  # what the opening left out is not the agent's fault
+            action = dataclasses.replace(action, format_error=None)
+        self._messages.append(("assistant", text))
+        self._turns.append(Turn(text, action))
         if action.kind is ActionKind.SOLUTION:
             self._final_sql = action.content
             self._stop = StopReason.SOLUTION
@@ -152,16 +162,15 @@ class Episode:
         text = self._rules.protocol.observe(turn.action, result, turns_left)
         self._forced = turns_left <= 0
         if self._forced:
-            text += self._rules.protocol.force()
+            text += self._demand()
         ids = self._codec.observation(text, self._ids[-1]) if self._codec else []
         if self._room - len(ids) < 1:
             self._stop, self._forced = StopReason.TOKEN_LIMIT, False
             return
         self._turns[-1] = dataclasses.replace(turn, observation=text)
         self._messages.append(("user", text))
-        self._ids += ids
-        self._mask += [0] * len(ids)
-        self._logprobs += [0.0] * len(ids)
+        self._hear(ids)
+        self._open_forced()
 
     def fail(self, failure: str) -> None:
         """A boundary failed: the episode ends as broken, with the failure's class, and is never scored."""
@@ -187,6 +196,22 @@ class Episode:
             logprobs=tuple(self._logprobs[:end]) if self._knows_logprobs else (),
             turn_ends=tuple(self._ends) if self._codec else (),
         )
+
+    def _hear(self, ids: list[int]) -> None:
+        """Append what the agent did not say."""
+        self._ids += ids
+        self._mask += [0] * len(ids)
+        self._logprobs += [0.0] * len(ids)
+
+    def _demand(self) -> str:
+        """The words that ask for the final answer, where the turn cannot be opened for the agent."""
+        return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.force()
+
+    def _open_forced(self) -> None:
+        """Begin the forced turn with the protocol's opening tag, so that it can only be the final answer."""
+        if self._forced and self._codec:
+            self._opening = self._rules.protocol.opening
+            self._hear(self._codec.agent(self._opening))
 
     @property
     def _room(self) -> int:
