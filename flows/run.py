@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -25,18 +26,17 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
     """
     steps = graph.plan(recipe, store, until)
     if all(step.cached for step in steps):  # nothing to make is nothing to track
-        make = graph.execute
-        return [_timed(lambda step=step: make(step, recipe, store, progress, steps), done) for step in steps]
+        return [_timed(done, functools.partial(graph.execute, step, recipe, store, progress, steps)) for step in steps]
     from tasks.step import run_step
     from tasks.tracking import Tracker
 
     with Tracker(recipe, store, progress.say) as tracker:
         return [
-            _timed(lambda step=step: run_step(step, steps, recipe, store, progress, tracker), done) for step in steps
+            _timed(done, functools.partial(run_step, step, steps, recipe, store, progress, tracker)) for step in steps
         ]
 
 
-def _timed(make: Callable[[], graph.StageResult], done: Done) -> graph.StageResult:
+def _timed(done: Done, make: Callable[[], graph.StageResult]) -> graph.StageResult:
     begun = time.perf_counter()
     result = make()
     done(result, time.perf_counter() - begun)

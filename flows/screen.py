@@ -55,7 +55,7 @@ def show_steps(steps: list[graph.Step]) -> None:
 def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_json: bool) -> None:
     """The end of a run: the EX figures, where to look, and with `as_json` one JSON object."""
     by_name = {result.name: result for result in results}
-    evaluated = {label: by_name[name].metrics for name, label in MODELS.items() if name in by_name}
+    evaluated = {MODELS.get(name, name): r.metrics for name, r in by_name.items() if name.startswith("evaluate")}
     if evaluated:
         _figures(evaluated)
     where = look(store, by_name)

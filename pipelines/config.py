@@ -198,7 +198,8 @@ class Difficulty(Section):
         candidates: questions scored; null scores all of the pool.
         keep: size of the difficulty-balanced set, in ascending S(q); null keeps all.
         explore: size of the exploration set (pass@G = 0).
-        explore_parts: how many of it come from the SFT pool and from each RL pool in order; () takes them as they come.
+        explore_parts: how many of it come from the SFT pool and from each RL pool in order, the balanced set being of the
+            first RL pool (SQL-Trail, A.6); () takes all from the RL pools as they come.
         max_pass: keep only questions whose pass rate is below this (TRUST-SQL: 6/8); null for no bound.
     """
 

@@ -80,6 +80,21 @@ def select(scored: Sequence[Scored], settings: Difficulty, seed: int) -> RlSet:
     return RlSet(balanced, never[: settings.explore])
 
 
+def select_parts(sft: Sequence[Scored], pools: Sequence[Sequence[Scored]], settings: Difficulty, seed: int) -> RlSet:
+    """SQL-Trail's own set (A.6): the balanced part of the first pool, and an exploration set made of named parts.
+
+    The parts of `explore_parts` are taken of the never-solved questions of the SFT pool, then of each RL pool in order.
+    """
+    balanced = select(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
+    chosen = set(balanced)
+    explore: list[str] = []
+    for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
+        never = [one.example_id for one in rank(scored, seed) if one.right == 0 and one.example_id not in chosen]
+        explore += never[:count]
+        chosen.update(explore)
+    return RlSet(balanced, explore)
+
+
 def histogram(scored: Iterable[Scored], group: int) -> list[int]:
     """How many questions had 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded.
 

@@ -32,6 +32,7 @@ READERS = {
     "bird": "pipelines.data.bird",
     "jsonl": "pipelines.data.jsonl",
 }
+EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
 Options = TypeVar("Options", bound=Section)
 
 
@@ -92,13 +93,16 @@ def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     return [dataclasses.replace(example, database=locate(example.database)) for example in examples]
 
 
-def check_gold(examples: Sequence[Example], engine: SqlEngine, root: Path) -> tuple[list[Example], list[Rejected]]:
+def check_gold(
+    examples: Sequence[Example], engine: SqlEngine, root: Path, drop_empty: bool = False
+) -> tuple[list[Example], list[Rejected]]:
     """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
 
     A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure.
 
     Args:
         root: what the examples' locations are relative to.
+        drop_empty: part those off, too, whose gold SQL returns nothing (MTIR-SQL, 4.1), as `EMPTY`.
     """
     jobs = [(example.database, example.gold_sql) for example in resolve(examples, root)]
     results = engine.execute_many(jobs, max_rows=1)
@@ -106,7 +110,10 @@ def check_gold(examples: Sequence[Example], engine: SqlEngine, root: Path) -> tu
     rejected: list[Rejected] = []
     for example, result in zip(examples, results, strict=True):
         if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
-            good.append(example)
+            if drop_empty and not result.rows:
+                rejected.append(Rejected(example.id, EMPTY, example.gold_sql))
+            else:
+                good.append(example)
             continue
         broken = result.status is ExecutionStatus.UNAVAILABLE
         reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"

@@ -23,14 +23,15 @@ def build(ctx: Context) -> None:
         DataError: a source is missing, or more of its rows are bad than `data.max_bad_share` allows.
     """
     data = ctx.recipe.data
-    sources = [("sft", data.sft), *(("rl", source) for source in data.rl), ("dev", data.dev), ("test", data.test)]
+    rl = [("rl", part, source) for part, source in enumerate(data.rl)]
+    sources = [("sft", 0, data.sft), *rl, ("dev", 0, data.dev), ("test", 0, data.test)]
     parts, bad = [], []
     numbers: dict[str, float] = {}
     ctx.progress.begin(ctx.stage, len(sources), "pools")
     with sql_engine(ctx.recipe) as sql:
-        for pool, source in sources:
+        for pool, part, source in sources:
             kept, rejected = _read(ctx, pool, source, sql)
-            parts.append(frames.to_frame(kept, extra=[{"pool": pool}] * len(kept)))
+            parts.append(frames.to_frame(kept, extra=[{"pool": pool, "part": part}] * len(kept)))
             bad += [{"pool": pool, **dataclasses.asdict(row)} for row in rejected]
             numbers[f"{pool}_examples"] = numbers.get(f"{pool}_examples", 0.0) + len(kept)
             ctx.progress.advance(1, f"{pool}: {len(kept)} questions")
@@ -44,13 +45,14 @@ def build(ctx: Context) -> None:
 def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list[Example], list[base.Rejected]]:
     """One source's good examples and its bad rows."""
     loaded = base.read(source, ctx.recipe.seed, ctx.folder)
-    kept, broken = base.check_gold(loaded.examples, sql, ctx.folder)
+    drop_empty = ctx.recipe.data.drop_empty and pool in ("sft", "rl")
+    kept, broken = base.check_gold(loaded.examples, sql, ctx.folder, drop_empty)
     rejected = [*loaded.quarantine, *broken]
-    total = len(kept) + len(rejected)
-    if not kept or len(rejected) / total > ctx.recipe.data.max_bad_share:
+    bad = [row for row in rejected if row.reason != base.EMPTY]
+    if not kept or len(bad) / (len(kept) + len(bad)) > ctx.recipe.data.max_bad_share:
         first = f"; the first: {rejected[0].row}: {rejected[0].reason} ({rejected[0].detail})" if rejected else ""
         raise DataError(
-            f"pool {pool}: {len(rejected)} of {total} rows of the {source.kind} source are bad{first}",
+            f"pool {pool}: {len(bad)} of {len(kept) + len(bad)} rows of the {source.kind} source are bad{first}",
             "Mend them, or raise data.max_bad_share.",
         )
     return kept, rejected

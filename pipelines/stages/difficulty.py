@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,32 +31,47 @@ def build(ctx: Context) -> None:
         DataError: no question is left to train on.
     """
     settings = ctx.recipe.difficulty
-    questions = _candidates(ctx)
+    pools = _candidates(ctx)
+    questions = list({question.id: question for pool in pools for question in pool}.values())
     shards = Shards(questions, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     shards.run(start, (ctx.recipe, ctx.checkpoint), ctx.recipe.rollout.processes, ctx.progress)
-    scored = [difficulty.Scored(**row) for row in shards.rows()]
-    chosen = difficulty.select(scored, settings, ctx.recipe.seed)
-    rows = [{"example_id": one.example_id, "samples": one.samples, "right": one.right} for one in scored]
-    frames.write(ctx.folder / DATA, pl.DataFrame(rows))
+    by_id = {row["example_id"]: difficulty.Scored(**row) for row in shards.rows()}
+    scored = list(by_id.values())
+    parts = [[by_id[question.id] for question in pool if question.id in by_id] for pool in pools]
+    if settings.explore_parts:
+        chosen = difficulty.select_parts(parts[0], parts[1:], settings, ctx.recipe.seed)
+    else:
+        chosen = difficulty.select([one for part in parts for one in part], settings, ctx.recipe.seed)
     names = [(name, "balanced") for name in chosen.balanced] + [(name, "explore") for name in chosen.explore]
     if not names:
         raise DataError(
             f"none of {len(scored)} questions is worth training on: each is always or never solved",
             "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
         )
+    frames.write(ctx.folder / DATA, pl.DataFrame([dataclasses.asdict(one) for one in scored]))
     frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
     ctx.metrics(
         {"balanced": len(chosen.balanced), "explore": len(chosen.explore), **difficulty.summary(scored, settings.group)}
     )
 
 
-def _candidates(ctx: Context) -> list[Example]:
-    """The RL pool, or `difficulty.candidates` of it by the seed."""
-    pool, count = examples(ctx.inputs["data"], "rl"), ctx.recipe.difficulty.candidates
+def _candidates(ctx: Context) -> list[list[Example]]:
+    """What is scored: the SFT pool where the exploration set draws on it, then each RL pool.
+
+    `difficulty.candidates` bounds each pool, by the seed.
+    """
+    settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
+    pools = [examples(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
+    if settings.explore_parts:
+        pools.insert(0, examples(data, "sft") if settings.explore_parts[0] else [])
+    return [_draw(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
+
+
+def _draw(pool: list[Example], count: int | None, seed: int) -> list[Example]:
     if count is None or count >= len(pool):
         return pool
-    chosen = random.Random(f"{ctx.recipe.seed}/candidates").sample(range(len(pool)), count)
+    chosen = random.Random(f"{seed}/candidates").sample(range(len(pool)), count)
     return [pool[index] for index in sorted(chosen)]
 
 
@@ -83,7 +99,7 @@ def start(recipe: Recipe, checkpoint: str) -> Run:
             engine.run(requests), by_id, sql, schema, recipe.execution.equality, recipe.protocol.max_turns
         )
         scored = difficulty.score(outcomes)
-        write_lines(path, ({"example_id": s.example_id, "samples": s.samples, "right": s.right} for s in scored))
+        write_lines(path, map(dataclasses.asdict, scored))
         return f"{sum(s.right for s in scored)}/{sum(s.samples for s in scored)} right"
 
     return run

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 DATA = "data.parquet"
 
 
-def examples(folder: Path, *pools: str) -> list[Example]:
-    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved."""
+def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example]:
+    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved.
+
+    Args:
+        part: only those of the source at this place of its pool.
+    """
     frame = frames.read(folder / DATA).filter(pl.col("pool").is_in(pools))
+    if part is not None:
+        frame = frame.filter(pl.col("part") == part)
     return resolve(frames.from_frame(frame, Example), folder)
 
 

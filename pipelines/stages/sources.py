@@ -37,6 +37,11 @@ def fingerprint(data: Data, store: Path) -> dict[str, str]:
     return prints
 
 
+def folder_digest(folder: Path) -> str:
+    """A digest of every file in a folder, by content."""
+    return digest([_file(folder, file, {}, {}) for file in _files(folder)])
+
+
 def _path(source: Source) -> Path:
     path = Path(str(source.path)).expanduser().resolve()
     if not path.exists():
