@@ -1,0 +1,188 @@
+"""Writes docs/recipes.md from the recipe files, so that no number in it can drift: `python docs/build_recipes.py`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines import recipes
+from pipelines.config import Recipe
+
+PAGE = Path(__file__).with_name("recipes.md")
+PAPERS = {
+    "sql_trail": "SQL-Trail",
+    "trust_sql": "TRUST-SQL",
+    "reasoning_sql": "Reasoning-SQL",
+    "skyrl_sql": "SkyRL-SQL",
+    "mtir_sql": "MTIR-SQL",
+}
+# Each row of the tables: what it is, and the key that holds it. A stage that a recipe leaves out shows a dash.
+FACTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Model": (("base model", "model.source"),),
+    "Interaction": (
+        ("protocol", "protocol.name"),
+        ("schema in the prompt", "protocol.schema_view"),
+        ("example values a column", "protocol.schema_values"),
+        ("turn cap in training", "protocol.max_turns"),
+        ("turn cap in evaluation", "protocol.max_turns_eval"),
+        ("rows of an observation", "protocol.observation_rows"),
+        ("reasoning in every turn", "protocol.reasoning"),
+        ("one forced final answer", "protocol.forced_final"),
+        ("the protocol's own options", "protocol.options"),
+    ),
+    "SFT": (
+        ("questions", "data.sft"),
+        ("trajectories a question", "synthesis.samples"),
+        ("tokens of a teacher's turn", "synthesis.teacher.sampling.turn_tokens"),
+        ("trajectories kept", "filter.keep"),
+        ("kept a question", "filter.per_example"),
+        ("levels kept first", "filter.priority"),
+        ("batch", "sft.batch"),
+        ("epochs", "sft.epochs"),
+        ("rate", "sft.optimizer.lr"),
+        ("betas", "sft.optimizer.betas"),
+        ("weight decay", "sft.optimizer.weight_decay"),
+        ("warm-up", "sft.optimizer.warmup_ratio"),
+        ("gradient clip", "sft.optimizer.clip"),
+        ("schedule", "sft.optimizer.schedule"),
+    ),
+    "RL data": (
+        ("pools", "data.rl"),
+        ("empty gold results left out", "data.drop_empty"),
+        ("rollouts for pass@G", "difficulty.group"),
+        ("candidates", "difficulty.candidates"),
+        ("kept by S(q)", "difficulty.keep"),
+        ("exploration set", "difficulty.explore"),
+        ("its parts", "difficulty.explore_parts"),
+        ("pass rate below (all: no bound)", "difficulty.max_pass"),
+    ),
+    "Reward": (("panel", "rewards"),),
+    "GRPO": (
+        ("group G", "grpo.group"),
+        ("questions a step", "grpo.questions_per_step"),
+        ("steps", "grpo.steps"),
+        ("clip below", "grpo.clip_low"),
+        ("clip above", "grpo.clip_high"),
+        ("KL coefficient", "grpo.beta"),
+        ("advantage divided by", "grpo.scale"),
+        ("ratio per", "grpo.level"),
+        ("lambda of the schema track", "grpo.lambda_schema"),
+        ("rollouts dropped", "grpo.drop"),
+        ("temperature", "grpo.sampling.temperature"),
+        ("top-p", "grpo.sampling.top_p"),
+        ("tokens of an episode", "grpo.sampling.episode_tokens"),
+        ("rate", "grpo.optimizer.lr"),
+        ("schedule", "grpo.optimizer.schedule"),
+        ("warm-up", "grpo.optimizer.warmup_ratio"),
+    ),
+    "Evaluation": (
+        ("sampled episodes", "evaluation.samples"),
+        ("k of pass@k and majority@k", "evaluation.ks"),
+        ("temperature of the sampled", "evaluation.sampling.temperature"),
+        ("also forced to answer at once", "evaluation.forced_single_turn"),
+        ("equalities", "evaluation.equalities"),
+    ),
+}
+STAGE_OF = {"sft": "sft", "filter": "filter", "synthesis": "synthesize", "difficulty": "difficulty", "grpo": "grpo"}
+INTRO = """# Recipes: five papers, five files
+
+This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a test compares the two. Each table's
+second column is the key that holds the number: change it with `sqltrain run RECIPE KEY=VALUE`, or take one of the
+paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    loaded = {name: recipes.load(name) for name in PAPERS}
+    return "\n".join([INTRO, *_tables(loaded), *(line for name in PAPERS for line in _paper(name, loaded[name]))])
+
+
+def value_at(recipe: Recipe, key: str) -> Any:
+    """The value at a dotted key, as JSON values."""
+    (value,) = recipe.slice(key).values()
+    return value
+
+
+def _tables(loaded: dict[str, Recipe]) -> Iterator[str]:
+    for title, rows in FACTS.items():
+        yield f"## {title}\n"
+        yield "| | key | " + " | ".join(PAPERS.values()) + " |"
+        yield "|---" * (len(PAPERS) + 2) + "|"
+        for label, key in rows:
+            cells = " | ".join(_cell(name, recipe, key) for name, recipe in loaded.items())
+            yield f"| {label} | `{key}` | {cells} |"
+        yield ""
+
+
+def _cell(name: str, recipe: Recipe, key: str) -> str:
+    stage = "sft" if key == "data.sft" else STAGE_OF.get(key.partition(".")[0])
+    if stage and stage not in _stages(name):
+        return "–"
+    value = value_at(recipe, key)
+    if key == "rewards":
+        return "<br>".join(_term(term) for term in value)
+    if key == "data.rl":
+        return "<br>".join(_source(source) for source in value)
+    return _source(value) if key == "data.sft" else _plain(value)
+
+
+@functools.cache
+def _stages(name: str) -> frozenset[str]:
+    """The stages that a recipe or one of its variants has."""
+    own = [recipes.load(name, [f"variant={variant}"]) for variant in recipes.variants(name)]
+    return frozenset(stage for recipe in [recipes.load(name), *own] for stage in recipe.stages)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "all"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return "<br>".join(f"{name}: {_plain(item)}" for name, item in value.items()) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _source(source: dict[str, Any]) -> str:
+    parts = [source["kind"], source["split"], _plain(source["count"])]
+    return " ".join(parts + ([f"({', '.join(source['hardness'])})"] if source["hardness"] else []))
+
+
+def _term(term: dict[str, Any]) -> str:
+    options = ", ".join(f"{name} {_plain(value)}" for name, value in term["options"].items())
+    track = " on the schema track" if term["track"] == "schema" else ""
+    return f"{term['weight']:g} {term['term']}{f' ({options})' if options else ''}{track}"
+
+
+def _paper(name: str, recipe: Recipe) -> Iterator[str]:
+    yield f"## {PAPERS[name]}: `conf/recipes/{name}.yaml`\n"
+    yield "```text"
+    yield from _head(name)
+    yield "```\n"
+    yield "The paper reports: " + ", ".join(f"{key} {value:g}" for key, value in recipe.reported.items()) + ".\n"
+    yield "| variant | sets |"
+    yield "|---|---|"
+    for variant, overrides in recipes.variants(name).items():
+        yield f"| `{variant}` | {'<br>'.join(f'`{_override(step)}`' for step in overrides)} |"
+    yield ""
+
+
+def _head(name: str) -> Iterator[str]:
+    for line in (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            return
+        yield line.removeprefix("#").removeprefix(" ").rstrip()
+
+
+def _override(step: Any) -> str:
+    return step if isinstance(step, str) else json.dumps(step)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
