@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from pipelines.evaluation.errors import diagnose
+from pipelines.evaluation.material import Preview
 from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode
 from pipelines.evaluation.voting import FORMS, signature
 from pipelines.rewards.terms import jaccard
@@ -25,6 +26,8 @@ from pipelines.types import (
     Turn,
 )
 
+PREVIEW_ROWS = 8
+CELL_CHARS = 80
 MAX_VALUES = 1000  # distinct values of a column that an error analysis looks at
 Schemas = Callable[[Database], Schema]
 
@@ -66,6 +69,30 @@ def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
     turn = Turn(sql or "", Action(kind, sql or ""))
     stop = StopReason.TURN_LIMIT if sql is None else StopReason.SOLUTION
     return Trajectory(example_id, 0, policy, "prediction", (), (turn,), sql, stop)
+
+
+def previews(
+    records: Sequence[EpisodeRecord], examples: Mapping[str, Example], sql: SqlEngine
+) -> dict[tuple[str, str], Preview]:
+    """The first rows of wrong greedy answers and of their gold queries, by (database id, SQL), for the reader."""
+    totals: dict[tuple[Database, str], int] = {}
+    for record in records:
+        if record.mode == "greedy" and record.diagnosis is not None and record.executable:
+            example = examples[record.example_id]
+            totals[example.database, example.gold_sql] = record.gold_rows
+            totals[example.database, record.final_sql or ""] = record.n_rows
+    results = sql.execute_many(list(totals), PREVIEW_ROWS)
+    return {
+        (database.id, text): Preview(result.columns, tuple(tuple(map(_cell, row)) for row in result.rows), total)
+        for ((database, text), total), result in zip(totals.items(), results, strict=True)
+    }
+
+
+def _cell(value: Scalar) -> str:
+    if value is None:
+        return "NULL"
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return text if len(text) <= CELL_CHARS else text[: CELL_CHARS - 1] + "…"
 
 
 def _pair(trajectory: Trajectory, example: Example) -> Pair:

@@ -210,6 +210,33 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
     return canvas(width, height, label, parts)
 
 
+def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]], label: str) -> Html:
+    """Mean turns group by group, as dots whose tail ends at the 95th percentile: (style, system, mean, 95th)."""
+    width, left, right, pitch, gap = 760.0, 120.0, 560.0, 21.0, 14.0
+    height = sum(len(members) * pitch + gap for _, members in groups) + 38
+    most = max((p95 for _, members in groups for _, _, _, p95 in members), default=1.0)
+    scale = Scale(0, max(most, 1.0), left, right)
+    frame = Frame(left, 4, right, height - 38)
+    marks = ticks(0, scale.high, 5)
+    parts: list[Html] = [
+        tag("line", x1=scale(mark), x2=scale(mark), y1=frame.top, y2=frame.bottom, class_="grid") for mark in marks
+    ]
+    y = frame.top + gap / 2
+    for name, members in groups:
+        parts.append(text(0, y + len(members) * pitch / 2 + 4, name, "row-label"))
+        for style, system, mean, p95 in members:
+            middle = y + pitch / 2
+            tip = f"{system}: {mean:.2f} turns on average, 95 % take at most {p95:g}"
+            parts.append(tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=f"tail s{style}"))
+            parts.append(marker(scale(mean), middle, style, tip))
+            parts.append(text(right + 60, middle + 4, f"{mean:.2f}", "value", "end"))
+            parts.append(text(width, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))
+            y += pitch
+        y += gap
+    parts.append(axis_x(scale, frame, marks, lambda mark: f"{mark:g}", "turns"))
+    return canvas(width, height, label, parts)
+
+
 def histogram(rates: Sequence[float], label: str) -> Html:
     """How many questions have each pass rate: a bar for each that occurs, or twelve bins when more do."""
     width, height = 500.0, 200.0

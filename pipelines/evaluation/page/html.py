@@ -21,7 +21,7 @@ class Html(str):
 Child = str | float | None | Iterable["Child"]
 
 
-def tag(name: str, *children: Child, **attributes: str | float | bool | None) -> Html:
+def tag(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
     """An element. Plain strings are escaped; None children and None or False attributes are left out.
 
     An attribute's trailing underscore is dropped and others become hyphens: `class_="a"`, `data_tip="b"`.

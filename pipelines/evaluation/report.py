@@ -1,0 +1,46 @@
+"""The report of an evaluation: one self-contained HTML page, and its tables as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.evaluation import contents, tables
+from pipelines.evaluation.material import Preview, ReportData, System
+from pipelines.evaluation.page.document import document
+
+__all__ = ["Preview", "ReportData", "System", "csv", "latex", "markdown", "write", "write_tables"]
+
+
+def write(data: ReportData, path: Path) -> None:
+    """Write the HTML page. The same data gives the same bytes.
+
+    Raises:
+        ValueError: there is no system, or one without records.
+    """
+    if not data.systems:
+        raise ValueError("a report needs a system")
+    # A lone surrogate of a model's text has no UTF-8; written as its escape it is what JSON wants anyway.
+    path.write_text(document(data), encoding="utf-8", errors="backslashreplace")
+
+
+def markdown(data: ReportData) -> str:
+    """All tables as GitHub Markdown."""
+    return "\n".join(tables.markdown(table) for table in contents.all_tables(data))
+
+
+def latex(data: ReportData) -> str:
+    """All tables for a paper (needs booktabs)."""
+    return "\n".join(tables.latex(table) for table in contents.all_tables(data))
+
+
+def csv(data: ReportData) -> dict[str, str]:
+    """All tables as CSV with raw values, by file stem."""
+    return {table.slug: tables.to_csv(table) for table in contents.all_tables(data)}
+
+
+def write_tables(data: ReportData, folder: Path) -> None:
+    """Write `tables.md`, `tables.tex` and one CSV file a table into a folder that exists."""
+    for name, text in {"tables.md": markdown(data), "tables.tex": latex(data)}.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+    for stem, text in csv(data).items():
+        (folder / f"{stem}.csv").write_text(text, encoding="utf-8", errors="backslashreplace")
