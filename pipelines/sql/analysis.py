@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -23,17 +24,19 @@ _TOKEN = re.compile(
 
 def bigrams(sql: str) -> frozenset[tuple[str, str]]:
     """The set of adjacent token pairs, keywords and names lower-cased, comments and a closing semicolon left out (the
-    n-gram term of Reasoning-SQL, section 3.2, and SQL-Trail). Any text gives a set."""
+    n-gram term of Reasoning-SQL, section 3.2, and SQL-Trail). Any text gives a set.
+    """
     tokens = [token for token in _TOKEN.findall(sql) if not token.startswith(("--", "/*"))]
     while tokens and tokens[-1] == ";":
         tokens.pop()
     words = [token if token[0] in "'\"" else token.lower() for token in tokens]
-    return frozenset(zip(words, words[1:], strict=False))
+    return frozenset(itertools.pairwise(words))
 
 
 def is_ordered(sql: str, engine: EngineName = "sqlite") -> bool:
     """Whether the outermost query has an ORDER BY, so that the order of its rows is part of the answer. Text that does
-    not parse is ordered when it mentions ORDER BY."""
+    not parse is ordered when it mentions ORDER BY.
+    """
     tree = parse(sql, engine)
     if tree is None:
         return "order by" in " ".join(sql.lower().split())
@@ -47,7 +50,8 @@ def is_ordered(sql: str, engine: EngineName = "sqlite") -> bool:
 
 def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> SchemaItems | None:
     """The tables and columns of the database that a query reads, through CTEs, subqueries and aliases; None if it does
-    not parse. A column that no table in its scope has comes with the table ""."""
+    not parse. A column that no table in its scope has comes with the table "".
+    """
     tree = parse(sql, engine)
     if tree is None:
         return None
@@ -137,4 +141,5 @@ def _outputs(source: Scope) -> set[str]:
 
 def _is_alias(scope: Scope, name: str) -> bool:
     select = unwrap(scope.expression)
-    return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in getattr(select, "expressions", []))
+    items = getattr(select, "expressions", [])
+    return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in items)

@@ -1,4 +1,6 @@
-"""What SQLite itself says a query reads: its authorizer is asked about every table and column of a prepared statement."""
+"""What SQLite itself says a query reads: its authorizer is asked about every table and column of a prepared
+statement.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from pipelines.types import Database, SchemaItems
 
 def read_items(database: Database, sql: str) -> SchemaItems | None:
     """The tables and columns that the prepared statement reads; None if SQLite refuses to prepare it, or the database
-    is not SQLite's or cannot be opened. Nothing is run: EXPLAIN only prepares."""
+    is not SQLite's or cannot be opened. Nothing is run: EXPLAIN only prepares.
+    """
     if database.engine != "sqlite":
         return None
     try:

@@ -6,6 +6,7 @@ import this module, so it needs nothing beyond the standard library.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -41,20 +42,23 @@ class Gold(NamedTuple):
 
     ordered: bool = False
     mentions_order: bool = False
-    units: tuple[Sequence[Any], Sequence[Any]] | None = None
+    units: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
 
 
-def bird(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+UNKNOWN = Gold()
+
+
+def bird(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD's execution accuracy: the rows as sets (Li et al. 2023, `evaluation_ex.py`)."""
     return float(gold.rows == predicted.rows or set(gold.rows) == set(predicted.rows))
 
 
-def skyrl(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+def skyrl(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """SkyRL-SQL's outcome reward for a well-formed answer: the rows as frozensets (`skyrl_gym/envs/sql/utils.py`)."""
     return bird(gold, predicted, facts)
 
 
-def test_suite(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Test suite accuracy on one database: bags of rows up to a permutation of columns, in order when the gold text
     has an ORDER BY (Zhong et al. 2020, `exec_eval.py: result_eq`). Two empty results are equal whatever their arity.
     """
@@ -63,7 +67,7 @@ def test_suite(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
     return float(equal_up_to_columns(gold.rows, predicted.rows, facts.mentions_order))
 
 
-def soft_f1(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD mini-dev's Soft F1: distinct rows compared position by position (`evaluation_f1.py`).
 
     In row i, a predicted cell that stands anywhere in the gold row counts 1/c true positive, else 1/c false positive; a
@@ -86,13 +90,20 @@ def soft_f1(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def spider_exec(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Spider's execution match of 2018: the same columns by the official parser's names, each with the same values in
-    the same order (`evaluation.py: eval_exec_match`). A query that parser cannot read never matches.
+    the same order (`evaluation.py: eval_exec_match`).
+
+    A prediction that parser cannot read never matches. Where it cannot read the gold query, and the official code
+    stops, columns are named by their position.
     """
-    if facts.units is None:
+    gold_units, predicted_units = facts.units
+    if gold_units is None:
+        gold_units = predicted_units = range(max(len(gold.columns), len(predicted.columns)))
+    if predicted_units is None:
         return 0.0
-    return float(_by_unit(gold.rows, facts.units[0]) == _by_unit(predicted.rows, facts.units[1]))
+    named = _by_unit(gold.rows, gold_units)
+    return float(named is not None and named == _by_unit(predicted.rows, predicted_units))
 
 
 def _by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] | None:
@@ -101,19 +112,19 @@ def _by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] 
     return {unit: [row[index] for row in rows] for index, unit in enumerate(units)}
 
 
-def strict(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+def strict(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Our own equality, and the default for training.
 
-    Equal means: the same number of columns, in the same order, also when there are no rows; the same rows as a bag, with
-    their multiplicity; in the same order when the gold query's outermost level has an ORDER BY. Numbers are equal within
-    1e-9, relative or absolute, whichever is larger, if one of them is a float (sums differ in their last bits by the order of the
-    addition); integers exactly; text by code points; NULL only to NULL; a number never to a text.
+    Equal means: the same number of columns, in the same order, also when there are no rows; the same rows as a bag,
+    with their multiplicity; in the same order when the gold query's outermost level has an ORDER BY. Two numbers of
+    which one is a float are equal within 1e-9, relative or absolute, whichever is more (sums differ in their last bits
+    by the order of addition); integers exactly; text by code points; NULL only to NULL; a number never to a text.
 
-    Why it is the better reward: a set (`bird`, `skyrl`) pays a query that lost its GROUP BY, its DISTINCT or its ORDER BY,
-    and pays any empty result for any other; `test_suite` pays columns in a wrong order, rows whose
-    DISTINCT is missing, and empty results of another arity; `spider_exec` refuses right answers for an alias. A policy
-    that is paid for these learns them. `strict_nonempty` refuses, on top, to pay where the gold result is empty: there a
-    query that finds nothing for the wrong reason cannot be told from the right one.
+    Why it is the better reward: a set (`bird`, `skyrl`) pays a query that lost its GROUP BY, its DISTINCT or its ORDER
+    BY, and pays any empty result for any other; `test_suite` pays columns in another order, rows whose DISTINCT is
+    missing, and empty results of another arity; `spider_exec` refuses right answers for an alias. A policy that is paid
+    for these learns them. `strict_nonempty` on top never pays where the gold result is empty: there a query that finds
+    nothing for the wrong reason cannot be told from the right one.
     """
     if len(gold.columns) != len(predicted.columns) or len(gold.rows) != len(predicted.rows):
         return 0.0
@@ -124,7 +135,7 @@ def strict(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
     return float(_same_bag(gold.rows, predicted.rows))
 
 
-def strict_nonempty(gold: Result, predicted: Result, facts: Gold = Gold()) -> float:
+def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """`strict`, and an empty gold result is never paid."""
     return strict(gold, predicted, facts) if gold.rows else 0.0
 
@@ -136,7 +147,10 @@ def _close(left: Any, right: Any) -> bool:
         return False
     if isinstance(left, int) and isinstance(right, int):
         return False
-    return bool(abs(left - right) <= TOLERANCE * max(1.0, abs(left), abs(right)))
+    try:
+        return math.isclose(left, right, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
 
 
 def _close_rows(left: Row, right: Row) -> bool:
@@ -144,12 +158,10 @@ def _close_rows(left: Row, right: Row) -> bool:
 
 
 def _same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
-    """Whether two bags of equally many rows are equal; only rows with no exact partner are held against the tolerance."""
+    """Whether two bags of equally many rows are equal; only rows without an exact partner meet the tolerance."""
     left, right = Counter(gold), Counter(predicted)
     missing, surplus = list((left - right).elements()), list((right - left).elements())
-    if not missing:
-        return True
-    if not all(any(isinstance(cell, float) for cell in pair[0] + pair[1]) for pair in zip(missing, surplus, strict=True)):
+    if missing and not any(isinstance(cell, float) for row in missing + surplus for cell in row):
         return False
     missing.sort(key=_sort_key)
     surplus.sort(key=_sort_key)
@@ -158,18 +170,22 @@ def _same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
     return len(missing) <= MATCHING_ROWS and _match(missing, surplus)
 
 
-def _sort_key(row: Row) -> list[tuple[int, Any]]:
-    """A total order over rows of mixed types: everything but floats first, for floats are what may differ a little."""
-    exact = [(_rank(cell), cell) for cell in row if not isinstance(cell, (int, float)) and cell is not None]
-    return exact + [(0, 0) if cell is None else (1, cell) for cell in row if cell is None or isinstance(cell, (int, float))]
+def _sort_key(row: Row) -> tuple[list[tuple[int, int, Any]], list[float]]:
+    """A total order over rows of mixed types: exact cells first, for numbers are what may differ by a last bit."""
+    numbers = [cell for cell in row if isinstance(cell, (int, float))]
+    exact = [(at, _rank(cell), 0 if cell is None else cell) for at, cell in enumerate(row) if _rank(cell) != 1]
+    return exact, numbers
 
 
 def _rank(cell: Any) -> int:
-    return 2 if isinstance(cell, str) else 3
+    """NULL, numbers, text and bytes are not ordered among each other."""
+    return 0 if cell is None else 1 if isinstance(cell, (int, float)) else 2 if isinstance(cell, str) else 3
 
 
 def _match(missing: list[Row], surplus: list[Row]) -> bool:
-    """Pair each row with a close one, first come first served: sorting can part neighbours that differ in a last bit."""
+    """Pair each row with a close one, first come first served: sorting can part neighbours that differ in a last
+    bit.
+    """
     for row in missing:
         for index, other in enumerate(surplus):
             if _close_rows(row, other):
@@ -180,7 +196,7 @@ def _match(missing: list[Row], surplus: list[Row]) -> bool:
     return True
 
 
-_DISTINCT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
+_WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
 
 
 def close_operators(sql: str) -> str:
@@ -191,10 +207,10 @@ def close_operators(sql: str) -> str:
 def drop_distinct(sql: str) -> str:
     """The query without its DISTINCT keywords, after `close_operators` (`parse.py: remove_distinct`).
 
-    The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT a".
-    That is a defect, and not followed here: two statements are refused.
+    The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT
+    a". That is a defect, and not followed: two statements are refused here.
     """
-    return _DISTINCT.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], close_operators(sql))
+    return _WORD.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], close_operators(sql))
 
 
 class Equality(NamedTuple):
@@ -218,8 +234,8 @@ EQUALITIES: Mapping[str, Equality] = {
     "strict_nonempty": Equality(strict_nonempty),
     "bird": Equality(bird),
     "soft_f1": Equality(soft_f1, graded=True),
-    "test_suite": Equality(test_suite, drop_distinct, suite=True),
-    "test_suite_keep_distinct": Equality(test_suite, close_operators, suite=True),
+    "test_suite": Equality(suite, drop_distinct, suite=True),
+    "test_suite_keep_distinct": Equality(suite, close_operators, suite=True),
     "skyrl": Equality(skyrl),
     "spider_exec": Equality(spider_exec),
 }

@@ -1,14 +1,15 @@
-"""The SQL engine: runs statements in sandboxed workers and gives verdicts under named equalities, for sync and async code."""
+"""The SQL engine: runs statements in sandboxed workers and judges them by named equalities, for sync and async code."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import selectors
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,8 @@ from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.pool import Pool
 from pipelines.sql.process import Death, Task
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.sql.units import ValueUnits
+from pipelines.types import Database, EngineName, ExecutionResult, ExecutionStatus
 
 TICK = 0.05
 _STATUS = {status.value: status for status in ExecutionStatus}
@@ -87,18 +89,23 @@ class SqlEngine:
         limits: what each statement may take.
         workers: processes that run statements, at most, for each engine; one more while all are in long statements.
         audit: a JSONL file that gets a line for every statement; None for none.
+        tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/units.py`).
     """
 
-    def __init__(self, limits: Limits, workers: int = 1, audit: Path | None = None) -> None:
-        self._bounds = Bounds(limits.timeout_s, limits.max_rows, limits.max_bytes, limits.memory_mb)
+    def __init__(
+        self, limits: Limits, workers: int = 1, audit: Path | None = None, tables: Path | None = None
+    ) -> None:
+        max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
+        self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
+        self._units = ValueUnits(tables)
         self._lock = threading.RLock()
         self._gathered: list[tuple[str, Task]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pending = 0
-        self._closer = weakref.finalize(self, _close, self._selector, self._pools, os.getpid())
+        self._waiting: dict[asyncio.AbstractEventLoop, int] = {}
+        self._owner = os.getpid()
+        self._closer = weakref.finalize(self, _close, self._selector, self._pools, self._owner)
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +150,9 @@ class SqlEngine:
             raise ValueError(f"no such equality: {unknown[0]}; there are {', '.join(EQUALITIES)}")
         suite = any(EQUALITIES[name].suite for name in equalities)
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
-        facts = gold_facts(pair.gold_sql, pair.database.engine)
+        facts: tuple[Any, ...] = gold_facts(pair.gold_sql, pair.database.engine)
+        if "spider_exec" in equalities:
+            facts += (self._units.of(pair.database, pair.gold_sql, pair.predicted_sql),)
         return "judge", locations, pair.gold_sql, pair.predicted_sql, tuple(equalities), facts
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
@@ -166,30 +175,31 @@ class SqlEngine:
     async def _ask(self, engine: str, job: tuple[Any, ...]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-
-        def deliver(reply: Any) -> None:
-            loop.call_soon_threadsafe(_resolve, future, reply)
-
         if not self._gathered:
             loop.call_soon(self._flush)
-        self._gathered.append((engine, Task(job, deliver)))
+        self._gathered.append((engine, Task(job, functools.partial(_deliver, loop, future))))
         self._attach(loop)
         try:
             return await future
         finally:
-            self._pending -= 1
-            if not self._pending:
-                loop.remove_reader(self._selector.fileno())
+            self._detach(loop)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let this event loop drive the workers while it has jobs under way."""
-        self._pending += 1
-        if self._pending == 1:
+        """Let this event loop drive the workers while it waits for answers."""
+        self._waiting[loop] = self._waiting.get(loop, 0) + 1
+        if self._waiting[loop] == 1:
             loop.add_reader(self._selector.fileno(), self._pump)
             loop.call_later(TICK, self._heartbeat, loop)
 
+    def _detach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._waiting[loop] -= 1
+        if not self._waiting[loop]:
+            del self._waiting[loop]
+            if self._closer.alive:
+                loop.remove_reader(self._selector.fileno())
+
     def _heartbeat(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._pending:
+        if loop in self._waiting and self._closer.alive:
             self._pump()
             loop.call_later(TICK, self._heartbeat, loop)
 
@@ -199,8 +209,8 @@ class SqlEngine:
 
     def _submit(self, tasks: Sequence[tuple[str, Task]]) -> None:
         with self._lock:
-            if not self._closer.alive:
-                raise DatabaseError("the SQL engine is closed")
+            if not self._closer.alive or os.getpid() != self._owner:
+                raise DatabaseError("the SQL engine is closed, or belongs to the process that this one was forked from")
             for engine in dict.fromkeys(engine for engine, _ in tasks):
                 if engine not in self._pools:
                     self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector)
@@ -216,8 +226,8 @@ class SqlEngine:
 
     def _result(self, reply: Any) -> ExecutionResult:
         if isinstance(reply, Death):
-            status, error_class, message = self._obituary(reply)
-            return ExecutionResult(status, error=message, error_class=error_class)
+            ended, cause, message = self._obituary(reply)
+            return ExecutionResult(ended, error=message, error_class=cause)
         status, columns, rows, truncated, error, error_class, ms = reply
         return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms)
 
@@ -229,15 +239,25 @@ class SqlEngine:
     def _verdict(self, reply: Any, equalities: Sequence[str]) -> Verdict:
         nothing = dict.fromkeys(equalities, 0.0)
         if isinstance(reply, Death):
-            status, error_class, _ = self._obituary(reply)
+            ended, cause, _ = self._obituary(reply)
             if reply.phase == 0:
-                return Verdict(nothing, None, status, error_class, 0, 0)
-            return Verdict(nothing, status, ExecutionStatus.OK, error_class, 0, 0)
+                return Verdict(nothing, None, ended, cause, 0, 0)
+            return Verdict(nothing, ended, ExecutionStatus.OK, cause, 0, 0)
         scores, gold, predicted = reply
-        error_class = gold[1] or (predicted[1] if predicted else None)
-        status = _STATUS[predicted[0]] if predicted else None
-        n_rows = predicted[2] if predicted else 0
-        return Verdict(scores or nothing, status, _STATUS[gold[0]], error_class, n_rows, gold[2])
+        if predicted is None:
+            return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
+        return Verdict(
+            scores or nothing, _STATUS[predicted[0]], _STATUS[gold[0]], gold[1] or predicted[1], predicted[2], gold[2]
+        )
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], reply: Any) -> None:
+    """Give a reply to whoever awaits it, from whatever thread."""
+    if asyncio._get_running_loop() is loop:
+        _resolve(future, reply)
+    else:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
+            loop.call_soon_threadsafe(_resolve, future, reply)
 
 
 def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
@@ -273,11 +293,11 @@ def suite_locations(database: Database) -> tuple[str, ...]:
 
 
 @functools.lru_cache(65536)
-def gold_facts(gold_sql: str, engine: str) -> tuple[bool, bool]:
+def gold_facts(gold_sql: str, engine: EngineName) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
     lowered = gold_sql.lower()
     if "order" not in lowered:
         return False, False
     from pipelines.sql.analysis import is_ordered
 
-    return is_ordered(gold_sql), "order by" in lowered
+    return is_ordered(gold_sql, engine), "order by" in lowered

@@ -1,36 +1,23 @@
 """Spider's hardness levels by the official rules (Yu et al. 2018, `evaluation.py: eval_hardness`), on any SQL.
 
-The official code reads a small dialect with its own parser. Here sqlglot reads, and the official counting, with its habits,
-is done on its tree; where the official parser gives up (CTE, CASE, window, bracketed conditions, EXISTS, outer joins), the same
-counts are taken in the sense that they have: a CTE or a subquery is a nested query, a window function an aggregation.
+What Spider's own parser reads is counted as that parser sees it (`spider.py`). Where it gives up (CTE, CASE, window,
+bracketed conditions, EXISTS, outer joins, ...), sqlglot reads and the same counts are taken in their sense: a CTE, and
+a subquery anywhere but in FROM, is a nested query; a window function is an aggregation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlglot import exp
 
+from pipelines.sql import spider
 from pipelines.sql.parsing import first_select, parse, unwrap
 from pipelines.types import EngineName, Hardness
 
-AGGREGATES = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg)
-
-
-class Condition(NamedTuple):
-    """One comparison of a WHERE, ON or HAVING.
-
-    Attributes:
-        joined_by: "and" or "or" before it; "" for the first.
-        column_value: it is held against a column or an expression, not a literal or a subquery.
-    """
-
-    joined_by: str
-    negated: bool
-    like: bool
-    nested: int
-    column_value: bool
+AGGREGATES = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg, exp.GroupConcat, exp.Window)
+PATTERNS = (exp.Like, exp.ILike, exp.Glob, exp.SimilarTo)
 
 
 class Counts(NamedTuple):
@@ -39,6 +26,12 @@ class Counts(NamedTuple):
     component1: int
     component2: int
     others: int
+
+
+def hardness(sql: str, engine: EngineName = "sqlite") -> Hardness:
+    """The level of a query; "extra" for text that cannot be read at all."""
+    counts = count(sql, engine)
+    return "extra" if counts is None else level(counts)
 
 
 def level(counts: Counts) -> Hardness:
@@ -55,125 +48,105 @@ def level(counts: Counts) -> Hardness:
     return "extra"
 
 
-def hardness(sql: str, engine: EngineName = "sqlite") -> Hardness:
-    """The level of a query; "extra" for text that no parser reads."""
+def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
+    """The counts of a query; None if neither parser reads it."""
+    query = spider.read(sql)
+    if query is not None:
+        return _official(query)
     tree = parse(sql, engine)
-    if tree is None:
-        return "extra"
     try:
-        return level(count(tree))
+        return None if tree is None else _general(tree)
     except RecursionError:
-        return "extra"
+        return None
 
 
-def count(tree: exp.Expression) -> Counts:
-    """The counts of a query: of its first SELECT, as the official parser hangs all else of a set operation below it."""
+def _official(query: spider.Query) -> Counts:
+    """`count_component1`, `count_component2` and `count_others`, with the official habits: an item of SELECT aggregates
+    only if it starts with an aggregate; a NOT counts as an aggregation, and so does each AND and OR of a HAVING.
+    """
+    conditions = [*query.on, *query.where, *query.having]
+    first = bool(query.where) + bool(query.group) + bool(query.order) + query.limited + max(0, query.units - 1)
+    first += sum((condition.joined_by == "or") + (condition.operator == "like") for condition in conditions)
+    keys = [key for value in query.order for key in (value.left, value.right)] + list(query.group)
+    aggregates = sum(aggregate != "none" for aggregate, _ in query.select)
+    aggregates += sum(key is not None and key.aggregate != "none" for key in keys)
+    aggregates += sum(condition.negated for condition in (*query.where, *query.having))
+    aggregates += sum(condition.joined_by != "" for condition in query.having)
+    second = sum(condition.nested for condition in conditions) + query.combined
+    return Counts(first, second, _others(aggregates, query.select, query.where, query.group))
+
+
+def _others(aggregates: int, *parts: Sequence[object]) -> int:
+    """More than one aggregation, item of SELECT, condition of WHERE, key of GROUP BY: 1 each."""
+    return (aggregates > 1) + sum(len(part) > 1 for part in parts)
+
+
+def _general(tree: exp.Expr) -> Counts:
+    """The same counts on a tree: of a set operation's first SELECT, as in the official code."""
     select = first_select(tree)
-    on = _on_conditions(select)
-    where, having = _clause(select, "where"), _clause(select, "having")
-    conditions = on + where + having
-    group = select.args.get("group")
-    keys = group.expressions if group else []
-    order = select.args.get("order")
-    joins = select.args.get("joins") or []
-    first = bool(where) + bool(group) + bool(order) + bool(select.args.get("limit")) + len(joins)
-    first += sum(condition.joined_by == "or" for condition in conditions)
-    first += sum(condition.like for condition in conditions)
-    nested = sum(condition.nested for condition in conditions) + (unwrap(tree) is not select) + _outside(tree, select)
-    aggregates = sum(map(_aggregates, select.expressions))
-    aggregates += sum(condition.negated for condition in where + having)
-    aggregates += sum(_all_aggregates(key) for key in (order.expressions if order else []))
-    aggregates += max(0, len(having) - 1)  # the official count takes each AND and OR of a HAVING for an aggregation
-    others = (aggregates > 1) + (len(select.expressions) > 1) + (len(where) > 1) + (len(keys) > 1)
-    return Counts(first, nested, others)
+    joins = select.args.get("joins") or ()
+    on = [leaf for join in joins if join.args.get("on") for leaf in _leaves(join.args["on"])]
+    where, having = _conditions(select, "where"), _conditions(select, "having")
+    group, order = _items(select, "group"), _items(select, "order")
+    conditions = [*on, *where, *having]
+    first = bool(where) + bool(group) + bool(order) + len(joins)
+    first += bool(select.args.get("limit") or select.args.get("fetch"))
+    first += sum(len(list(part.find_all(exp.Or))) for part in _parts(select, joins))
+    first += sum(isinstance(_inner(leaf), PATTERNS) for leaf in conditions)
+    owners = {id(owner): owner for owner in (tree, unwrap(tree), select)}.values()
+    second = sum(len(owner.args["with_"].expressions) for owner in owners if owner.args.get("with_"))
+    second += unwrap(tree) is not select
+    second += sum(1 for node in (*conditions, *select.expressions, *group, *order) for _ in _subqueries(node))
+    aggregates = sum(any(True for _ in _aggregates(item)) for item in select.expressions)
+    aggregates += sum(1 for key in order for _ in _aggregates(key))
+    aggregates += sum(isinstance(leaf, exp.Not) or bool(leaf.args.get("negate")) for leaf in (*where, *having))
+    return Counts(first, second, _others(aggregates, select.expressions, where, group))
 
 
-def _on_conditions(select: exp.Expression) -> list[Condition]:
-    found: list[Condition] = []
-    for join in select.args.get("joins") or []:
-        if join.args.get("on"):
-            own = _conditions(join.args["on"])
-            found += [own[0]._replace(joined_by="and" if found else ""), *own[1:]]
-    return found
+def _parts(select: exp.Expr, joins: Sequence[exp.Expr]) -> Iterator[exp.Expr]:
+    """The conditions in which an OR counts."""
+    yield from (join.args["on"] for join in joins if join.args.get("on"))
+    yield from (select.args[name].this for name in ("where", "having") if select.args.get(name))
 
 
-def _clause(select: exp.Expression, name: str) -> list[Condition]:
-    clause = select.args.get(name)
-    return _conditions(clause.this) if clause else []
+def _items(select: exp.Expr, clause: str) -> Sequence[exp.Expr]:
+    part = select.args.get(clause)
+    return part.expressions if part else ()
 
 
-def _conditions(node: exp.Expression) -> list[Condition]:
-    """The comparisons under AND and OR, in the order of the text, less what the official parser loses: after a value that is a
-    column it skips to the next AND (`parse_value`), so that "a = b OR c = d" is one comparison."""
-    kept: list[Condition] = []
-    skipping = False
-    for joined_by, leaf in _leaves(node, ""):
-        skipping = skipping and joined_by == "or"
-        if not skipping:
-            kept.append(_condition(joined_by, leaf))
-            skipping = kept[-1].column_value
-    return kept
+def _conditions(select: exp.Expr, clause: str) -> list[exp.Expr]:
+    part = select.args.get(clause)
+    return list(_leaves(part.this)) if part else []
 
 
-def _leaves(node: exp.Expression, joined_by: str) -> Iterator[tuple[str, exp.Expression]]:
-    if isinstance(node, exp.Paren) and isinstance(node.this, exp.Connector | exp.Paren):
-        yield from _leaves(node.this, joined_by)
-    elif isinstance(node, exp.Connector):
-        yield from _leaves(node.this, joined_by)
-        yield from _leaves(node.expression, "or" if isinstance(node, exp.Or) else "and")
+def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
+    """The comparisons under AND, OR and brackets, in the order of the text."""
+    if isinstance(node, exp.Connector):
+        yield from _leaves(node.this)
+        yield from _leaves(node.expression)
+    elif isinstance(node, exp.Paren):
+        yield from _leaves(node.this)
     else:
-        yield joined_by, node
+        yield node
 
 
-def _condition(joined_by: str, leaf: exp.Expression) -> Condition:
-    negated = isinstance(leaf, exp.Not)
-    inner = leaf.this if negated else leaf
-    while isinstance(inner, exp.Paren):
-        inner = inner.this
-    like = isinstance(inner, exp.Like | exp.ILike | exp.Glob | exp.SimilarTo)
-    nested = sum(1 for _ in _subqueries(inner))
-    value = inner.expression if isinstance(inner, exp.Binary) else None
-    return Condition(joined_by, negated, like, nested, _is_column(value) and not nested)
+def _inner(leaf: exp.Expr) -> exp.Expr:
+    """The comparison under a NOT."""
+    return leaf.this.unnest() if isinstance(leaf, exp.Not) else leaf
 
 
-def _is_column(value: exp.Expression | None) -> bool:
-    """Whether a value is a column or an expression; a lone "double-quoted" word is Spider's way to write a text."""
-    if isinstance(value, exp.Column):
-        return bool(value.table) or not value.this.args.get("quoted")
-    return isinstance(value, exp.Func | exp.Add | exp.Sub | exp.Mul | exp.Div)
-
-
-def _subqueries(node: exp.Expression) -> Iterator[exp.Expression]:
-    """The outermost queries under a node."""
-    for child in node.iter_expressions():
-        if isinstance(child, exp.Query) and not (isinstance(child, exp.Subquery) and not isinstance(child.this, exp.Query)):
-            yield child
-        else:
-            yield from _subqueries(child)
-
-
-def _outside(tree: exp.Expression, select: exp.Expression) -> int:
-    """Nested queries where the official grammar knows none: CTEs, and subqueries in SELECT, GROUP BY and ORDER BY."""
-    owners = {id(tree): tree, id(unwrap(tree)): unwrap(tree), id(select): select}
-    found = sum(len(owner.args["with_"].expressions) for owner in owners.values() if owner.args.get("with_"))
-    parts = [*select.expressions, select.args.get("group"), select.args.get("order")]
-    return found + sum(1 for part in parts if part is not None for _ in _subqueries(part))
-
-
-def _aggregates(item: exp.Expression) -> int:
-    """1 if a SELECT item aggregates: the official parser keeps one aggregate an item."""
-    return int(any(True for _ in _aggregate_nodes(item)))
-
-
-def _all_aggregates(item: exp.Expression) -> int:
-    return sum(1 for _ in _aggregate_nodes(item))
-
-
-def _aggregate_nodes(node: exp.Expression) -> Iterator[exp.Expression]:
+def _subqueries(node: exp.Expr) -> Iterator[exp.Expr]:
+    """The outermost queries at or under a node."""
     if isinstance(node, exp.Query):
-        return
-    if isinstance(node, AGGREGATES) or isinstance(node, exp.Window):
         yield node
         return
     for child in node.iter_expressions():
-        yield from _aggregate_nodes(child)
+        yield from _subqueries(child)
+
+
+def _aggregates(node: exp.Expr) -> Iterator[exp.Expr]:
+    if isinstance(node, AGGREGATES):
+        yield node
+    elif not isinstance(node, exp.Query):
+        for child in node.iter_expressions():
+            yield from _aggregates(child)

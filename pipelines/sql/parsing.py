@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import cast
 
 import sqlglot
 from sqlglot import exp
@@ -18,7 +17,7 @@ _SKIP = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/"
 
 
 @functools.lru_cache(4096)
-def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expression | None:
+def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expr | None:
     """The tree of a single query; None for anything else. Callers must not change it: it is shared."""
     if len(sql) > MAX_CHARS or _depth(sql) > MAX_DEPTH:
         return None
@@ -28,7 +27,7 @@ def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expression | None:
         return None  # hostile text reaches corners of the parser that raise more than its own errors
     if not trees or not isinstance(trees[0], exp.Query | exp.Values):
         return None
-    return cast(exp.Expression, trees[0])
+    return trees[0]
 
 
 def _depth(sql: str) -> int:
@@ -42,14 +41,14 @@ def _depth(sql: str) -> int:
     return deepest
 
 
-def unwrap(query: exp.Expression) -> exp.Expression:
+def unwrap(query: exp.Expr) -> exp.Expr:
     """The query inside brackets."""
     while isinstance(query, exp.Subquery | exp.Paren):
         query = query.this
     return query
 
 
-def first_select(query: exp.Expression) -> exp.Expression:
+def first_select(query: exp.Expr) -> exp.Expr:
     """The leftmost SELECT of a set operation; the query itself when it is none."""
     query = unwrap(query)
     while isinstance(query, exp.SetOperation):

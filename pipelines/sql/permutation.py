@@ -31,8 +31,10 @@ def equal_up_to_columns(gold: Sequence[Row], predicted: Sequence[Row], ordered: 
 
 
 def _same_unordered_rows(gold: Sequence[Row], predicted: Sequence[Row], ordered: bool) -> bool:
-    """The official quick rejection, which also decides: it sorts a row's cells by their text and type, so that 1 and 1.0
-    can sort apart and unequal rows result. Kept, to be true to the source."""
+    """The official quick rejection, which also decides: it sorts a row's cells by their text and type, so that 1 and
+    1.0
+    can sort apart and unequal rows result. Kept, to be true to the source.
+    """
     left, right = [_unordered(row) for row in gold], [_unordered(row) for row in predicted]
     return left == right if ordered else set(left) == set(right)
 
@@ -47,35 +49,28 @@ def _same_columns(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
 
 
 def _search(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
-    """Depth-first over the gold's columns, the most telling first."""
+    """Depth-first over the gold's columns, those with the fewest candidates first."""
     left, right = list(zip(*gold, strict=True)), list(zip(*predicted, strict=True))
     left_bags, right_bags = [Counter(column) for column in left], [Counter(column) for column in right]
     options = [[j for j, bag in enumerate(right_bags) if bag == own] for own in left_bags]
-    if not all(options):
-        return False
-    order = sorted(range(len(left)), key=lambda i: (len(options[i]), -len(left_bags[i])))
+    order = sorted(range(len(left)), key=lambda i: len(options[i]))
     stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), iter(options[order[0]]))]
     steps = 0
     while stack and steps < MAX_STEPS:
         chosen, candidates = stack[-1]
-        column = next((j for j in _untried(candidates, chosen, right)), None)
+        column = next((j for j in candidates if j not in chosen), None)
         if column is None:
             stack.pop()
             continue
         steps += 1
         picked = (*chosen, column)
-        if not _agree([left[i] for i in order[: len(picked)]], [right[j] for j in picked]):
-            continue
-        if len(picked) == len(left):
-            return True
-        stack.append((picked, iter(options[order[len(picked)]])))
+        if _agree([left[i] for i in order[: len(picked)]], [right[j] for j in picked]):
+            if len(picked) == len(left):
+                return True
+            # Columns that hold the same cells row by row are one choice, not several.
+            follow = {right[j]: j for j in options[order[len(picked)]] if j not in picked}
+            stack.append((picked, iter(follow.values())))
     return False
-
-
-def _untried(candidates: Iterator[int], chosen: tuple[int, ...], columns: Sequence[Row]) -> Iterator[int]:
-    for j in candidates:
-        if j not in chosen:
-            yield j
 
 
 def _agree(left: list[Row], right: list[Row]) -> bool:

@@ -59,7 +59,12 @@ class Pool:
             source = self._source(slot, worker)
             if not source or (worker is not None and (not worker.has_room or self._stuck(worker, now))):
                 return
-            worker = worker or self._start(slot)
+            try:
+                worker = worker or self._start(slot)
+            except OSError:  # no more processes or descriptors: the jobs are told, and the caller's code goes on
+                while source:
+                    source.popleft().finish(Death(False, 0))
+                return
             share = -(-self._waiting() // (2 * len(self._homes)))
             worker.send([source.popleft() for _ in range(min(len(source), BATCH, max(4, share)))])
             self._watch(worker)
@@ -124,33 +129,34 @@ class Pool:
 
     def _bury(self, slot: int, worker: Worker, hung: bool = False) -> None:
         """Replace a dead worker: its job is told, the others run elsewhere."""
+        self._forget(slot, worker)
+        end = worker.end()
+        end.death.timeout |= hung
+        for task in reversed(end.others):
+            task.deaths += end.culprit is None and not end.retired
+            if task.deaths >= STILLBORN:
+                task.finish(end.death)
+            else:
+                self._home(task).appendleft(task)
+        if end.culprit is not None:
+            end.culprit.finish(end.death)
+
+    def _forget(self, slot: int, worker: Worker) -> None:
         for fd in (worker.out, worker.into):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
         self._workers[slot] = None
         self._pulses.pop(worker, None)
-        death, culprit, others = worker.end()
-        death.timeout |= hung
-        for task in reversed(others):
-            task.deaths += culprit is None
-            if task.deaths >= STILLBORN:
-                task.finish(death)
-            else:
-                self._home(task).appendleft(task)
-        if culprit is not None:
-            culprit.finish(death)
 
     def close(self) -> None:
-        """End all workers; jobs that wait are told."""
+        """End all workers; jobs under way are told."""
+        left = [task for home in self._homes for task in home]
         for slot, worker in enumerate(self._workers):
             if worker is not None:
-                for fd in (worker.out, worker.into):
-                    if fd in self._selector.get_map():
-                        self._selector.unregister(fd)
+                self._forget(slot, worker)
                 worker.close()
-                for _, task in worker.held:
-                    task.finish(Death(False, 0))
-                self._workers[slot] = None
+                left += [task for _, task in worker.held]
         for home in self._homes:
-            while home:
-                home.popleft().finish(Death(False, 0))
+            home.clear()
+        for task in left:
+            task.finish(Death(False, 0))

@@ -11,15 +11,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.wire import HEADER, Board, pack, unpack_reply
+from pipelines.sql.wire import HEADER, RETIRED, Board, pack, unpack_reply
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
 MAX_FRAME = 1 << 31
-START = "import sys; sys.path.append({root!r}); from pipelines.sql.worker import main; main({engine!r}, {fd}, {bounds!r})"
+START = """
+import sys
+sys.path.append({root!r})
+from pipelines.sql.worker import main
+main({engine!r}, {fd}, {bounds!r})
+"""
 
 
 class Task:
@@ -49,7 +54,7 @@ class Death:
     """The worker ended at this job.
 
     Attributes:
-        timeout: it was its hard timer.
+        timeout: it was a timer.
         phase: 0 at the gold (or only) statement, 1 at the prediction.
     """
 
@@ -58,6 +63,15 @@ class Death:
     def __init__(self, timeout: bool, phase: int) -> None:
         self.timeout = timeout
         self.phase = phase
+
+
+class End(NamedTuple):
+    """How a worker ended: the job that it died of, and the others that it held."""
+
+    death: Death
+    retired: bool
+    culprit: Task | None
+    others: list[Task]
 
 
 class Worker:
@@ -174,14 +188,15 @@ class Worker:
         """Statements started so far."""
         return self._board.at()[2]
 
-    def end(self) -> tuple[Death, Task | None, list[Task]]:
-        """End the process: how it died, the job that it died of, and the other jobs that it held."""
+    def end(self) -> End:
+        """End the process and say how it ended."""
         code = self._exit_code()
         at, phase, _ = self._board.at()
         self.close()
-        culprit = next((task for number, task in self.held if number == at), None)
+        retired = code == RETIRED
+        culprit = None if retired else next((task for number, task in self.held if number == at), None)
         others = [task for _, task in self.held if task is not culprit and not task.done]
-        return Death(code == -signal.SIGALRM, phase), culprit, others
+        return End(Death(code == -signal.SIGALRM, phase), retired, culprit, others)
 
     def _exit_code(self) -> int:
         """Its own exit code if it ends by itself within a moment (its stream ends before its exit is seen)."""

@@ -1,7 +1,7 @@
 """The channel between the engine and a worker: length-prefixed frames, and a board that says what runs now.
 
-Requests come from us and are plain pickles. Replies come from a process that has run hostile SQL, so they are read by an
-unpickler that knows no globals: with no class and no function to name, a forged reply can at worst be wrong data.
+Requests come from us and are plain pickles. Replies come from a process that has run hostile SQL, so they are read by
+an unpickler that knows no globals: with no class and no function to name, a forged reply can at worst be wrong data.
 JSON would be as safe, but cost 14 % of the time of Spider's queries (restricted pickles: 5 %).
 """
 
@@ -19,6 +19,7 @@ BOARD = struct.Struct("<III")
 RECALL = struct.Struct("<I")
 RECALL_AT = 64
 BOARD_BYTES = mmap.PAGESIZE
+RETIRED = 3  # exit status of a worker that ran out of memory: a fresh one has all of it again
 
 
 class _NoGlobals(pickle.Unpickler):

@@ -1,7 +1,7 @@
 """The sandboxed child: runs batches of statements, compares results where they are, and answers in batches.
 
-Started as `python -I -S -c ... ` with an empty environment, it imports only what its dialect needs (SQLite: the standard
-library, some 30 ms). What holds it:
+Started as `python -I -S -c ... ` with an empty environment, it imports only what its dialect needs (SQLite: the
+standard library, some 30 ms). What holds it:
 
 - its dialect's own sandbox (authorizer, read-only connection or transaction, function allow-lists);
 - no file can grow (RLIMIT_FSIZE 0), no core is dumped, address space is bounded, no environment to leak;
@@ -16,21 +16,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import resource
 import select
 import signal
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from pipelines.sql.compare import EQUALITIES, Gold
-from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, Raw, Session, failure
-from pipelines.sql.wire import HEADER, Board, pack, read_exactly, unpack_request, write_all
+from pipelines.sql.compare import EQUALITIES, Equality, Gold
+from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, OpenFailure, Raw, Session, failure
+from pipelines.sql.wire import HEADER, RETIRED, Board, pack, read_exactly, unpack_request, write_all
 
 OPEN_DATABASES = 64
-KEPT_CELLS = 4_000_000  # of gold results, in all
 FLUSH_CELLS = 20_000
 FLUSH_SECONDS = 0.02
 ORPHAN_POLL_MS = 5_000
@@ -71,8 +72,9 @@ class Databases:
         self._open = open_session
         self._bounds = bounds
         self._sessions: OrderedDict[str, tuple[Any, Session]] = OrderedDict()
-        self._gold: OrderedDict[tuple[str, str], Raw] = OrderedDict()
-        self._cells = 0
+        self._gold: OrderedDict[tuple[str, str], tuple[Raw, int]] = OrderedDict()
+        self._kept = 0
+        self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
 
     def refresh(self, locations: set[str]) -> None:
         """Forget what is known of databases whose file changed since they were opened."""
@@ -81,36 +83,38 @@ class Databases:
             if kept is not None and kept[0] != _stamp(location):
                 self._sessions.pop(location)[1].close()
                 for key in [key for key in self._gold if key[0] == location]:
-                    self._cells -= _cells(self._gold.pop(key))
+                    self._kept -= self._gold.pop(key)[1]
 
     def run(self, location: str, sql: str, max_rows: int) -> Raw:
         """Run one statement."""
         kept = self._sessions.get(location)
-        if kept is None:
-            try:
-                kept = self._sessions[location] = (_stamp(location), self._open(location, self._bounds, arm))
-            except Exception as error:  # whatever a driver raises: the database cannot be read, and that is the answer
-                arm(0)
-                return failure(UNAVAILABLE, "database_missing", f"the database cannot be opened ({type(error).__name__})")
-            if len(self._sessions) > OPEN_DATABASES:
-                self._sessions.popitem(last=False)[1][1].close()
-        else:
+        if kept is not None:
             self._sessions.move_to_end(location)
-        return kept[1].run(sql, max_rows)
+            return kept[1].run(sql, max_rows)
+        arm(self._bounds.timeout_s)
+        try:
+            session = self._open(location, self._bounds, arm)
+        except OpenFailure as error:
+            return failure(UNAVAILABLE, error.error_class, error.message)
+        self._sessions[location] = _stamp(location), session
+        if len(self._sessions) > OPEN_DATABASES:
+            self._sessions.popitem(last=False)[1][1].close()
+        return session.run(sql, max_rows)
 
     def gold(self, location: str, sql: str) -> Raw:
         """The result of a gold query, from the last time if it is kept."""
         key = (location, sql)
-        raw = self._gold.get(key)
-        if raw is not None:
+        known = self._gold.get(key)
+        if known is not None:
             self._gold.move_to_end(key)
-            return raw
+            return known[0]
         raw = whole(self.run(location, sql, self._bounds.max_rows))
         if raw.status == OK:
-            self._gold[key] = raw
-            self._cells += _cells(raw)
-            while self._cells > KEPT_CELLS and len(self._gold) > 1:
-                self._cells -= _cells(self._gold.popitem(last=False)[1])
+            size = len(marshal.dumps(list(raw.rows), 2)) + 200
+            self._gold[key] = raw, size
+            self._kept += size
+            while self._kept > self._keep and len(self._gold) > 1:
+                self._kept -= self._gold.popitem(last=False)[1][1]
         return raw
 
 
@@ -122,10 +126,6 @@ def _stamp(location: str) -> Any:
     return info.st_mtime_ns, info.st_size, info.st_ino
 
 
-def _cells(raw: Raw) -> int:
-    return len(raw.rows) * len(raw.columns) + 20
-
-
 def whole(raw: Raw) -> Raw:
     """A verdict needs all rows: a result that was cut is none."""
     if raw.truncated:
@@ -134,50 +134,72 @@ def whole(raw: Raw) -> Raw:
 
 
 class Judge:
-    """Executes the two queries of a pair and compares their results, equality by equality."""
+    """Executes the two queries of a pair and compares their results, equality by equality.
+
+    `job` is ("judge", locations, gold SQL, predicted SQL or None, equality names, fields of `Gold`).
+    """
 
     def __init__(self, databases: Databases, bounds: Bounds, board: Board) -> None:
         self._databases = databases
         self._bounds = bounds
         self._board = board
+        self._number = 0
+        self._predictions: dict[tuple[str, str], Raw] = {}
 
     def __call__(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
-        """(scores, gold facts, predicted facts); scores are {} when a gold query gave no result to compare with.
-
-        `job` is ("judge", locations, gold SQL, predicted SQL or None, equality names, fields of `Gold`).
-        """
+        """(scores, gold facts, predicted facts); scores are {} when a gold query gave nothing to compare with."""
         _, locations, gold_sql, predicted_sql, names, facts = job
-        gold = self._databases.gold(locations[0], gold_sql)
+        self._number = number
+        self._predictions.clear()
+        gold = self._gold(locations[0], gold_sql)
         if gold.status != OK or predicted_sql is None:
             return {}, _facts(gold), None
-        known: dict[tuple[str, str, str], tuple[Raw, Raw]] = {}
-        predicted = self._pair(number, locations[0], gold_sql, predicted_sql, known)[1]
+        predicted = self._predicted(locations[0], predicted_sql, gold_sql)
         scores: dict[str, float] = {}
         for name in names:
-            equality, score = EQUALITIES[name], 1.0
-            rewrite = equality.rewrite or str
-            for location in locations if equality.suite else locations[:1]:
-                pair = self._pair(number, location, rewrite(gold_sql), rewrite(predicted_sql), known)
-                if pair[0].status != OK:
-                    return {}, _facts(pair[0]), _facts(predicted)
-                score = min(score, equality.compare(*pair, Gold(*facts)) if pair[1].status == OK else 0.0)
-                if not score:
-                    break
+            equality = EQUALITIES[name]
+            chosen = locations if equality.suite else locations[:1]
+            score, failed = self._score(equality, chosen, gold_sql, predicted_sql, Gold(*facts))
+            if failed is not None:
+                return {}, _facts(failed), _facts(predicted)
             scores[name] = score
         return scores, _facts(gold), _facts(predicted)
 
-    def _pair(
-        self, number: int, location: str, gold_sql: str, predicted_sql: str, known: dict[tuple[str, str, str], tuple[Raw, Raw]]
-    ) -> tuple[Raw, Raw]:
-        key = (location, gold_sql, predicted_sql)
-        if key not in known:
-            self._board.note(number, 0)
-            gold = predicted = self._databases.gold(location, gold_sql)
-            if gold.status == OK and predicted_sql != gold_sql:
-                self._board.note(number, 1)
-                predicted = whole(self._databases.run(location, predicted_sql, self._bounds.max_rows))
-            known[key] = gold, predicted
-        return known[key]
+    def exhausted(self, raw: Raw) -> tuple[Any, ...]:
+        """The reply when memory ran out: laid at the query that was at hand."""
+        if self._board.at()[1] == 0:
+            return {}, _facts(raw), None
+        return {}, (OK, None, 0, 0.0), _facts(raw)
+
+    def _score(
+        self, equality: Equality, locations: Sequence[str], gold_sql: str, predicted_sql: str, facts: Gold
+    ) -> tuple[float, Raw | None]:
+        """The lowest score over the databases; beside it the gold result if there was none to compare with."""
+        if equality.rewrite is not None:
+            gold_sql, predicted_sql = equality.rewrite(gold_sql), equality.rewrite(predicted_sql)
+        score = 1.0
+        for location in locations:
+            gold = self._gold(location, gold_sql)
+            if gold.status != OK:
+                return 0.0, gold
+            predicted = self._predicted(location, predicted_sql, gold_sql)
+            score = min(score, equality.compare(gold, predicted, facts) if predicted.status == OK else 0.0)
+            if not score:
+                break
+        return score, None
+
+    def _gold(self, location: str, sql: str) -> Raw:
+        self._board.note(self._number, 0)
+        return self._databases.gold(location, sql)
+
+    def _predicted(self, location: str, sql: str, gold_sql: str) -> Raw:
+        self._board.note(self._number, 1)
+        if sql == gold_sql:
+            return self._databases.gold(location, sql)
+        key = (location, sql)
+        if key not in self._predictions:
+            self._predictions[key] = whole(self._databases.run(location, sql, self._bounds.max_rows))
+        return self._predictions[key]
 
 
 def _facts(raw: Raw) -> tuple[str, str | None, int, float]:
@@ -192,6 +214,7 @@ class Server:
         self._databases = Databases(opener(engine), bounds)
         self._judge = Judge(self._databases, bounds, board)
         self._parent = os.getppid()
+        self._tired = False
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
 
@@ -221,20 +244,29 @@ class Server:
             replies.append(reply)
             if job[0] == "execute":
                 cells += len(reply[2]) * len(reply[1])
+            if self._tired:
+                self._flush(replies)
+                sys.exit(RETIRED)
             if cells > FLUSH_CELLS or perf_counter() - flushed > FLUSH_SECONDS:
                 self._flush(replies)
                 flushed, cells = perf_counter(), 0
         self._flush(replies)
 
     def _run(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
+        reply: tuple[Any, ...]
         try:
             if job[0] == "judge":
-                return self._judge(number, job)
-            _, (location,), sql, max_rows = job
-            return tuple(self._databases.run(location, sql, max_rows))
+                reply = self._judge(number, job)
+                self._tired = "memory_limit" in (reply[1][1], reply[2] and reply[2][1])
+            else:
+                _, (location,), sql, max_rows = job
+                reply = self._databases.run(location, sql, max_rows)
+                self._tired = reply.error_class == "memory_limit"
         except MemoryError:
+            self._tired = True
             raw = failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
-            return ({}, _facts(raw), _facts(raw)) if job[0] == "judge" else tuple(raw)
+            reply = self._judge.exhausted(raw) if job[0] == "judge" else raw
+        return tuple(reply)
 
     def _flush(self, replies: list[Any]) -> None:
         arm(0)  # waiting for the parent to read is not the query's time

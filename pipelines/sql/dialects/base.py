@@ -36,6 +36,20 @@ class Raw(NamedTuple):
     ms: float = 0.0
 
 
+class OpenFailure(Exception):
+    """A database cannot be opened.
+
+    Args:
+        error_class: a short stable word for it.
+        message: without paths or host details.
+    """
+
+    def __init__(self, error_class: str, message: str) -> None:
+        super().__init__(message)
+        self.error_class = error_class
+        self.message = message
+
+
 class Session(abc.ABC):
     """An open database, as a worker keeps it."""
 

@@ -1,7 +1,8 @@
 """SQLite: a read-only connection behind an authorizer allow-list, a heap limit and a progress clock.
 
-A read-only connection alone is not a sandbox: ATTACH and VACUUM INTO still write files, PRAGMA database_list still tells
-paths, load_extension still runs code. So every action that SQLite reports at prepare time is refused unless listed here.
+A read-only connection alone is not a sandbox: ATTACH and VACUUM INTO still write files, PRAGMA database_list still
+tells paths, load_extension still runs code. So every action that SQLite reports at prepare time is refused unless
+listed here.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pipelines.sql.dialects.base import (
     TIMEOUT,
     UNAVAILABLE,
     Bounds,
+    OpenFailure,
     Raw,
     Session,
     failure,
@@ -30,16 +32,13 @@ from pipelines.sql.dialects.base import (
 PRAGMA, READ, SELECT, FUNCTION, RECURSIVE = 19, 20, 21, 31, 33
 ALLOW, DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
 
-PRAGMAS = frozenset(
-    "foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo collation_list".split()
-)
+_PRAGMAS = "collation_list foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo"
 # Eponymous virtual tables that show raw pages, prepared statements or paths instead of data.
-HIDDEN_TABLES = frozenset("dbstat sqlite_dbpage sqlite_dbdata sqlite_dbptr sqlite_stmt bytecode tables_used".split())
-FUNCTIONS = frozenset(
-    """
-    abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely lower ltrim max
-    min nullif octet_length printf quote random randomblob replace round rtrim sign soundex substr substring
-    total_changes changes trim typeof unhex unicode unlikely upper zeroblob
+_HIDDEN_TABLES = "dbstat sqlite_dbpage sqlite_dbdata sqlite_dbptr sqlite_stmt bytecode tables_used"
+_FUNCTIONS = """
+    abs char coalesce concat concat_ws format glob hex ifnull iif if instr length like likelihood likely lower ltrim
+    max min nullif octet_length printf quote random randomblob replace round rtrim sign soundex substr substring trim
+    typeof unhex unicode unlikely upper zeroblob changes total_changes last_insert_rowid
     date time datetime julianday unixepoch strftime timediff current_date current_time current_timestamp
     avg count group_concat string_agg sum total median percentile percentile_cont percentile_disc
     row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value
@@ -47,20 +46,38 @@ FUNCTIONS = frozenset(
     radians sin sinh sqrt tan tanh trunc
     json json_array json_array_length json_error_position json_extract json_insert json_object json_patch json_pretty
     json_quote json_remove json_replace json_set json_type json_valid json_group_array json_group_object -> ->>
-    match highlight snippet bm25 offsets matchinfo regexp
-    """.split()
-)
+    match highlight snippet bm25 offsets matchinfo
+"""
+PRAGMAS = frozenset(_PRAGMAS.split())
+HIDDEN_TABLES = frozenset(_HIDDEN_TABLES.split())
+FUNCTIONS = frozenset(_FUNCTIONS.split())
 LENGTH, SQL_LENGTH, ATTACHED = 0, 1, 7  # codes of sqlite3_limit
 MAX_SQL = 1_000_000
 PROGRESS_OPS = 5_000  # virtual machine steps between two looks at the clock: well under a millisecond
 
-_CLASSES = (
-    ("interrupted", TIMEOUT, "timeout"),
+# By the name of the result code, where it says enough.
+_CODES = {
+    "SQLITE_INTERRUPT": (TIMEOUT, "timeout"),
+    "SQLITE_AUTH": (REFUSED, "not_authorized"),
+    "SQLITE_READONLY": (REFUSED, "not_authorized"),
+    "SQLITE_TOOBIG": (LIMIT, "cell_limit"),
+    "SQLITE_NOMEM": (LIMIT, "memory_limit"),
+    "SQLITE_BUSY": (UNAVAILABLE, "database_locked"),
+    "SQLITE_LOCKED": (UNAVAILABLE, "database_locked"),
+    "SQLITE_READONLY_ROLLBACK": (UNAVAILABLE, "database_recovering"),
+    "SQLITE_READONLY_RECOVERY": (UNAVAILABLE, "database_recovering"),
+    "SQLITE_READONLY_CANTINIT": (UNAVAILABLE, "database_recovering"),
+    "SQLITE_CANTOPEN": (UNAVAILABLE, "database_missing"),
+    "SQLITE_NOTADB": (UNAVAILABLE, "database_corrupt"),
+    "SQLITE_CORRUPT": (UNAVAILABLE, "database_corrupt"),
+    "SQLITE_IOERR": (UNAVAILABLE, "disk"),
+}
+# By the message, for the plain SQLITE_ERROR and for what Python's module says itself.
+_MESSAGES = (
     ("not authorized", REFUSED, "not_authorized"),
     ("authorization denied", REFUSED, "not_authorized"),
     ("is prohibited", REFUSED, "not_authorized"),
     ("unsafe use of", REFUSED, "not_authorized"),
-    ("attempt to write a readonly", REFUSED, "not_authorized"),
     ("one statement at a time", REFUSED, "several_statements"),
     ("no such table", ERROR, "no_such_table"),
     ("no such column", ERROR, "no_such_column"),
@@ -68,9 +85,8 @@ _CLASSES = (
     ("ambiguous column", ERROR, "ambiguous_column"),
     ("misuse of", ERROR, "misuse"),
     ("wrong number of arguments", ERROR, "wrong_arguments"),
-    ("too big", LIMIT, "cell_limit"),
     ("query string is too large", LIMIT, "sql_too_long"),
-    ("out of memory", LIMIT, "memory_limit"),
+    ("too big", LIMIT, "cell_limit"),
     ("too many", ERROR, "too_complex"),
     ("too large", ERROR, "too_complex"),
     ("stack overflow", ERROR, "too_complex"),
@@ -79,13 +95,7 @@ _CLASSES = (
     ("incomplete input", ERROR, "syntax"),
     ("null character", ERROR, "syntax"),
     ("surrogates not allowed", ERROR, "syntax"),
-    ("is locked", UNAVAILABLE, "database_locked"),
-    ("unable to open", UNAVAILABLE, "database_missing"),
-    ("not a database", UNAVAILABLE, "database_corrupt"),
     ("malformed database schema", UNAVAILABLE, "database_corrupt"),
-    ("disk image is malformed", UNAVAILABLE, "database_corrupt"),
-    ("disk i/o error", UNAVAILABLE, "disk"),
-    ("readonly database", UNAVAILABLE, "database_recovering"),
 )
 
 
@@ -102,13 +112,17 @@ def guard(action: int, first: str | None, second: str | None, *_: str | None) ->
     return DENY
 
 
-def classify(message: str) -> tuple[str, str]:
-    """(status, error class) of SQLite's message."""
-    lowered = message.lower()
-    for mark, status, error_class in _CLASSES:
+def classify(error: Exception) -> tuple[str, str]:
+    """(status, error class) of what SQLite or its Python module raised."""
+    code = str(getattr(error, "sqlite_errorname", ""))
+    if code in _CODES:
+        return _CODES[code]
+    lowered = str(error).lower()
+    for mark, status, error_class in _MESSAGES:
         if mark in lowered:
             return status, error_class
-    return ERROR, "runtime"
+    general = "_".join(code.split("_")[:2])  # SQLITE_IOERR_READ is an SQLITE_IOERR
+    return _CODES.get(general, (ERROR, "runtime"))
 
 
 def open_readonly(location: str) -> sqlite3.Connection:
@@ -147,17 +161,28 @@ class SqliteSession(Session):
         self._arm = arm
         self._deadline = 0.0
         self._location = location
-        self._connection = open_readonly(location)
-        self._confine()
+        try:
+            self._connection = open_readonly(location)
+            self._confine()
+        except OSError as error:
+            reason = "database_missing" if isinstance(error, FileNotFoundError) else "database_unreadable"
+            raise OpenFailure(reason, f"the database cannot be opened: {error.strerror}") from None
+        except sqlite3.Error as error:
+            message = str(error).replace(location, "the database")
+            raise OpenFailure(classify(error)[1], f"the database cannot be opened: {message}") from None
 
     def _confine(self) -> None:
         connection, bounds = self._connection, self._bounds
-        connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 1000)}")
+        connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 900)}")  # ms; a lock is told before time is out
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA query_only=1")
         connection.execute("PRAGMA trusted_schema=0")
         connection.execute("PRAGMA cell_size_check=1")
         connection.execute(f"PRAGMA hard_heap_limit={bounds.memory_mb * 3 // 4 << 20}")
+        for name in sorted(PRAGMAS):  # makes the table-valued pragmas known now: the authorizer would see a table made
+            connection.execute(f"SELECT * FROM pragma_{name} LIMIT 0")
+        for name in ("json_each", "json_tree"):
+            connection.execute(f"SELECT * FROM {name}('[]')")
         connection.setlimit(LENGTH, min(bounds.max_bytes, 1_000_000_000))
         connection.setlimit(SQL_LENGTH, MAX_SQL)
         connection.setlimit(ATTACHED, 0)
@@ -191,16 +216,17 @@ class SqliteSession(Session):
         except MemoryError:
             return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            return self._explain(str(error))
+            return self._explain(error)
         finally:
             if cursor is not None:
                 cursor.close()
 
-    def _explain(self, message: str) -> Raw:
-        status, error_class = classify(message)
+    def _explain(self, error: Exception) -> Raw:
+        status, error_class = classify(error)
+        message = str(error).replace(self._location, "the database")
         if status == TIMEOUT:
             message = f"the query ran longer than {self._bounds.timeout_s:g} s"
-        return failure(status, error_class, message.replace(self._location, "the database"))
+        return failure(status, error_class, message)
 
     def close(self) -> None:
         """Close the file."""

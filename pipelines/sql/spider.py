@@ -1,0 +1,330 @@
+"""Spider's own small SQL grammar, read the way its official parser reads it (Yu et al. 2018, `process_sql.py`).
+
+Hardness labels and the execution match of 2018 are defined on what that parser sees, which is not always what the
+query says: it skips from a column value to the next AND, and drops whatever follows the part that it understood. So
+this reader follows it token by token. It needs no schema: a word that is no keyword passes for a name, unless a schema
+is given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+_CLAUSES = "select from where group order limit intersect union except"
+_COMPARISONS = "not between = > < >= <= != in like is exists"
+_OTHER_KEYWORDS = """
+    and or distinct having by asc desc null case when then else end over left right inner outer full cross natural
+    using all any with cast values
+"""
+CLAUSES = frozenset(_CLAUSES.split())
+JOINS = frozenset(("join", "on", "as"))
+COMPARISONS = frozenset(_COMPARISONS.split())
+AGGREGATES = frozenset(("none", "max", "min", "count", "sum", "avg"))
+ARITHMETIC = frozenset(("none", "-", "+", "*", "/"))
+COMBINATIONS = frozenset(("intersect", "union", "except"))
+NO_NAMES = CLAUSES | JOINS | COMPARISONS | AGGREGATES | frozenset(_OTHER_KEYWORDS.split())
+
+Columns = Mapping[str, Collection[str]]  # lower-cased columns by lower-cased table
+
+_QUOTED = re.compile(r'"[^"]*"')
+_TOKEN = re.compile(r"\x00\d+\x00|[()\[\]{}<>;@#$%&?!]|--|,(?!\d)|(?:,(?=\d)|[^\s()\[\]{}<>;@#$%&?!,\x00])+")
+_NAME = re.compile(r"\w+(\.\w+)?$")
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|[+-]?(inf|infinity|nan)$")
+
+
+class Unreadable(Exception):
+    """The official parser does not read this query."""
+
+
+class Column(NamedTuple):
+    """A `col_unit`: an aggregate or "none", a column, and whether DISTINCT stands before it."""
+
+    aggregate: str
+    name: str
+    distinct: bool
+
+
+class Value(NamedTuple):
+    """A `val_unit`: a column, or two of them and an operator."""
+
+    operator: str
+    left: Column
+    right: Column | None
+
+
+class Condition(NamedTuple):
+    """A `cond_unit`."""
+
+    joined_by: str
+    negated: bool
+    operator: str
+    nested: int
+
+
+class Query(NamedTuple):
+    """What the parser keeps of a query; of a set operation, its first SELECT, and that it is `combined`."""
+
+    select: Sequence[tuple[str, Value]]
+    tables: Sequence[str]
+    units: int
+    on: Sequence[Condition]
+    where: Sequence[Condition]
+    group: Sequence[Column]
+    having: Sequence[Condition]
+    order: Sequence[Value]
+    limited: bool
+    combined: bool
+
+
+def read(sql: str, columns: Columns | None = None) -> Query | None:
+    """The query as the official parser sees it; None if it would fail on it."""
+    try:
+        return _Reader(tokenize(sql), columns).query()
+    except (Unreadable, IndexError, RecursionError):
+        return None
+
+
+def tokenize(sql: str) -> list[str]:
+    """The official tokens (NLTK's word_tokenize), with quoted text kept whole.
+
+    Raises:
+        Unreadable: a quote has no partner.
+    """
+    text = sql.replace("'", '"').replace("\x00", " ")
+    if text.count('"') % 2:
+        raise Unreadable
+    values = _QUOTED.findall(text)
+    numbers = iter(range(len(values)))
+    text = _QUOTED.sub(lambda _: f"\x00{next(numbers)}\x00", text)
+    tokens: list[str] = []
+    for token in _TOKEN.findall(text.lower()):
+        if token == "=" and tokens and tokens[-1] in ("!", ">", "<"):
+            tokens[-1] += "="
+        else:
+            tokens.append(values[int(token[1:-1])] if token[0] == "\x00" else token)
+    return tokens
+
+
+class _Reader:
+    """A cursor over the tokens; each method reads one thing of the grammar and moves on."""
+
+    def __init__(self, tokens: Sequence[str], columns: Columns | None) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._columns = columns
+        named = zip(tokens, tokens[2:], tokens[1:], strict=False)
+        self._aliases = {alias: table for table, alias, word in named if word == "as"}
+
+    def query(self) -> Query:
+        start = self._at
+        bracketed = self._skip("(")
+        select_at = self._at
+        self._at = self._find("from", start) + 1
+        tables, units, on = self._from()
+        after, self._at = self._at, select_at
+        select = self._select(tables)
+        self._at = after
+        where = self._conditions(tables) if self._skip("where") else []
+        group = self._group(tables)
+        having = self._conditions(tables) if self._skip("having") else []
+        order = self._order(tables)
+        limited = self._skip("limit")
+        self._at += limited
+        self._close(bracketed)
+        combined = self._peek() in COMBINATIONS
+        if combined:
+            self._at += 1
+            self.query()
+        return Query(select, tables, units, on, where, group, having, order, limited, combined)
+
+    def _close(self, bracketed: bool) -> None:
+        while self._skip(";"):
+            pass
+        if bracketed:
+            self._expect(")")
+        while self._skip(";"):
+            pass
+
+    def _select(self, tables: Sequence[str]) -> list[tuple[str, Value]]:
+        self._expect("select")
+        self._skip("distinct")
+        items = []
+        while self._more() and self._peek() not in CLAUSES:
+            aggregate = self._take() if self._peek() in AGGREGATES else "none"
+            items.append((aggregate, self._value_unit(tables)))
+            self._skip(",")
+        return items
+
+    def _from(self) -> tuple[list[str], int, list[Condition]]:
+        tables: list[str] = []
+        conditions: list[Condition] = []
+        units = 0
+        while self._more():
+            bracketed = self._skip("(")
+            if self._peek() == "select":
+                self.query()
+            else:
+                if not self._skip("join") and units:
+                    raise Unreadable
+                tables.append(self._table())
+            units += 1
+            if self._skip("on"):
+                own = self._conditions(tables)
+                conditions += [own[0]._replace(joined_by="and" if conditions else ""), *own[1:]]
+            if bracketed:
+                self._expect(")")
+            if self._more() and self._ends():
+                break
+        return tables, units, conditions
+
+    def _table(self) -> str:
+        word = self._take()
+        table = self._aliases.get(word, word)
+        if not self._is_name(table) or (self._columns is not None and table not in self._columns):
+            raise Unreadable
+        if self._peek() == "as":
+            self._at += 2
+        return table
+
+    def _group(self, tables: Sequence[str]) -> list[Column]:
+        keys: list[Column] = []
+        if self._skip("group"):
+            self._expect("by")
+            while self._more() and not self._ends():
+                keys.append(self._column_unit(tables))
+                if not self._skip(","):
+                    break
+        return keys
+
+    def _order(self, tables: Sequence[str]) -> list[Value]:
+        keys: list[Value] = []
+        if self._skip("order"):
+            self._expect("by")
+            while self._more() and not self._ends():
+                keys.append(self._value_unit(tables))
+                if self._peek() in ("asc", "desc"):
+                    self._at += 1
+                if not self._skip(","):
+                    break
+        return keys
+
+    def _conditions(self, tables: Sequence[str]) -> list[Condition]:
+        found: list[Condition] = []
+        joined_by = ""
+        while self._more():
+            self._value_unit(tables)
+            negated = self._skip("not")
+            operator = self._take()
+            if operator not in COMPARISONS:
+                raise Unreadable
+            nested = self._value(tables)
+            if operator == "between":
+                self._expect("and")
+                nested += self._value(tables)
+            found.append(Condition(joined_by, negated, operator, nested))
+            if self._more() and (self._ends() or self._peek() in JOINS):
+                break
+            joined_by = self._take() if self._peek() in ("and", "or") else ""
+        return found
+
+    def _value(self, tables: Sequence[str]) -> int:
+        """Read what a column is held against; 1 if it is a query."""
+        start = self._at
+        bracketed = self._skip("(")
+        nested = self._peek() == "select"
+        if nested:
+            self.query()
+        elif '"' in self._tokens[self._at] or _FLOAT.match(self._tokens[self._at]):
+            self._at += 1
+        else:
+            end = self._at
+            stops = CLAUSES | JOINS | {",", ")", "and"}
+            while end < len(self._tokens) and self._tokens[end] not in stops:
+                end += 1
+            self._within(start, end, tables)
+            self._at = end
+        if bracketed:
+            self._expect(")")
+        return int(nested)
+
+    def _within(self, start: int, end: int, tables: Sequence[str]) -> None:
+        """Read one column from a slice; whatever else the slice holds is lost."""
+        whole, self._tokens, self._at = self._tokens, self._tokens[:end], start
+        try:
+            self._column_unit(tables)
+        finally:
+            self._tokens = whole
+
+    def _value_unit(self, tables: Sequence[str]) -> Value:
+        bracketed = self._skip("(")
+        left = self._column_unit(tables)
+        operator, right = "none", None
+        if self._peek() in ARITHMETIC:
+            operator, right = self._take(), self._column_unit(tables)
+        if bracketed:
+            self._expect(")")
+        return Value(operator, left, right)
+
+    def _column_unit(self, tables: Sequence[str]) -> Column:
+        bracketed = self._skip("(")
+        aggregate = "none"
+        if self._tokens[self._at] in AGGREGATES:
+            aggregate = self._take()
+            self._expect("(")
+        distinct = self._skip("distinct")
+        name = self._column(tables)
+        if bracketed or aggregate != "none":
+            self._expect(")")
+        return Column(aggregate, name, distinct)
+
+    def _column(self, tables: Sequence[str]) -> str:
+        word = self._take()
+        if word == "*":
+            return "*"
+        if not self._is_name(word):
+            raise Unreadable
+        if "." in word:
+            alias, name = word.split(".")
+            table = self._aliases.get(alias, alias)
+            if self._columns is not None and name not in self._columns.get(table, ()):
+                raise Unreadable
+            return f"{table}.{name}"
+        if self._columns is None:
+            return word
+        table = next((table for table in tables if word in self._columns[table]), "")
+        if not table:
+            raise Unreadable
+        return f"{table}.{word}"
+
+    def _is_name(self, word: str) -> bool:
+        return word not in NO_NAMES and _NAME.match(word) is not None
+
+    def _find(self, word: str, start: int) -> int:
+        for index in range(start, len(self._tokens)):
+            if self._tokens[index] == word:
+                return index
+        raise Unreadable
+
+    def _ends(self) -> bool:
+        return self._peek() in CLAUSES or self._peek() in (")", ";")
+
+    def _more(self) -> bool:
+        return self._at < len(self._tokens)
+
+    def _peek(self) -> str:
+        return self._tokens[self._at] if self._more() else ""
+
+    def _take(self) -> str:
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _skip(self, word: str) -> bool:
+        found = self._peek() == word
+        self._at += found
+        return found
+
+    def _expect(self, word: str) -> None:
+        if not self._skip(word):
+            raise Unreadable
