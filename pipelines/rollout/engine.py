@@ -6,14 +6,14 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.config import Sampling
 from pipelines.errors import BoundaryError, EndpointError, UserError
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion, Policy
-from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, Trajectory
+from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
@@ -24,6 +24,7 @@ __all__ = ["EpisodeRequest", "RolloutEngine", "Timing"]
 
 ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
 BACKOFF_S = 0.05  # before the second attempt; doubled before the third
+HOPELESS = 32  # episodes that may break before a first one does not
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,10 @@ class RolloutEngine:
 
     Attributes:
         timing: of the last run.
+        on_turn: called with each turn when it is over; for a person who watches one episode.
     """
+
+    on_turn: Callable[[Turn], None] | None = None
 
     def __init__(
         self,
@@ -85,7 +89,9 @@ class RolloutEngine:
             on_done: called with each trajectory when it ends, in no particular order.
 
         Raises:
-            UserError: what the user must mend. A broken boundary is not raised: it ends its episode as BROKEN.
+            UserError: what the user must mend.
+            BoundaryError: the first 32 episodes all broke. A broken boundary as such is not raised: it ends its episode
+                as BROKEN.
         """
         return asyncio.run(self.run_async(requests, on_done))
 
@@ -121,6 +127,7 @@ class RolloutEngine:
         for index, request in queue:
             trajectory = await self._episode(request, f"{index}")
             done[index] = trajectory
+            _check_hope(done)
             if on_done is not None:
                 on_done(trajectory)
 
@@ -159,9 +166,10 @@ class RolloutEngine:
         completion = await self._generate(episode)
         self.timing.generate_s += time.perf_counter() - started
         query = episode.accept(completion)
-        if episode.done:
-            return
-        episode.observe(None if query is None else await self._execute(episode, query))
+        if not episode.done:
+            episode.observe(None if query is None else await self._execute(episode, query))
+        if self.on_turn is not None:
+            self.on_turn(episode.last_turn)
 
     async def _generate(self, episode: Episode) -> Completion:
         request = episode.next_request()
@@ -192,3 +200,10 @@ class RolloutEngine:
         self.timing.queries += 1
         self.timing.sql_s += time.perf_counter() - started
         return result
+
+
+def _check_hope(done: Mapping[int, Trajectory]) -> None:
+    """Stop a run in which nothing works, instead of working through all its episodes."""
+    if len(done) == HOPELESS and all(trajectory.stop is StopReason.BROKEN for trajectory in done.values()):
+        classes = sorted({str(trajectory.failure) for trajectory in done.values()})
+        raise BoundaryError(f"the first {HOPELESS} episodes all broke: {', '.join(classes)}", "The log says more.")

@@ -1,0 +1,114 @@
+"""A small database behind the real sandbox, the real ReAct protocol, and a tiny untrained model with its tokenizer."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import config
+from pipelines.config import Model, Sampling, TinyModel
+from pipelines.protocols.base import Protocol, build
+from pipelines.protocols.react import React
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.policies.base import Policy
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
+from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult
+
+TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"
+WORDS = TEXT.split()
+
+
+class Talk(React):
+    """ReAct for a model that has learned nothing: whatever it says counts as a look into the database."""
+
+    sql = "SELECT name FROM singer WHERE city = 'paris'"
+
+    def parse(self, text: str) -> Action:
+        return Action(ActionKind.SQL, self.sql)
+
+    def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
+        return f"<observation> name ann cy {turns_left} left</observation>"
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (singer_id INTEGER PRIMARY KEY, name TEXT, city TEXT)")
+        rows = [(1, "ann", "paris"), (2, "bo", "rome"), (3, "cy", "paris")]
+        connection.executemany("INSERT INTO singer VALUES (?, ?, ?)", rows)
+    connection.close()
+    return Database("music", "sqlite", str(path))
+
+
+@pytest.fixture(scope="session")
+def examples(database: Database) -> list[Example]:
+    """40 questions of different length; the gold SQL is the same."""
+    gold = "SELECT count(*) FROM singer"
+    return [
+        Example(
+            f"q{i}", " ".join(WORDS[(i + 3 * k) % len(WORDS)] for k in range(6 + i % 9)) + f" {i} ?", database, gold
+        )
+        for i in range(40)
+    ]
+
+
+@pytest.fixture(scope="session")
+def sql() -> Any:
+    with SqlEngine(Limits(timeout_s=10), workers=1) as engine:
+        yield engine
+
+
+@pytest.fixture
+def protocol() -> Callable[..., Protocol]:
+    def make(**settings: Any) -> Protocol:
+        return build(config.Protocol(name="react", prompt="brief", **settings))
+
+    return make
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk(config.Protocol(name="react", prompt="brief", forced_final=False))
+
+
+@pytest.fixture
+def engine(sql: SqlEngine) -> Callable[..., RolloutEngine]:
+    def make(policy: Policy, protocol: Protocol, max_turns: int = 4, **sampling: Any) -> RolloutEngine:
+        return RolloutEngine(policy, protocol, sql, Sampling(**sampling), max_turns, introspect)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pipelines.training.model import make_tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tags = React(config.Protocol()).tags
+    sizes = TinyModel(width=32, layers=2, heads=4, ffn=64, vocabulary=400, context=1024)
+    make_tiny(Model(tiny=sizes), [TEXT] * 50, tags, folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def codec(tokenizer: Any) -> ChatCodec:
+    return ChatCodec(tokenizer)
+
+
+@pytest.fixture
+def model(tiny_folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_folder)

@@ -1,0 +1,254 @@
+"""The batched decoder says what a plain forward pass says, at the cost of new tokens only."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from pipelines.config import Sampling
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.decoding import decoder as decoding
+from pipelines.rollout.decoding.decoder import Decoder
+from pipelines.rollout.decoding.slots import attending
+from pipelines.rollout.policies.base import Completion, Request
+from pipelines.types import Database, Example
+
+ANY = Example("q", "?", Database("d", "sqlite", ""), "")
+SHAPE = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+
+
+def request(session: str, ids: Sequence[int], turn: int = 0, **settings: Any) -> Request:
+    sampling = Sampling(temperature=settings.pop("temperature", 1.0), top_p=settings.pop("top_p", 1.0))
+    limits = {"max_tokens": 12, "stop": (), "seed": int(session)} | settings
+    return Request(session, (), tuple(ids), sampling, example=ANY, turn=turn, **limits)
+
+
+def run(decoder: Decoder, model: Any) -> dict[str, Completion]:
+    """Step until no turn is being generated."""
+    done: dict[str, Completion] = {}
+    with attending(model):
+        while decoder.generating:
+            done |= dict(decoder.step())
+    return done
+
+
+def prompt(index: int, length: int) -> list[int]:
+    return [20 + (index * 31 + k * 7) % 300 for k in range(length)]
+
+
+def plain_logprobs(model: Any, context: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """By one forward pass over the whole sequence."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*context, *ids]])).logits[0].float() / temperature
+    rows = logits[len(context) - 1 : -1].log_softmax(-1)
+    return [rows[i, token].item() for i, token in enumerate(ids)]
+
+
+def assert_close(left: Sequence[float], right: Sequence[float]) -> None:
+    assert max(abs(a - b) for a, b in zip(left, right, strict=True)) < 1e-4
+
+
+@pytest.fixture
+def counted(model: Any) -> Iterator[list[int]]:
+    """How many tokens each of the decoder's forward passes took in."""
+    taken: list[int] = []
+
+    def hook(module: Any, args: Any, kwargs: Any) -> None:
+        if "slots" in kwargs:
+            taken.append(kwargs["input_ids"].shape[1])
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    yield taken
+    handle.remove()
+
+
+def test_logprobs_over_turns_are_those_of_a_plain_forward_pass(model: Any, codec: ChatCodec) -> None:
+    decoder = Decoder(model, codec, 5)
+    contexts = {str(i): prompt(i, 9 + 5 * i) for i in range(5)}
+    for turn in range(3):
+        for session, context in contexts.items():
+            decoder.begin(request(session, context, turn, temperature=0.7, max_tokens=8 + int(session)))
+        for session, completion in run(decoder, model).items():
+            context, ids = contexts[session], completion.token_ids
+            assert_close(completion.logprobs, plain_logprobs(model, context, ids, 0.7))
+            contexts[session] = [*context, *ids, *prompt(turn + 7, 3 + int(session))]
+
+
+@pytest.mark.parametrize("config", [Qwen3Config(**SHAPE, **HEADS, head_dim=16), LlamaConfig(**SHAPE, **HEADS)])
+def test_other_models_and_grouped_heads(config: Any, codec: ChatCodec) -> None:
+    torch.manual_seed(0)
+    model = (Qwen3ForCausalLM if config.model_type == "qwen3" else LlamaForCausalLM)(config)
+    model.generation_config.eos_token_id = None
+    decoder = Decoder(model, codec, 4)
+    contexts = [prompt(i, 5 + 11 * i) for i in range(4)]
+    for i, context in enumerate(contexts):
+        decoder.begin(request(str(i), context))
+    for session, completion in run(decoder, model).items():
+        assert_close(completion.logprobs, plain_logprobs(model, contexts[int(session)], completion.token_ids))
+
+
+def test_greedy_is_what_generate_says(model: Any, codec: ChatCodec) -> None:
+    context = prompt(3, 20)
+    decoder = Decoder(model, codec, 1)
+    decoder.begin(request("0", context, temperature=0.0, max_tokens=15))
+    ours = run(decoder, model)["0"].token_ids
+    ids = torch.tensor([context])
+    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False)
+    assert ours == tuple(theirs[0, 20:].tolist()[: len(ours)])
+
+
+def test_a_turn_costs_its_new_tokens_only(model: Any, codec: ChatCodec, counted: list[int]) -> None:
+    decoder = Decoder(model, codec, 1)
+    context = prompt(0, 50)
+    decoder.begin(request("0", context, max_tokens=4))
+    ids = run(decoder, model)["0"].token_ids
+    assert counted == [50, 1, 1, 1]
+    decoder.begin(request("0", [*context, *ids, *prompt(1, 10)], 1, max_tokens=2))
+    run(decoder, model)
+    assert counted[4:] == [11, 1]  # the last sampled token and the observation
+
+
+def test_a_group_takes_its_prompt_in_once(model: Any, codec: ChatCodec, counted: list[int]) -> None:
+    decoder = Decoder(model, codec, 6)
+    context = prompt(0, 50)
+    for sample in range(6):
+        decoder.begin(request(str(sample), context, max_tokens=3))
+    done = run(decoder, model)
+    assert counted == [50, 6, 6, 5]  # the others copy it in the second step, a step behind
+    assert len({completion.token_ids for completion in done.values()}) == 6
+    for completion in done.values():
+        assert_close(completion.logprobs, plain_logprobs(model, context, completion.token_ids))
+
+
+def test_a_late_sample_copies_from_one_that_is_in_its_third_turn(
+    model: Any, codec: ChatCodec, counted: list[int]
+) -> None:
+    decoder = Decoder(model, codec, 2)
+    context = prompt(0, 30)
+    decoder.begin(request("0", context, max_tokens=3))
+    longer = [*context, *run(decoder, model)["0"].token_ids, *prompt(5, 9)]
+    decoder.begin(request("0", longer, 1, max_tokens=3))
+    run(decoder, model)
+    counted.clear()
+    decoder.begin(request("1", context, max_tokens=2))
+    late = run(decoder, model)["1"]
+    assert counted == [1, 1]
+    assert_close(late.logprobs, plain_logprobs(model, context, late.token_ids))
+
+
+def test_when_the_first_of_a_group_leaves_the_others_go_on(model: Any, codec: ChatCodec) -> None:
+    decoder = Decoder(model, codec, 3)
+    context = prompt(0, 30)
+    for session in "012":
+        decoder.begin(request(session, context))
+    decoder.end("0")
+    for completion in run(decoder, model).values():
+        assert_close(completion.logprobs, plain_logprobs(model, context, completion.token_ids))
+
+
+def test_tokens_do_not_hang_on_the_company(model: Any, codec: ChatCodec) -> None:
+    contexts = [prompt(i, 6 + 3 * i) for i in range(12)]
+
+    def tokens(slots: int) -> dict[str, tuple[int, ...]]:
+        decoder, done, waiting = Decoder(model, codec, slots), {}, list(range(12))
+        with attending(model):
+            while waiting or decoder.generating:
+                while waiting and decoder.room:
+                    index = waiting.pop(0)
+                    decoder.begin(request(str(index), contexts[index], max_tokens=5 + index, top_p=0.9))
+                for session, completion in decoder.step():
+                    done[session] = completion.token_ids
+                    decoder.end(session)
+        return done
+
+    assert tokens(1) == tokens(5) == tokens(12)
+
+
+def test_long_conversations_and_prompts_over_several_steps(
+    model: Any, codec: ChatCodec, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "STEP_TOKENS", 100)
+    decoder = Decoder(model, codec, 3)
+    contexts = [prompt(0, 300), prompt(1, 520), prompt(2, 4)]
+    for i, context in enumerate(contexts):
+        decoder.begin(request(str(i), context, max_tokens=5))
+    for session, completion in run(decoder, model).items():
+        assert_close(completion.logprobs, plain_logprobs(model, contexts[int(session)], completion.token_ids))
+    assert max(counted) == 100
+
+
+def test_a_retried_turn_forgets_what_was_drawn(model: Any, codec: ChatCodec) -> None:
+    decoder = Decoder(model, codec, 1)
+    context = prompt(0, 20)
+    for _ in range(2):
+        decoder.begin(request("0", context))
+        first = run(decoder, model)["0"]
+    fresh = Decoder(model, codec, 1)
+    fresh.begin(request("0", context))
+    assert run(fresh, model)["0"].token_ids == first.token_ids
+
+
+def forced(model: Any, ids: Sequence[int]) -> None:
+    """Make the model say `ids` one after the other: position p predicts ids[p - 4]."""
+    said = torch.tensor([0, 0, 0, *ids, *[0] * 64])
+
+    def hook(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        positions = kwargs["position_ids"][0][kwargs["logits_to_keep"]]
+        output.logits = torch.nn.functional.one_hot(said[positions], module.config.vocab_size)[None] * 100.0
+        return output
+
+    model.register_forward_hook(hook, with_kwargs=True)
+
+
+def test_a_turn_ends_with_its_stop_string(model: Any, codec: ChatCodec) -> None:
+    ids = codec.agent("<sql> count </sql> name")
+    forced(model, ids)
+    decoder = Decoder(model, codec, 1)
+    decoder.begin(request("0", prompt(0, 4), stop=("</sql>",)))
+    done = run(decoder, model)["0"]
+    assert (done.text, done.finish, done.token_ids) == ("<sql> count </sql>", "stop", tuple(ids[:4]))
+
+
+def test_a_turn_ends_with_the_end_of_turn_token(model: Any, codec: ChatCodec) -> None:
+    ids = codec.agent("count")
+    forced(model, [*ids, codec.end_id or 0, 5])
+    decoder = Decoder(model, codec, 1)
+    decoder.begin(request("0", prompt(0, 4)))
+    done = run(decoder, model)["0"]
+    assert (done.text, done.finish, done.token_ids) == ("count", "stop", (*ids, codec.end_id))
+
+
+def test_a_turn_ends_with_its_budget(model: Any, codec: ChatCodec) -> None:
+    forced(model, codec.agent("count name city from singer"))
+    decoder = Decoder(model, codec, 1)
+    decoder.begin(request("0", prompt(0, 4), max_tokens=2))
+    done = run(decoder, model)["0"]
+    assert (len(done.token_ids), done.finish) == (2, "length")
+
+
+def test_the_model_is_left_as_it_was(model: Any, codec: ChatCodec) -> None:
+    model.train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    decoder = Decoder(model, codec, 1)
+    decoder.begin(request("0", prompt(0, 4)))
+    run(decoder, model)
+    assert [module.training for module in model.modules()] == before
+    assert model.config._attn_implementation == "sdpa"
+    loss = model(torch.tensor([prompt(0, 9)]), labels=torch.tensor([prompt(0, 9)])).loss
+    loss.backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+@pytest.mark.gpu
+def test_bfloat16_on_a_gpu(tiny_folder: Any, codec: ChatCodec) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).cuda()
+    decoder = Decoder(model, codec, 8)
+    for index in range(8):
+        decoder.begin(request(str(index), prompt(index % 3, 40), top_p=0.95))
+    done = run(decoder, model)
+    assert len(done) == 8
+    assert all(len(one.logprobs) == len(one.token_ids) for one in done.values())

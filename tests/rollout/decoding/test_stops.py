@@ -1,0 +1,37 @@
+"""A turn ends at a stop string, in whatever tokens the model spells it."""
+
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.decoding.stops import StopStrings, cut
+
+
+def spell(codec: ChatCodec, text: str) -> list[int]:
+    """One token a character."""
+    return [codec.tokenizer.convert_tokens_to_ids("Ġ" if character == " " else character) for character in text]
+
+
+def test_a_tag_that_is_one_token(codec: ChatCodec) -> None:
+    stops = StopStrings(codec.tokenizer, ("</sql>", "</solution>"), codec.decode)
+    ids = codec.agent("<sql> select 1 </sql>")
+    assert [stops.ended(ids[: i + 1]) for i in range(len(ids))] == [False] * (len(ids) - 1) + [True]
+
+
+def test_a_tag_spelt_letter_by_letter(codec: ChatCodec) -> None:
+    stops = StopStrings(codec.tokenizer, ("</sql>",), codec.decode)
+    ids = spell(codec, "x</sql>")
+    assert [stops.ended(ids[: i + 1]) for i in range(7)] == [False] * 6 + [True]
+
+
+def test_a_string_that_does_not_end_in_ascii(codec: ChatCodec) -> None:
+    stops = StopStrings(codec.tokenizer, ("ende\u2764",), codec.decode)
+    ids = codec.agent("das ende\u2764")
+    assert stops.ended(ids)
+    assert not stops.ended(ids[:-1])
+
+
+def test_no_stop_strings(codec: ChatCodec) -> None:
+    assert not StopStrings(codec.tokenizer, (), codec.decode).ended(codec.agent("</sql>"))
+
+
+def test_cut_at_the_first() -> None:
+    assert cut("a</sql>b</solution>", ("</solution>", "</sql>")) == "a</sql>"
+    assert cut("a", ("</sql>",)) == "a"

@@ -1,0 +1,164 @@
+"""Episodes over an in-process model: exact tokens, the same bytes run after run, and no waiting for slow SQL."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pipelines.errors import ResourceError
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.transformers import TransformersPolicy
+from pipelines.sql.engine import SqlEngine
+from pipelines.types import Database, Example, ExecutionResult, StopReason, Trajectory
+
+Make = Callable[..., RolloutEngine]
+
+
+def requests(examples: list[Example], samples: int = 1) -> list[EpisodeRequest]:
+    return [EpisodeRequest(example, s, seed=100 * s + i) for i, example in enumerate(examples) for s in range(samples)]
+
+
+class Late:
+    """The real engine, whose answers come late by chance: what timing does on a busy machine."""
+
+    def __init__(self, sql: SqlEngine, seconds: float) -> None:
+        self._sql, self._seconds, self._rng = sql, seconds, random.Random()
+
+    async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
+        result = await self._sql.execute(database, sql, max_rows)
+        await asyncio.sleep(self._rng.random() * self._seconds)
+        return result
+
+
+@pytest.fixture
+def run(model: Any, tokenizer: Any, engine: Make, talk: Any, sql: SqlEngine) -> Callable[..., list[Trajectory]]:
+    def go(todo: list[EpisodeRequest], slots: int = 8, deterministic: bool = True, late: float = 0.0) -> Any:
+        policy = TransformersPolicy(model, tokenizer, slots, deterministic)
+        runner = engine(policy, talk, 3, turn_tokens=10, episode_tokens=120, top_p=0.95)
+        runner._sql = Late(sql, late) if late else sql
+        return runner.run(todo)
+
+    return go
+
+
+def test_trajectories_are_exact_to_the_token(run: Any, examples: list[Example], model: Any, codec: Any) -> None:
+    """A plain forward pass over each record gives the sampler's log-probabilities back, and the texts are its ids."""
+    for one in run(requests(examples[:10], 2)):
+        assert len(one.token_ids) == len(one.agent_mask) == len(one.logprobs) == one.turn_ends[-1]
+        assert list(one.token_ids[: one.agent_mask.index(1)]) == codec.prompt(one.prompt)
+        with torch.no_grad():
+            predicted = model(torch.tensor([one.token_ids])).logits[0].log_softmax(-1)
+        start = one.agent_mask.index(1)
+        for turn, end in zip(one.turns, one.turn_ends, strict=True):
+            ids = one.token_ids[start:end]
+            assert set(one.agent_mask[start:end]) == {1}
+            assert codec.decode(ids).startswith(turn.text)
+            expected = [predicted[start + i - 1, token].item() for i, token in enumerate(ids)]
+            assert max(abs(a - b) for a, b in zip(expected, one.logprobs[start:end], strict=True)) < 1e-4
+            seen = codec.observation(turn.observation, ids[-1]) if turn.observation else []
+            assert list(one.token_ids[end : end + len(seen)]) == seen
+            assert set(one.agent_mask[end : end + len(seen)]) <= {0}
+            start = end + len(seen)
+
+
+def test_the_same_bytes_whenever_sql_comes_back(run: Any, examples: list[Example]) -> None:
+    todo = requests(examples[:16])
+    calm, busy, busier = run(todo), run(todo, late=0.004), run(todo, late=0.03)
+    assert calm == busy == busier
+    assert {one.stop for one in calm} <= {StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT}
+    assert len({one.token_ids for one in calm}) == len(calm)
+
+
+def test_the_same_tokens_at_any_number_of_slots(run: Any, examples: list[Example]) -> None:
+    todo = requests(examples[:12], 2)
+    tokens = [[one.token_ids for one in run(todo, slots, deterministic)] for slots, deterministic in VARIANTS]
+    assert all(one == tokens[0] for one in tokens)
+
+
+VARIANTS = ((1, True), (5, True), (24, True), (24, False))
+
+
+def test_a_resumed_half_gives_the_same_tokens(run: Any, examples: list[Example]) -> None:
+    todo = requests(examples[:20])
+    assert [one.token_ids for one in run(todo)[10:]] == [one.token_ids for one in run(todo[10:])]
+
+
+def test_eager_episodes_never_wait_for_slow_sql(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example], slow_sql: str
+) -> None:
+    """The first query takes some 0.4 s: all other episodes are done before it is back."""
+    queries = itertools.chain([slow_sql], itertools.repeat(talk.sql))
+    talk.query = lambda action: next(queries)
+    finished: list[Trajectory] = []
+    policy = TransformersPolicy(model, tokenizer, slots=8, deterministic=False)
+    engine(policy, talk, 2, turn_tokens=4).run(requests(examples), finished.append)
+    slow = [one for one in finished if one.turns[0].n_rows == 1]  # its count; the others have two rows
+    assert slow == finished[-1:]
+
+
+def test_an_episode_without_room_for_a_turn_frees_its_slot(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
+) -> None:
+    policy = TransformersPolicy(model, tokenizer, slots=2)
+    made = engine(policy, talk, 4, turn_tokens=8, episode_tokens=60).run(requests(examples))
+    assert {one.stop for one in made} == {StopReason.TOKEN_LIMIT}
+    assert all(len(one.token_ids) <= 60 for one in made)
+
+
+def test_weights_may_change_between_runs(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
+) -> None:
+    """As in GRPO: one policy over the live model, which is in training mode outside."""
+    model.train()
+    runner = engine(TransformersPolicy(model, tokenizer, slots=4), talk, 2, turn_tokens=8)
+    todo = requests(examples[:4], 3)
+    first, again = runner.run(todo), runner.run(todo)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.add_(torch.randn_like(model.model.embed_tokens.weight))
+    changed = runner.run(todo)
+    assert first == again
+    assert [one.token_ids for one in changed] != [one.token_ids for one in first]
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_full_memory_says_what_to_lower(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    model.register_forward_pre_hook(full)
+    with pytest.raises(ResourceError, match=r"lower rollout\.slots"):
+        engine(TransformersPolicy(model, tokenizer, slots=4), talk).run(requests(examples))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_failed_step_is_tried_again(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
+) -> None:
+    calls = []
+
+    def fail_third(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("a passing fault")
+
+    todo = requests(examples[:6])
+    plain = engine(TransformersPolicy(model, tokenizer, slots=3), talk, 2, turn_tokens=6).run(todo)
+    model.register_forward_pre_hook(fail_third)
+    made = engine(TransformersPolicy(model, tokenizer, slots=3), talk, 2, turn_tokens=6).run(todo)
+    assert [one.token_ids for one in made] == [one.token_ids for one in plain]
+
+
+def test_the_models_context_bounds_an_episode(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example]
+) -> None:
+    model.config.max_position_embeddings = 70
+    made = engine(TransformersPolicy(model, tokenizer), talk, 6, turn_tokens=12).run(requests(examples[:8]))
+    assert {one.stop for one in made} == {StopReason.TOKEN_LIMIT}
+    assert max(len(one.token_ids) for one in made) <= 70

@@ -1,0 +1,167 @@
+"""An episode as a state machine: what it asks for, what it keeps, and how it ends."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipelines.config import Sampling
+from pipelines.protocols.base import Protocol
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.env import Episode, EpisodeRequest, Rules
+from pipelines.rollout.policies.base import Completion
+from pipelines.types import ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason
+
+ROWS = ExecutionResult(ExecutionStatus.OK, ("name",), (("ann",), ("cy",)))
+PROBE = Completion("<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>")
+ANSWER = Completion("<reasoning>now</reasoning><solution>SELECT 1</solution>")
+NOISE = Completion("what ?")
+
+Begin = Callable[..., Episode]
+
+
+@pytest.fixture
+def begin(protocol: Callable[..., Protocol], examples: list[Example]) -> Begin:
+    def make(max_turns: int = 3, forced: bool = True, codec: ChatCodec | None = None, **sampling: Any) -> Episode:
+        rules = Rules(protocol(), Sampling(**sampling), max_turns, forced)
+        prompt = (("user", "how many singers"),)
+        return Episode(EpisodeRequest(examples[0], sample=2, seed=7), rules, "scripted", "0", prompt, codec)
+
+    return make
+
+
+def test_a_probe_then_an_answer(begin: Begin) -> None:
+    episode = begin()
+    assert episode.next_request().messages == (("user", "how many singers"),)
+    assert episode.accept(PROBE) == "SELECT name FROM singer"
+    episode.observe(ROWS)
+    request = episode.next_request()
+    assert [role for role, _ in request.messages] == ["user", "assistant", "user"]
+    assert (request.turn, request.seed, request.stop) == (1, 7, ("</sql>", "</solution>"))
+    assert episode.accept(ANSWER) is None
+    record = episode.trajectory()
+    assert (record.stop, record.final_sql, record.forced) == (StopReason.SOLUTION, "SELECT 1", False)
+    assert [(turn.status, turn.n_rows) for turn in record.turns] == [(ExecutionStatus.OK, 2), (None, 0)]
+    assert "ann" in (record.turns[0].observation or "")
+    assert record.turns[1].observation is None
+    assert (record.example_id, record.sample, record.token_ids) == ("q0", 2, ())
+
+
+def test_the_cap_forces_one_last_answer(begin: Begin) -> None:
+    episode = begin(max_turns=2)
+    for _ in range(2):
+        episode.accept(PROBE)
+        episode.observe(ROWS)
+    force = episode._rules.protocol.force()
+    assert episode.next_request().messages[-1][1].endswith(force)
+    episode.accept(ANSWER)
+    record = episode.trajectory()
+    assert (len(record.turns), record.forced, record.stop) == (3, True, StopReason.SOLUTION)
+
+
+def test_a_forced_turn_without_answer_is_the_last(begin: Begin) -> None:
+    episode = begin(max_turns=1)
+    episode.accept(PROBE)
+    episode.observe(ROWS)
+    assert episode.accept(PROBE) is None  # not executed: nobody would see it
+    record = episode.trajectory()
+    assert (record.stop, record.final_sql, record.forced) == (StopReason.TURN_LIMIT, None, True)
+
+
+def test_without_a_forced_answer_the_cap_ends_it(begin: Begin) -> None:
+    episode = begin(max_turns=1, forced=False)
+    assert episode.accept(PROBE) is None
+    record = episode.trajectory()
+    assert (record.stop, record.forced, record.turns[0].observation) == (StopReason.TURN_LIMIT, False, None)
+
+
+def test_no_turns_means_an_answer_at_once(begin: Begin) -> None:
+    episode = begin(max_turns=0)
+    assert episode.next_request().messages[-1][1].endswith(episode._rules.protocol.force())
+    episode.accept(ANSWER)
+    record = episode.trajectory()
+    assert (record.final_sql, record.forced, len(record.turns)) == ("SELECT 1", True, 1)
+
+
+def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin: Begin) -> None:
+    episode = begin()
+    assert episode.accept(NOISE) is None
+    assert not episode.done
+    episode.observe(None)
+    assert episode.next_request().turn == 1
+    episode.accept(ANSWER)
+    record = episode.trajectory()
+    assert record.turns[0].action.kind is ActionKind.INVALID
+    assert record.turns[0].status is None
+    assert not record.well_formed
+
+
+def test_a_database_that_is_gone_breaks_the_episode(begin: Begin) -> None:
+    episode = begin()
+    episode.accept(PROBE)
+    episode.observe(ExecutionResult(ExecutionStatus.UNAVAILABLE, error_class="worker_died"))
+    record = episode.trajectory()
+    assert (record.stop, record.failure, len(record.turns)) == (StopReason.BROKEN, "worker_died", 1)
+
+
+def said(codec: ChatCodec, text: str, logprob: float = -0.5) -> Completion:
+    ids = tuple(codec.agent(text))
+    return Completion(text, ids, (logprob,) * len(ids))
+
+
+def test_tokens_masks_and_turn_ends(begin: Begin, codec: ChatCodec) -> None:
+    episode = begin(codec=codec)
+    prompt = codec.prompt((("user", "how many singers"),))
+    assert list(episode.next_request().token_ids) == prompt
+    first = said(codec, PROBE.text)
+    episode.accept(first)
+    episode.observe(ROWS)
+    second = said(codec, ANSWER.text, -0.25)
+    episode.accept(second)
+    record = episode.trajectory()
+    seen = codec.observation(record.turns[0].observation or "")
+    n_prompt, n_first, n_seen, n_second = map(len, (prompt, first.token_ids, seen, second.token_ids))
+    assert list(record.token_ids) == [*prompt, *first.token_ids, *seen, *second.token_ids]
+    assert list(record.agent_mask) == [0] * n_prompt + [1] * n_first + [0] * n_seen + [1] * n_second
+    assert list(record.logprobs) == [0.0] * n_prompt + [-0.5] * n_first + [0.0] * n_seen + [-0.25] * n_second
+    assert record.turn_ends == (n_prompt + n_first, n_prompt + n_first + n_seen + n_second)
+
+
+def test_ids_are_kept_as_generated_though_they_would_be_encoded_otherwise(begin: Begin, codec: ChatCodec) -> None:
+    letters = tuple(codec.tokenizer.convert_tokens_to_ids(list("singer")))
+    assert codec.agent("singer") != list(letters)
+    episode = begin(codec=codec)
+    episode.accept(Completion("singer", letters, (-1.0,) * 6))
+    episode.observe(None)
+    context = episode.next_request().token_ids
+    n_prompt = len(codec.prompt((("user", "how many singers"),)))
+    assert context[n_prompt : n_prompt + 6] == letters
+
+
+def test_unknown_logprobs_are_left_out(begin: Begin, codec: ChatCodec) -> None:
+    episode = begin(codec=codec)
+    episode.accept(Completion(ANSWER.text, tuple(codec.agent(ANSWER.text))))
+    assert episode.trajectory().logprobs == ()
+
+
+def test_a_budget_bounds_each_turn_and_the_whole(begin: Begin, codec: ChatCodec) -> None:
+    n_prompt = len(codec.prompt((("user", "how many singers"),)))
+    assert begin(codec=codec, turn_tokens=20, episode_tokens=n_prompt + 50).next_request().max_tokens == 20
+    assert begin(codec=codec, turn_tokens=90, episode_tokens=n_prompt + 50).next_request().max_tokens == 50
+
+
+def test_an_observation_that_leaves_no_room_is_not_seen(begin: Begin, codec: ChatCodec) -> None:
+    first = said(codec, PROBE.text)
+    n_prompt = len(codec.prompt((("user", "how many singers"),)))
+    episode = begin(codec=codec, episode_tokens=n_prompt + len(first.token_ids) + 2)
+    episode.accept(first)
+    episode.observe(ROWS)
+    record = episode.trajectory()
+    assert record.stop is StopReason.TOKEN_LIMIT
+    assert (record.turns[0].observation, record.turns[0].status) == (None, ExecutionStatus.OK)
+    assert len(record.token_ids) == len(record.agent_mask) == record.turn_ends[-1]  # it ends on the agent's turn
+
+
+def test_a_prompt_over_the_budget_has_no_turns(begin: Begin, codec: ChatCodec) -> None:
+    record = begin(codec=codec, episode_tokens=3).trajectory()
+    assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())
