@@ -49,12 +49,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
 def examples(database: Database) -> list[Example]:
     """40 questions of different length; the gold SQL is the same."""
     gold = "SELECT count(*) FROM singer"
-    return [
-        Example(
-            f"q{i}", " ".join(WORDS[(i + 3 * k) % len(WORDS)] for k in range(6 + i % 9)) + f" {i} ?", database, gold
-        )
-        for i in range(40)
-    ]
+    asked = [" ".join(WORDS[(i + 3 * k) % len(WORDS)] for k in range(6 + i % 9)) for i in range(40)]
+    return [Example(f"q{i}", f"{question} {i} ?", database, gold) for i, question in enumerate(asked)]
+
+
+@pytest.fixture
+def slow_sql() -> str:
+    """Takes some 0.4 s and returns one row."""
+    return "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1500000) SELECT count(*) FROM n"
 
 
 @pytest.fixture(scope="session")
