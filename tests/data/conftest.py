@@ -34,5 +34,5 @@ def examples(stage):
 @pytest.fixture(scope="session")
 def databases():
     """All databases of the recipe's size, drawn but not built."""
-    sizes = {"train": 380, "dev": 20, "test": 40}
+    sizes = {"train": 1060, "dev": 20, "test": 40}
     return {split: [world.draw(split, index, 0) for index in range(count)] for split, count in sizes.items()}

@@ -146,7 +146,7 @@ def ask(
         if len(kept) == count:
             break
         family = rng.choices(FAMILIES, [family.weight for family in FAMILIES])[0]
-        for _ in range(4):  # a family keeps its share although it loses more questions to the checks
+        for _ in range(8):  # a family keeps its share although it loses more questions to the checks
             slots = _fill(family, database, rng)
             if slots and _decides(family, slots, database, connection):
                 asked = _word(family, slots, database, split, rng)

@@ -1,0 +1,74 @@
+"""The tables of docs/miniature.md are what the code gives: running this file writes them anew."""
+
+import collections
+import re
+from pathlib import Path
+
+from pipelines.data.miniature.questions import FAMILIES
+from pipelines.data.miniature.vocabulary import CATEGORIES, DOMAINS, KINDS, MEASURES, held_out_columns, held_out_pairs
+from pipelines.data.miniature.wording import templates
+from pipelines.data.miniature.world import ROWS, TABLE_COUNTS
+from pipelines.recipes import CONF, read_yaml
+
+PAGE = Path(__file__).parents[2] / "docs" / "miniature.md"
+
+
+def numbers():
+    data = read_yaml(CONF / "data" / "miniature.yaml")["data"]
+    pools = {"sft": data["sft"], "rl": data["rl"][0], "dev": data["dev"], "test": data["test"]}
+    lines = [
+        "| pool | databases | questions | table pairs held out | columns held out | wordings |",
+        "|---|---|---|---|---|---|",
+    ]
+    for pool, source in pools.items():
+        split, options = source["split"], source["options"]
+        columns = sum(held_out_columns(table, split) is not None for table in KINDS) * 2
+        wordings = sum(len(templates(family.name, split)) for family in FAMILIES)
+        asked = options["databases"] * options["questions"]
+        pairs = len(held_out_pairs(split))
+        lines.append(f"| {pool} | {options['databases']} | {asked:,} | {pairs} | {columns} | {wordings:,} |")
+    words = sum(map(len, CATEGORIES.values()))
+    counts = ", ".join(f"{count} ({weight} in {sum(TABLE_COUNTS.values())})" for count, weight in TABLE_COUNTS.items())
+    lines += [
+        "",
+        f"{len(DOMAINS)} domains; {len(KINDS)} tables; {len(CATEGORIES)} categories with {words} values in four forms; "
+        f"{len(MEASURES)} measures. A database has {counts} tables of {ROWS[0]} to {ROWS[1]} rows.",
+    ]
+    return "\n".join(lines)
+
+
+def families():
+    total = sum(family.weight for family in FAMILIES)
+    lines = ["| family | level | drawn | SQL |", "|---|---|---|---|"]
+    for family in FAMILIES:
+        lines.append(f"| {family.name} | {family.hardness} | {100 * family.weight / total:.1f} % | `{family.sql}` |")
+    levels = collections.Counter()
+    for family in FAMILIES:
+        levels[family.hardness] += family.weight
+    shares = ", ".join(f"{level} {100 * weight / total:.0f} %" for level, weight in levels.items())
+    return "\n".join([*lines, "", f"By level, before the checks: {shares}."])
+
+
+def page(text):
+    for heading, content in (("The world in numbers", numbers()), ("The families", families())):
+        start = text.index("|" if heading != "The families" else "| family", text.index(f"## {heading}"))
+        end = text.index("\n## ", start)
+        text = text[:start] + content + "\n" + text[end:]
+    return text
+
+
+def test_the_page_says_what_the_code_does():
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text, "python tests/data/test_miniature_docs.py writes the tables anew"
+
+
+def test_the_page_names_files_that_are_there():
+    text = PAGE.read_text(encoding="utf-8")
+    root = PAGE.parents[1]
+    named = re.findall(r"^(?:  )?(\S+\.(?:py|yaml)) ", text, re.MULTILINE)
+    assert len(named) == 7
+    assert all((root / name).is_file() or (root / "pipelines/data/miniature" / name).is_file() for name in named)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
