@@ -1,0 +1,139 @@
+"""The sandboxed SQL tool over MCP, for any MCP client: through stdin and stdout, or HTTP on this machine.
+
+It is the tool that MTIR-SQL's and TRUST-SQL's agents call (`pipelines/protocols/tools.py`), with the same limits: one
+read-only statement, wall clock, memory and rows bounded, cells cut, no text that could pass for a tag. The HTTP server
+has no authentication, so it binds to this machine alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
+
+from flows.asking import SUFFIXES
+from pipelines.config import Execution, Protocol
+from pipelines.errors import DataError, UserError
+from pipelines.protocols import observations, tools
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.types import Database
+
+SHOWN = Protocol()  # the limits of an observation
+DATABASE = "db_name"
+
+
+def open_databases(files: Sequence[Path]) -> dict[str, Database]:
+    """The databases that the tool serves, by the names of their files.
+
+    Raises:
+        DataError: none is given, one is missing, or two have the same name.
+    """
+    databases: dict[str, Database] = {}
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"no such database: {file}", "Pass --database FILE.sqlite")
+        if file.stem in databases:
+            raise DataError(f"two databases are named {file.stem!r}", "Rename one of the files")
+        databases[file.stem] = Database(file.stem, SUFFIXES.get(file.suffix, "sqlite"), str(file.resolve()))
+    if not databases:
+        raise DataError("no database to serve", "Pass --database FILE.sqlite")
+    return databases
+
+
+class SqlTool:
+    """Answers the two requests that a tool server gets.
+
+    Args:
+        rows: records of an answer, at most.
+    """
+
+    def __init__(self, databases: Mapping[str, Database], sql: SqlEngine, rows: int) -> None:
+        self._databases, self._sql, self._rows = databases, sql, rows
+
+    def server(self) -> Server[Any]:
+        """An MCP server with this one tool."""
+        return Server("sqltrain", on_list_tools=self._list, on_call_tool=self._call)
+
+    def describe(self) -> dict[str, Any]:
+        """The tool's description; with several databases, a call must name one."""
+        tool = tools.describe(self._rows)
+        if len(self._databases) > 1:
+            names = {"type": "string", "description": "The database to query", "enum": [*self._databases]}
+            tool["inputSchema"]["properties"][DATABASE] = names
+            tool["inputSchema"]["required"].append(DATABASE)
+        return tool
+
+    async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[types.Tool.model_validate(self.describe())])
+
+    async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name != tools.TOOL:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, only {tools.TOOL!r}")
+        arguments = params.arguments or {}
+        text, failed = await self._answer(arguments.get("sql"), arguments.get(DATABASE))
+        return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)
+
+    async def _answer(self, sql: Any, name: Any) -> tuple[str, bool]:
+        """The tool's JSON, and whether it is an error."""
+        only = next(iter(self._databases)) if len(self._databases) == 1 else None
+        database = self._databases.get(name if isinstance(name, str) else only or "")
+        if database is None:
+            return _error(f"{DATABASE} must be one of: {', '.join(self._databases)}")
+        if not isinstance(sql, str) or not sql.strip() or not tools.sayable(sql):
+            return _error("sql must be a query")
+        result = await self._sql.execute(database, sql, self._rows)
+        shown = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
+        return observations.json_text(shown), not result.ok
+
+
+def _error(message: str) -> tuple[str, bool]:
+    return observations.json_text({"error": message}), True
+
+
+def serve(files: Sequence[Path], execution: Execution, rows: int = 10, http: tuple[str, int] | None = None) -> None:
+    """Serve databases until the client leaves (stdin and stdout) or the server is stopped (HTTP at /mcp).
+
+    Args:
+        http: address and port; None for stdin and stdout.
+
+    Raises:
+        DataError: see `open_databases`.
+        UserError: the address is not this machine's own.
+    """
+    if http is not None and not _is_loopback(http[0]):
+        raise UserError(
+            f"the MCP server does not listen on {http[0]}: it has no authentication",
+            "Serve on 127.0.0.1 and put a proxy that asks who calls before it",
+        )
+    databases = open_databases(files)
+    with SqlEngine(Limits.of(execution)) as sql:
+        server = SqlTool(databases, sql, rows).server()
+        if http is None:
+            anyio.run(_serve_stdio, server)
+        else:
+            _serve_http(server, *http)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _serve_stdio(server: Server[Any]) -> None:
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def _serve_http(server: Server[Any], host: str, port: int) -> None:
+    import uvicorn
+
+    uvicorn.run(server.streamable_http_app(host=host), host=host, port=port, log_level="warning")
