@@ -135,11 +135,6 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             verdict = read_json(step.folder / "contract.json")
             if verdict:
                 create_markdown_artifact(contract_markdown(verdict), artifact_key("contract", step.name))
-    log.info(
-        "%s: %s in %.1f s, %s",
-        step.name,
-        "there" if result.cached else "made",
-        time.perf_counter() - begun,
-        result.folder,
-    )
+    how = "there" if result.cached else f"made in {time.perf_counter() - begun:.1f} s"
+    log.info("%s: %s, %s", step.name, how, result.folder)
     return result

@@ -21,7 +21,7 @@ from pipelines.recipes import digest
 from pipelines.stages import graph
 from pipelines.stages.graph import StageResult, Step
 from pipelines.store import MANIFEST, Store, read_json
-from tasks.curves import Follower, Row, to_metrics
+from tasks.curves import Follower, Row, read_rows, to_metrics
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,7 +47,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     elif isinstance(value, (list, tuple)) and value:
         items = list(enumerate(value))
     else:
-        return {prefix[:MAX_KEY]: str(value)[:MAX_PARAM]}
+        return {prefix[:MAX_KEY]: str(value)[:MAX_PARAM]} if prefix else {}
     whole: dict[str, str] = {}
     for key, item in items:
         whole |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
@@ -142,10 +142,11 @@ class Tracker:
         self._params(self.run_id, resolved)
         self.client.log_dict(self.run_id, resolved, "recipe.yaml")
 
-    @_never_fatal
     def _end(self, run_id: str, status: str) -> None:
+        """Close a run, also after tracking was given up: it may be that it can be reached again."""
         if run_id:
-            self.client.set_terminated(run_id, status)
+            with contextlib.suppress(Exception):
+                self.client.set_terminated(run_id, status)
 
     @_never_fatal
     def _begin_child(self, child: Child) -> None:
@@ -170,6 +171,8 @@ class Tracker:
             child.follower.flush()
             numbers = {name: value for name, value in numbers.items() if name not in child.follower.names}
         self._send(child.run_id, result.name, [(0, numbers)])
+        timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
+        self._send(child.run_id, "timing", timing)
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
                 self.client.log_artifact(child.run_id, str(path))

@@ -153,6 +153,7 @@ def test_a_tracking_store_that_fails_is_said_once_and_stops_nothing(
     [
         ({"a": {"b": 1, "c": [True, None]}}, {"a.b": "1", "a.c.0": "True", "a.c.1": "None"}),
         ({"a": [], "b": {}}, {"a": "[]", "b": "{}"}),
+        ({}, {}),
         ({"a": "x" * 7000}, {"a": "x" * 6000}),
     ],
 )
