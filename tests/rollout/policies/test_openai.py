@@ -1,0 +1,172 @@
+"""A teacher behind a chat endpoint: whole episodes, stop strings, retries, and errors that say what to do."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.config import Teacher
+from pipelines.errors import RecipeError, ResourceError
+from pipelines.rollout import endpoints
+from pipelines.rollout.endpoints import Endpoint
+from pipelines.rollout.engine import EpisodeRequest
+from pipelines.rollout.policies.openai import OpenAIPolicy, close_tag
+from pipelines.types import Example, StopReason
+
+PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
+ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
+Server = Any
+
+
+def chat(text: str | None, finish: str = "stop", **extra: Any) -> tuple[int, dict[str, str], Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish, **extra}
+    usage = {"prompt_tokens": 30, "completion_tokens": 7, "total_tokens": 37}
+    return (
+        200,
+        {},
+        {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage},
+    )
+
+
+def refuse(status: int, message: str, **headers: str) -> tuple[int, dict[str, str], Any]:
+    return status, headers, {"error": {"message": message, "type": "error", "code": headers.pop("code", None)}}
+
+
+def scripted(body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
+    """A model that probes and then answers; like OpenAI's servers, it leaves the stop string out."""
+    text = PROBE if len(body["messages"]) == 1 else ANSWER
+    for stop in body["stop"]:
+        text = text.split(stop)[0]
+    return chat(text)
+
+
+@pytest.fixture
+def ask(engine: Any, protocol: Any, examples: list[Example]) -> Callable[..., Any]:
+    def run(server: Server, count: int = 1, concurrency: int = 4, **settings: Any) -> Any:
+        policy = OpenAIPolicy(Endpoint(base_url=server.url, model="m", **settings), "teacher", concurrency)
+        made = engine(policy, protocol()).run([EpisodeRequest(one, 0, 5) for one in examples[:count]])
+        return made, policy
+
+    return run
+
+
+def test_a_teacher_probes_and_answers(ask: Any, serve: Any) -> None:
+    server = serve(scripted)
+    made, policy = ask(server, count=6)
+    assert [turn.text for turn in made[0].turns] == [PROBE, ANSWER]
+    assert {one.final_sql for one in made} == {"SELECT count(*) FROM singer"}
+    assert (made[0].policy, made[0].token_ids) == ("teacher", ())
+    first = server.asked[0]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("m", 1.0, 1024)
+    assert first["stop"] == ["</sql>", "</solution>"]
+    assert (policy.usage.requests, policy.usage.prompt_tokens, policy.usage.completion_tokens) == (12, 360, 84)
+
+
+def test_no_more_requests_at_once_than_asked_for(ask: Any, serve: Any) -> None:
+    def slow(body: dict[str, Any]) -> Any:
+        time.sleep(0.01)
+        return scripted(body)
+
+    server = serve(slow)
+    ask(server, count=20, concurrency=3)
+    assert server.most == 3
+
+
+def test_a_server_that_does_not_stop_is_cut(ask: Any, serve: Any) -> None:
+    server = serve(lambda body: chat(ANSWER + " and so on <sql>SELECT 1</sql>"))
+    assert ask(server)[0][0].turns[0].text == ANSWER
+
+
+def test_a_server_that_says_its_stop_string_is_believed(ask: Any, serve: Any) -> None:
+    text = "<reasoning>x</reasoning><solution>SELECT '<sql>'"
+    server = serve(lambda body: chat(text, stop_reason="</solution>"))
+    assert ask(server)[0][0].turns[0].text == text + "</solution>"
+
+
+def test_a_cut_answer_stays_open(ask: Any, serve: Any) -> None:
+    server = serve(lambda body: chat("<sql>SELECT", "length") if len(body["messages"]) == 1 else scripted(body))
+    made, _ = ask(server)
+    assert made[0].turns[0].text == "<sql>SELECT"
+    assert made[0].final_sql is not None
+
+
+def test_closing_the_tag_that_was_left_open() -> None:
+    stops = ("</sql>", "</solution>")
+    assert close_tag("<reasoning>a</reasoning><sql>x", stops, None) == "<reasoning>a</reasoning><sql>x</sql>"
+    assert close_tag("<sql>x</sql>", stops, None) == "<sql>x</sql>"
+    assert close_tag("no tag", stops, None) == "no tag"
+    assert close_tag("no tag", stops, 151643) == "no tag"  # a stop token's id, as vLLM says it
+
+
+def test_busy_and_broken_servers_are_asked_again(ask: Any, serve: Any) -> None:
+    troubles = [refuse(429, "slow down", **{"Retry-After": "0.05"}), refuse(503, "starting", **{"Retry-After": "0.05"})]
+    server = serve(lambda body: troubles.pop() if troubles else scripted(body))
+    assert ask(server)[0][0].final_sql is not None
+    assert len(server.asked) == 4
+
+
+def test_an_endpoint_that_stays_down_breaks_the_episode(ask: Any, serve: Any) -> None:
+    server = serve(lambda body: refuse(500, "no", **{"retry-after-ms": "1"}))
+    made, _ = ask(server, retries=2)
+    assert (made[0].stop, made[0].failure, len(server.asked)) == (StopReason.BROKEN, "EndpointError", 3)
+
+
+def test_a_conversation_over_the_context_breaks_its_episode_only(ask: Any, serve: Any) -> None:
+    server = serve(lambda body: refuse(400, "This model's maximum context length is 10 tokens"))
+    assert ask(server)[0][0].stop is StopReason.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error", "says"),
+    [
+        (401, "bad key", ResourceError, "Check the key in the environment variable SOME_KEY"),
+        (404, "no model", RecipeError, "knows no 'm'"),
+        (400, "max_tokens is not supported", RecipeError, "max_tokens is not supported.*max_tokens_key"),
+    ],
+)
+def test_what_the_user_must_mend_is_said_at_once(
+    ask: Any, serve: Any, monkeypatch: Any, status: int, message: str, error: type[Exception], says: str
+) -> None:
+    monkeypatch.setenv("SOME_KEY", "secret-word")
+    server = serve(lambda body: refuse(status, message))
+    with pytest.raises(error, match=says) as caught:
+        ask(server, key_env="SOME_KEY", concurrency=1)
+    assert len(server.asked) == 1
+    assert "secret-word" not in str(caught.value)
+    assert server.headers[0]["authorization"] == "Bearer secret-word"
+
+
+def test_an_empty_answer_is_an_invalid_turn(ask: Any, serve: Any) -> None:
+    server = serve(lambda body: chat(None, "content_filter") if len(body["messages"]) == 1 else scripted(body))
+    made, _ = ask(server)
+    assert made[0].turns[0].text == ""
+    assert made[0].turns[0].action.format_error is not None
+
+
+def test_settings_reach_the_server(ask: Any, serve: Any) -> None:
+    server = serve(lambda body: chat(ANSWER))
+    ask(server, max_tokens_key="max_completion_tokens", omit=["seed", "top_p"], extra={"reasoning_effort": "low"})
+    body = server.asked[0]
+    assert (body["max_completion_tokens"], body["reasoning_effort"]) == (1024, "low")
+    assert not {"max_tokens", "seed", "top_p"} & set(body)
+
+
+def test_endpoints_are_read_from_the_users_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(
+        "big: {base_url: 'http://x/v1', model: m, key_env: NO_SUCH_KEY}\nodd: {base_url: 'http://x/v1', modle: m}\n"
+    )
+    assert endpoints.endpoint("big", path).model == "m"
+    with pytest.raises(RecipeError, match="Did you mean 'big'"):
+        endpoints.endpoint("bigg", path)
+    with pytest.raises(RecipeError, match=r"odd\.model.*required|odd\.modle"):
+        endpoints.endpoint("odd", path)
+    with pytest.raises(RecipeError, match="Add to"):
+        endpoints.endpoint("big", tmp_path / "none.yaml")
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(ResourceError, match="Set the environment variable NO_SUCH_KEY"):
+        OpenAIPolicy(endpoints.endpoint("big", path), "big")
+    with pytest.raises(RecipeError, match=r"synthesis\.teacher\.endpoint"):
+        OpenAIPolicy.named(Teacher(kind="endpoint"))

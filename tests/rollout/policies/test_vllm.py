@@ -1,0 +1,109 @@
+"""The vLLM policy against servers that answer as vLLM does: ids in, ids and log-probabilities out."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.errors import EndpointError, ResourceError
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.engine import EpisodeRequest
+from pipelines.rollout.policies.vllm import VllmPolicy
+from pipelines.types import Example, StopReason
+
+PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
+ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
+MODELS = (
+    200,
+    {},
+    {
+        "object": "list",
+        "data": [{"id": "tiny", "object": "model", "created": 0, "owned_by": "vllm", "max_model_len": 1024}],
+    },
+)
+
+
+@pytest.fixture
+def completions(codec: ChatCodec) -> Callable[..., Any]:
+    """A server's function: probes in an episode's first turn, answers in its second."""
+
+    def make(**change: Any) -> Callable[[dict[str, Any]], Any]:
+        def answer(body: dict[str, Any]) -> Any:
+            if not body:
+                return MODELS
+            observed = codec.decode(body["prompt"]).count("<observation>")
+            ids = codec.agent(ANSWER if observed else PROBE)
+            choice = {"index": 0, "text": "unused", "finish_reason": "stop", "token_ids": ids}
+            choice["logprobs"] = {"token_logprobs": [-0.5] * len(ids), "tokens": ["x"] * len(ids)}
+            body_out = {
+                "id": "1",
+                "object": "text_completion",
+                "created": 0,
+                "model": "tiny",
+                "choices": [choice | change],
+            }
+            return 200, {}, body_out
+
+        return answer
+
+    return make
+
+
+@pytest.fixture
+def ask(engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path) -> Callable[..., Any]:
+    def run(servers: list[Any], count: int = 1, **sampling: Any) -> Any:
+        policy = VllmPolicy([server.url for server in servers], tiny_folder)
+        return engine(policy, protocol(), **sampling).run([EpisodeRequest(one, 0, 5) for one in examples[:count]])
+
+    return run
+
+
+def test_ids_go_in_and_come_out(ask: Any, serve: Any, completions: Any, codec: ChatCodec) -> None:
+    server = serve(completions())
+    made = ask([server])[0]
+    assert [turn.text for turn in made.turns] == [PROBE, ANSWER]
+    ids = [codec.agent(PROBE), codec.agent(ANSWER)]
+    prompt, seen = codec.prompt(made.prompt), codec.observation(made.turns[0].observation)
+    assert list(made.token_ids) == [*prompt, *ids[0], *seen, *ids[1]]
+    assert sum(made.logprobs) == -0.5 * made.n_agent_tokens
+    assert server.asked[1]["prompt"] == [*prompt, *ids[0], *seen]
+    assert (server.asked[0]["return_token_ids"], server.asked[0]["stop"]) == (True, ["</sql>", "</solution>"])
+    assert server.asked[0]["seed"] != server.asked[1]["seed"]
+
+
+def test_logprobs_at_another_temperature_are_not_taken(ask: Any, serve: Any, completions: Any) -> None:
+    assert ask([serve(completions())], temperature=0.6)[0].logprobs == ()
+
+
+def test_episodes_are_dealt_out_and_stay(ask: Any, serve: Any, completions: Any) -> None:
+    servers = [serve(completions()), serve(completions())]
+    ask(servers, count=10)
+    assert [len(server.asked) for server in servers] == [10, 10]  # five episodes of two turns each
+
+
+def test_when_one_server_fails_another_is_asked(ask: Any, serve: Any, completions: Any) -> None:
+    broken = serve(lambda body: (500, {"retry-after-ms": "1"}, {}) if body else MODELS)
+    fine = serve(completions())
+    made = ask([broken, fine], count=2)
+    assert {one.stop for one in made} == {StopReason.SOLUTION}
+    assert len(fine.asked) == 4
+
+
+def test_a_turn_cut_by_its_budget(ask: Any, serve: Any, completions: Any) -> None:
+    finishes = itertools.chain(["length"], itertools.repeat("stop"))
+    server = serve(lambda body: completions(finish_reason=next(finishes) if body else None)(body))
+    assert ask([server])[0].final_sql is not None
+
+
+def test_a_server_without_token_ids_is_refused(ask: Any, serve: Any, completions: Any) -> None:
+    with pytest.raises(ResourceError, match=r"vLLM 0\.10\.2"):
+        ask([serve(completions(token_ids=None))])
+
+
+def test_no_server_says_how_to_start_one(tiny_folder: Path) -> None:
+    with pytest.raises(EndpointError, match="vllm serve MODEL"):
+        VllmPolicy(["http://127.0.0.1:9/v1"], tiny_folder)
+    with pytest.raises(ResourceError, match=r"Set rollout\.servers"):
+        VllmPolicy([], tiny_folder)
