@@ -7,6 +7,7 @@ listed here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
@@ -32,7 +33,10 @@ from pipelines.sql.dialects.base import (
 PRAGMA, READ, SELECT, FUNCTION, RECURSIVE = 19, 20, 21, 31, 33
 ALLOW, DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
 
-_PRAGMAS = "collation_list foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo"
+# Those that only tell; data_version is what a full-text table asks.
+_PRAGMAS = """
+    collation_list data_version foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo
+"""
 # Eponymous virtual tables that show raw pages, prepared statements or paths instead of data.
 _HIDDEN_TABLES = "dbstat sqlite_dbpage sqlite_dbdata sqlite_dbptr sqlite_stmt bytecode tables_used"
 _FUNCTIONS = """
@@ -77,6 +81,8 @@ _MESSAGES = (
     ("not authorized", REFUSED, "not_authorized"),
     ("authorization denied", REFUSED, "not_authorized"),
     ("is prohibited", REFUSED, "not_authorized"),
+    ("may not be modified", REFUSED, "not_authorized"),
+    ("vtable constructor failed", REFUSED, "not_authorized"),
     ("unsafe use of", REFUSED, "not_authorized"),
     ("one statement at a time", REFUSED, "several_statements"),
     ("no such table", ERROR, "no_such_table"),
@@ -179,15 +185,20 @@ class SqliteSession(Session):
         connection.execute("PRAGMA trusted_schema=0")
         connection.execute("PRAGMA cell_size_check=1")
         connection.execute(f"PRAGMA hard_heap_limit={bounds.memory_mb * 3 // 4 << 20}")
-        for name in sorted(PRAGMAS):  # makes the table-valued pragmas known now: the authorizer would see a table made
-            connection.execute(f"SELECT * FROM pragma_{name} LIMIT 0")
-        for name in ("json_each", "json_tree"):
-            connection.execute(f"SELECT * FROM {name}('[]')")
+        self._meet_virtual_tables()
         connection.setlimit(LENGTH, min(bounds.max_bytes, 1_000_000_000))
         connection.setlimit(SQL_LENGTH, MAX_SQL)
         connection.setlimit(ATTACHED, 0)
         connection.set_progress_handler(self._late, PROGRESS_OPS)
         connection.set_authorizer(guard)
+
+    def _meet_virtual_tables(self) -> None:
+        """Use each virtual table once. Their first use makes a table, which the authorizer will not allow later."""
+        made = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
+        names = [row[0] for row in self._connection.execute(made)]
+        for name in (*(f"pragma_{pragma}" for pragma in sorted(PRAGMAS)), "json_each", "json_tree", *names):
+            with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; the query that needs it will say so
+                self._connection.execute('SELECT * FROM "{}" LIMIT 0'.format(name.replace('"', '""'))).close()
 
     def _late(self) -> bool:
         return perf_counter() > self._deadline
@@ -209,7 +220,7 @@ class SqliteSession(Session):
         try:
             cursor = self._connection.execute(sql)
             if cursor.description is None:
-                return failure(ERROR, "empty", "there is no statement to run")
+                return failure(ERROR, "empty", "there is no query to run")
             rows, truncated = fetch(cursor.fetchmany, max_rows, self._bounds.max_bytes)
             columns = tuple([item[0] for item in cursor.description])
             return Raw(OK, columns, rows, truncated, None, None, (perf_counter() - start) * 1000)

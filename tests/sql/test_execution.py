@@ -1,0 +1,280 @@
+"""Running statements: what comes back, in what order, and what happens when a worker dies, hangs or is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from shops import build_shop
+
+from pipelines.errors import DatabaseError
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.types import Database, ExecutionStatus
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+
+
+def children() -> set[int]:
+    """The living child processes of this one."""
+    found = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in found}
+
+
+def test_rows_come_in_order_with_their_names_and_duplicates(run: Run) -> None:
+    result = run("SELECT city, city AS city, 1 + 1 FROM customer ORDER BY id DESC")
+    assert result.status is ExecutionStatus.OK
+    assert result.columns == ("city", "city", "1 + 1")
+    assert result.rows == (("Rome", "Rome", 2), ("Paris", "Paris", 2), ("Oslo", "Oslo", 2), ("Paris", "Paris", 2))
+    assert not result.truncated
+    assert result.elapsed_ms > 0
+
+
+def test_types_are_kept(run: Run) -> None:
+    assert run("SELECT 1, 1.0, 'a', x'00ff', NULL, 1e999").rows == ((1, 1.0, "a", b"\x00\xff", None, float("inf")),)
+
+
+def test_the_schema_can_be_asked_for_in_sql(run: Run) -> None:
+    assert run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").rows == (("customer",), ("purchase",))
+    assert [row[1] for row in run("PRAGMA table_info(customer)").rows] == ["id", "name", "city", "credit"]
+    assert run("SELECT name FROM pragma_table_info('customer') WHERE pk").rows == (("id",),)
+    assert run("SELECT value FROM json_each('[3,4]')").rows == ((3,), (4,))
+
+
+@pytest.mark.parametrize(
+    ("sql", "error_class"),
+    [
+        ("SELEC 1", "syntax"),
+        ("SELECT 'a", "syntax"),
+        ("SELECT (", "syntax"),
+        ("", "empty"),
+        ("  -- nothing", "empty"),
+        ("SELECT nope FROM customer", "no_such_column"),
+        ("SELECT 1 FROM nope", "no_such_table"),
+        ("SELECT nope(1)", "no_such_function"),
+        ("SELECT id FROM customer, purchase", "ambiguous_column"),
+        ("SELECT max(1, 2) FROM customer WHERE count(*) > 1", "misuse"),
+        ("SELECT abs(1, 2)", "wrong_arguments"),
+        ("SELECT 1 UNION SELECT 1, 2", "runtime"),
+        ("SELECT abs(-9223372036854775808)", "runtime"),
+        ("SELECT json('{')", "runtime"),
+        ("SELECT " + "(" * 2000 + "1" + ")" * 2000, "too_complex"),
+        ("SELECT 1" + " + 1" * 5000, "too_complex"),
+        ("SELECT '" + "x" * 2_000_000 + "'", "sql_too_long"),
+    ],
+)
+def test_an_error_has_a_class(run: Run, sql: str, error_class: str) -> None:
+    result = run(sql)
+    assert result.error_class == error_class, result.error
+    assert not result.ok
+    assert result.rows == ()
+
+
+def test_full_text_tables_can_be_searched(engine: SqlEngine, tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "texts.sqlite")
+    connection.execute("CREATE VIRTUAL TABLE note USING fts5(body)")
+    connection.execute("INSERT INTO note VALUES ('a red pen'), ('blue ink')")
+    connection.commit()
+    connection.close()
+    database = Database("texts", "sqlite", str(tmp_path / "texts.sqlite"))
+    (result,) = engine.execute_many([(database, "SELECT body FROM note WHERE note MATCH 'pen'")])
+    assert result.rows == (("a red pen",),)
+
+
+def test_fewer_rows_can_be_asked_for(engine: SqlEngine, shop: Database) -> None:
+    (result,) = engine.execute_many([(shop, "SELECT id FROM customer")], max_rows=3)
+    assert (result.rows, result.truncated) == (((1,), (2,), (3,)), True)
+    (result,) = engine.execute_many([(shop, "SELECT id FROM customer")], max_rows=4)
+    assert (len(result.rows), result.truncated) == (4, False)
+
+
+def test_results_keep_the_order_of_the_jobs(shop: Database, tmp_path: Path) -> None:
+    others = [build_shop(tmp_path / f"{n}.sqlite") for n in range(5)]
+    jobs = [((shop, *others)[n % 6], f"SELECT {n}") for n in range(500)]
+    with SqlEngine(Limits(timeout_s=5), workers=3) as engine:
+        assert [result.rows for result in engine.execute_many(jobs)] == [((n,),) for n in range(500)]
+
+
+def test_a_changed_file_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
+    database = build_shop(tmp_path / "changing.sqlite")
+    assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((4,),)
+    connection = sqlite3.connect(tmp_path / "changing.sqlite")
+    connection.execute("DELETE FROM customer WHERE id > 1")
+    connection.commit()
+    connection.close()
+    assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((1,),)
+    (tmp_path / "changing.sqlite").unlink()
+    build_shop(tmp_path / "changing.sqlite")
+    assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((4,),)
+
+
+def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
+    with SqlEngine(Limits(timeout_s=1.5), workers=1) as engine:
+        start = time.monotonic()
+        done: list[float] = []
+
+        async def quick(n: int) -> None:
+            assert (await engine.execute(shop, f"SELECT {n}")).rows == ((n,),)
+            done.append(time.monotonic() - start)
+
+        async def main() -> None:
+            slow = asyncio.create_task(engine.execute(shop, ENDLESS))
+            await asyncio.gather(*(quick(n) for n in range(200)))
+            assert max(done) < 1
+            assert (await slow).status is ExecutionStatus.TIMEOUT
+            assert time.monotonic() - start < 1.9
+
+        asyncio.run(main())
+
+
+def test_one_engine_serves_one_event_loop_after_the_other_and_blocking_callers(engine: SqlEngine, shop: Database) -> None:
+    for n in range(3):
+        assert asyncio.run(engine.execute(shop, f"SELECT {n}")).rows == ((n,),)
+        assert engine.execute_many([(shop, f"SELECT {n}")])[0].rows == ((n,),)
+
+
+def test_threads_and_event_loops_share_an_engine(engine: SqlEngine, shop: Database) -> None:
+    wrong: list[object] = []
+
+    async def many(base: int) -> None:
+        results = await asyncio.gather(*(engine.execute(shop, f"SELECT {base + n}") for n in range(100)))
+        wrong.extend(r for n, r in enumerate(results) if r.rows != ((base + n,),))
+
+    def block(base: int) -> None:
+        results = engine.execute_many([(shop, f"SELECT {base + n}") for n in range(100)])
+        wrong.extend(r for n, r in enumerate(results) if r.rows != ((base + n,),))
+
+    targets = [lambda: asyncio.run(many(0)), lambda: asyncio.run(many(1000)), lambda: block(2000), lambda: block(3000)]
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_cancelled_caller_disturbs_nobody(engine: SqlEngine, shop: Database) -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.execute(shop, ENDLESS), 0.05)
+        assert (await engine.execute(shop, "SELECT 1")).rows == ((1,),)
+
+    asyncio.run(main())
+
+
+def test_a_killed_worker_is_replaced_and_its_query_is_told_not_scored(shop: Database) -> None:
+    before = children()
+    with SqlEngine(Limits(timeout_s=20)) as engine:
+
+        async def main() -> None:
+            slow = asyncio.create_task(engine.execute(shop, ENDLESS))
+            behind = [asyncio.create_task(engine.execute(shop, f"SELECT {n}")) for n in range(50)]
+            await asyncio.sleep(0.5)  # the worker is in the endless statement by now
+            os.kill(min(children() - before), signal.SIGKILL)
+            result = await slow
+            assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "worker_died")
+            assert [(await task).rows for task in behind] == [((n,),) for n in range(50)]
+
+        asyncio.run(main())
+        assert engine.execute_many([(shop, "SELECT 7")])[0].rows == ((7,),)
+
+
+def test_a_stopped_worker_is_killed_by_the_parent(shop: Database) -> None:
+    before = children()
+    with SqlEngine(Limits(timeout_s=0.4)) as engine:
+        engine.execute_many([(shop, "SELECT 1")])
+        (pid,) = children() - before
+        os.kill(pid, signal.SIGSTOP)  # its own timer cannot fire now
+        start = time.monotonic()
+        (result,) = engine.execute_many([(shop, "SELECT 1")])
+        assert result.status is not ExecutionStatus.OK or time.monotonic() - start < 2
+        assert time.monotonic() - start < 2
+        assert engine.execute_many([(shop, "SELECT 2")])[0].rows == ((2,),)
+
+
+def test_nothing_is_left_when_an_engine_is_closed(shop: Database) -> None:
+    before, threads = children(), threading.active_count()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        engine = SqlEngine(Limits(timeout_s=5), workers=2)
+        engine.execute_many([(shop, f"SELECT {n}") for n in range(300)])
+        assert threading.active_count() == threads
+        engine.close()
+        engine.close()
+    assert children() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(DatabaseError, match="closed"):
+        engine.execute_many([(shop, "SELECT 1")])
+
+
+def test_jobs_under_way_are_told_when_the_engine_closes(shop: Database) -> None:
+    engine = SqlEngine(Limits(timeout_s=20))
+
+    async def main() -> None:
+        slow = asyncio.create_task(engine.execute(shop, ENDLESS))
+        await asyncio.sleep(0.1)
+        engine.close()
+        assert (await slow).status is ExecutionStatus.UNAVAILABLE
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_forgotten_takes_its_workers_along(shop: Database) -> None:
+    before = children()
+    engine = SqlEngine(Limits())
+    engine.execute_many([(shop, "SELECT 1")])
+    assert children() - before
+    del engine
+    assert children() == before
+
+
+def test_workers_end_when_their_parent_is_killed(shop: Database) -> None:
+    code = f"""
+import os
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.types import Database
+engine = SqlEngine(Limits(timeout_s=1))
+engine.execute_many([(Database("shop", "sqlite", {shop.location!r}), "SELECT 1")])
+print(open(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read().split()[0], flush=True)
+os.kill(os.getpid(), 9)
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    worker = Path(f"/proc/{int(done.stdout)}/stat")
+    deadline = time.monotonic() + 3
+    while worker.exists() and worker.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_has_no_environment_and_can_write_no_file(shop: Database) -> None:
+    before = children()
+    with SqlEngine(Limits()) as engine:
+        engine.execute_many([(shop, "SELECT 1")])
+        (pid,) = children() - before
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert {item.partition(b"=")[0] for item in environment} <= {b"", b"PYTHONDONTWRITEBYTECODE", b"LC_CTYPE"}
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        assert next(line for line in limits if line.startswith("Max file size")).split()[3:5] == ["0", "0"]
+
+
+def test_a_forked_child_may_not_use_its_parents_engine(engine: SqlEngine, shop: Database) -> None:
+    engine.execute_many([(shop, "SELECT 1")])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            engine.execute_many([(shop, "SELECT 1")])
+        except DatabaseError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert engine.execute_many([(shop, "SELECT 3")])[0].rows == ((3,),)
