@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.config import Difficulty
-from pipelines.curation.difficulty import Scored, histogram, rank, score, select, summary
+from pipelines.curation.difficulty import Scored, histogram, rank, score, select, select_parts, summary
 
 
 def test_s_of_q_is_the_pass_rate_between_the_ends_and_one_at_them():
@@ -50,6 +50,22 @@ def test_trust_sqls_bound_keeps_everything_strictly_below_six_of_eight():
     chosen = select(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
     assert sorted(chosen.balanced) == ["q0", "q1", "q2", "q3", "q4", "q5"]
     assert chosen.explore == []  # the never-solved one is in the set already
+
+
+def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
+    """A.6: post-SFT failures, then pass@6 = 0 of two pools (127 + 100 + 100 there; 2 + 1 + 1 here)."""
+    sft = [Scored(f"sft{number}", 6, 0) for number in range(5)] + [Scored("learned", 6, 6)]
+    synsql = [Scored("syn_never", 6, 0), Scored("syn_some", 6, 1), Scored("syn_more", 6, 4)]
+    spider = [Scored("spider_never", 6, 0), Scored("spider_some", 6, 1)]
+    chosen = select_parts(sft, [synsql, spider], Difficulty(keep=700, explore_parts=(2, 1, 1)), seed=0)
+    assert chosen.balanced == ["syn_some", "syn_more"]  # of the first pool only
+    assert [id.rstrip("0123456789") for id in chosen.explore] == ["sft", "sft", "syn_never", "spider_never"]
+    assert len(set(chosen.explore)) == 4
+
+
+def test_a_question_of_two_pools_is_explored_once():
+    both = [Scored("q", 6, 0)]
+    assert select_parts(both, [both], Difficulty(keep=1, explore_parts=(1, 1)), seed=0).explore == ["q"]
 
 
 def test_the_seed_decides_among_equals():

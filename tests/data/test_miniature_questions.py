@@ -177,5 +177,15 @@ def test_a_gold_that_fails_and_a_database_that_is_gone_are_told_apart(examples):
     assert "nowhere" in rejected[0].detail
 
 
+def test_empty_gold_is_parted_off_only_where_a_recipe_asks_for_it(examples):
+    """MTIR-SQL, 4.1: training questions whose gold SQL returns nothing are dropped; it is no fault of theirs."""
+    empty = dataclasses.replace(examples["dev"][0], id="none", gold_sql="SELECT 1 WHERE 1 = 0")
+    with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as engine:
+        assert base.check_gold([empty], engine, root=base.Path()) == ([empty], [])
+        good, rejected = base.check_gold([empty], engine, root=base.Path(), drop_empty=True)
+    assert good == []
+    assert [one.reason for one in rejected] == [base.EMPTY]
+
+
 def test_values_are_single_words():
     assert all(re.fullmatch("[a-z]+", word) for values in CATEGORIES.values() for word in values)

@@ -186,4 +186,4 @@ def test_it_plays_a_question_of_any_source(music, sql):
     (trajectory,) = play([example], PROTOCOLS["react_full"], sql)
     assert [turn.action.kind for turn in trajectory.turns] == [ActionKind.SQL, ActionKind.SOLUTION]
     assert trajectory.final_sql == "SELECT name FROM singer WHERE country = 'France'"
-    assert trajectory.turns[1].action.reasoning == "country is France"
+    assert trajectory.turns[1].action.reasoning == "country has France"

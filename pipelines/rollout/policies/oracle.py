@@ -60,8 +60,8 @@ class Lookup:
 
     @property
     def finding(self) -> str:
-        """What the probe shows, as the step from the question's word to the stored text."""
-        return f"{self.asked or self.column} is {self.stored}"
+        """What the probe shows, as the step from the question's word, where it is known, to the stored text."""
+        return f"{self.asked} is {self.stored}" if self.asked else f"{self.column} has {self.stored}"
 
 
 class OraclePolicy(ScriptedPolicy):
