@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from pipelines.evaluation import hints
+from pipelines.evaluation import hints, numbers
+from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.metrics import KPoint, data_efficiency
 from pipelines.evaluation.record import ERROR_CLASSES
@@ -17,7 +18,20 @@ COMMON_HINTS = 14
 
 def all_tables(data: ReportData) -> Iterator[Table]:
     """Every table that has something to show, in the page's order."""
-    makers = (leader, equalities, behaviour, paired, samples, hardness, difficulty, errors, clues, links, databases)
+    makers = (
+        leader,
+        equalities,
+        behaviour,
+        likeness,
+        paired,
+        samples,
+        hardness,
+        difficulty,
+        errors,
+        clues,
+        links,
+        databases,
+    )
     return (table for maker in makers if (table := maker(data)) is not None and table.rows)
 
 
@@ -58,7 +72,7 @@ def equalities(data: ReportData) -> Table | None:
 
 
 def behaviour(data: ReportData) -> Table:
-    """What each system does for its accuracy, and what it costs."""
+    """What each system does for its accuracy, and what that costs."""
     columns = (
         Column("system"),
         Column("turns", "mean", "mean agent turns a question"),
@@ -66,32 +80,48 @@ def behaviour(data: ReportData) -> Table:
         Column("tokens in", "mean", "mean prompt and observation tokens"),
         Column("tokens out", "mean", "mean generated tokens"),
         Column("reasoning", "mean", "mean characters of thinking"),
-        Column("runs", "percent", "answers that run"),
         Column("well-formed", "percent", "episodes whose every turn is well-formed"),
         Column("probed", "percent", "of the questions that need a look at stored values"),
+        Column("points / 1,000", "mean", "EX points gained over the first system per 1,000 training examples"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
+        costs = (summary.turns, summary.tool_calls, summary.tokens_in, summary.tokens_out, summary.reasoning_chars)
+        shares = (summary.format, summary.probes)
+        means = (cost.mean if cost else None for cost in costs)
+        values = (share.value if share else None for share in shares)
+        rows.append((system.name, *means, *values, _efficiency(data, index)))
+    note = "Means over the greedy episodes; shares in percent."
+    return Table("behaviour", "Behaviour and cost", columns, tuple(rows), note, tuple(range(len(rows))))
+
+
+def likeness(data: ReportData) -> Table:
+    """How much the answers look like gold, whatever their results."""
+    columns = (
+        Column("system"),
+        Column("runs", "percent", "answers that the engine runs to the end"),
+        Column("tables P", "percent", "precision of the tables named"),
+        Column("tables R", "percent", "recall of the gold tables"),
         Column("columns P", "percent", "precision of the columns named"),
         Column("columns R", "percent", "recall of the gold columns"),
         Column("schema exact", "percent", "gold's tables and columns, no more and no fewer"),
+        Column("schema Jaccard", "percent", "similarity of tables and columns together"),
         Column("bigrams", "percent", "Jaccard similarity of token bigrams with the gold SQL"),
-        Column("points / 1,000", "mean", "EX points gained over the first system per 1,000 training examples"),
     )
-    rows = tuple(_behaviour(data, index) for index in range(len(data.systems)))
-    note = "Means over the greedy episodes; shares in percent."
-    return Table("behaviour", "Behaviour and cost", columns, rows, note, tuple(range(len(rows))))
-
-
-def _behaviour(data: ReportData, index: int) -> tuple[Cell, ...]:
-    summary, linking = data.summaries[index], data.summaries[index].linking
-    spreads = (summary.turns, summary.tool_calls, summary.tokens_in, summary.tokens_out, summary.reasoning_chars)
-    shares = (summary.syntax, summary.format, summary.probes)
-    return (
-        data.systems[index].name,
-        *(spread.mean if spread else None for spread in spreads),
-        *(share.value if share else None for share in shares),
-        *((linking.column_precision, linking.column_recall, linking.exact) if linking else (None, None, None)),
-        summary.bigrams,
-        _efficiency(data, index),
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for system, summary in zip(data.systems, data.summaries, strict=True):
+        found = summary.linking
+        links = (
+            found.table_precision if found else None,
+            found.table_recall if found else None,
+            found.column_precision if found else None,
+            found.column_recall if found else None,
+            found.exact if found else None,
+            found.jaccard if found else None,
+        )
+        rows.append((system.name, summary.syntax.value if summary.syntax else None, *links, summary.bigrams))
+    note = "Schema linking against the gold schema, in percent."
+    return Table("likeness", "Likeness to gold", columns, tuple(rows), note, tuple(range(len(rows))))
 
 
 def _efficiency(data: ReportData, index: int) -> float | None:
@@ -115,7 +145,7 @@ def paired(data: ReportData) -> Table:
         Column("gained", "count", "questions that only the later system has right"),
         Column("lost", "count", "questions that only the earlier system has right"),
         Column("p McNemar", "p", "exact, two-sided"),
-        Column("p flips", "p", "sign-flip permutation test, whole databases flipped together"),
+        Column("p sign-flip", "p", "sign-flip permutation test, whole databases flipped together"),
         Column("needed", "count", "questions that would detect a difference of this size with 80 % power"),
     )
     rows = tuple(
@@ -231,18 +261,17 @@ def clues(data: ReportData) -> Table:
 
 
 def verdicts(data: ReportData) -> Iterator[str]:
-    """What the paired tests say, one plain sentence a comparison of neighbours."""
-    neighbours = set(pairwise(system.name for system in data.systems))
-    for each in data.comparisons:
-        if (each.before, each.after) in neighbours:
-            yield _verdict(
-                each.mode, each.before, each.after, each.paired.difference, each.paired.low, each.paired.high
-            )
+    """What the paired tests say of each system and the one before it, one plain sentence each."""
+    for old, new in pairwise(system.name for system in data.systems):
+        found = [each for each in data.comparisons if (each.before, each.after) == (old, new)]
+        if found:
+            yield f"{new[:1].upper()}{new[1:]} against {old}: {'; '.join(map(_verdict, found))}."
 
 
-def _verdict(mode: str, before: str, after: str, difference: float, low: float, high: float) -> str:
-    measure = "greedy EX" if mode == "greedy" else "mean sampled EX"
-    size = f"{abs(100 * difference):.1f} points of {measure} [{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "−")
-    if low <= 0 <= high:
-        return f"From {before} to {after}: no difference that these questions can show, {size}."
-    return f"From {before} to {after}: {'a gain' if difference > 0 else 'a loss'} of {size}."
+def _verdict(each: Comparison) -> str:
+    measure = "greedy EX" if each.mode == "greedy" else "mean sampled EX"
+    result = each.paired
+    size = f"{numbers.points(result.difference)} points of {measure}"
+    bounds = f"[{numbers.points(result.low)}, {numbers.points(result.high)}]"
+    unsure = ", which these questions cannot tell from none" if result.low <= 0 <= result.high else ""
+    return f"{size} {bounds}{unsure}"

@@ -90,7 +90,7 @@ def _compare(failure: Failure, predicted: Reading, gold: Reading) -> Diagnosis:
     )
     if apart:
         return Diagnosis("schema_linking", _joined([clue.detail for clue in schema_clues]), clues)
-    what = clues[0].detail if clues else "another result from the same tables and columns"
+    what = f"{clues[0].kind.replace('_', ' ')}: {clues[0].detail}" if clues else "another result from the same columns"
     return Diagnosis("semantic", what, clues)
 
 

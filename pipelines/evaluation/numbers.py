@@ -35,10 +35,10 @@ def count(number: float | None) -> str:
 
 
 def mean(number: float | None) -> str:
-    """A mean: two decimals for small ones, none for large ones."""
+    """A mean, to three digits."""
     if number is None:
         return NONE
-    return f"{number:.2f}" if abs(number) < 100 else count(number)
+    return f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else count(number)
 
 
 def compact(number: float) -> str:

@@ -23,6 +23,7 @@ from pipelines.evaluation.page.svg import (
 )
 from pipelines.evaluation.stats import Estimate
 
+WIDE = 1072.0  # the page's column, in pixels
 PERCENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SMOOTH = 10  # steps of the moving average (SQL-Trail, figure 3)
 
@@ -68,11 +69,15 @@ def _whole(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
+def _with_unit(share: float) -> str:
+    return _whole(share) + (" %" if share == 1 else "")
+
+
 def forest(groups: Sequence[Group], label: str) -> Html:
     """Shares with their intervals, group by group: dot and whisker, and the figures beside them."""
-    width, left, right, pitch, gap = 760.0, 120.0, 560.0, 21.0, 14.0
-    height = sum(len(group.rows) * pitch + gap for group in groups) + 34
-    frame = Frame(left, 4, right, height - 34)
+    left, right, pitch, gap = 170.0, 850.0, 21.0, 14.0
+    height = sum(len(group.rows) * pitch + gap for group in groups) + 24
+    frame = Frame(left, 4, right, height - 24)
     scale = Scale(0, 1, left, right)
     parts: list[Html] = [
         tag("line", x1=scale(mark), x2=scale(mark), y1=frame.top, y2=frame.bottom, class_="grid") for mark in PERCENTS
@@ -83,24 +88,24 @@ def forest(groups: Sequence[Group], label: str) -> Html:
         parts.append(text(0, middle + (0 if group.note else 4), group.label, "row-label"))
         parts.append(text(0, middle + 15, group.note, "row-note"))
         for row in group.rows:
-            parts.append(_whisker(scale, y + pitch / 2, row, right, width))
+            parts.append(_whisker(scale, y + pitch / 2, row))
             y += pitch
         y += gap
-    parts.append(axis_x(scale, frame, PERCENTS, _whole, "%"))
-    return canvas(width, height, label, parts)
+    parts.append(axis_x(scale, frame, PERCENTS, _with_unit, ""))
+    return canvas(WIDE, height, label, parts, class_="wide")
 
 
-def _whisker(scale: Scale, y: float, row: Row, right: float, width: float) -> Html:
+def _whisker(scale: Scale, y: float, row: Row) -> Html:
     found = row.estimate
     if found is None:
-        return text(right + 60, y + 4, numbers.NONE, "value", "end")
+        return text(WIDE - 122, y + 4, numbers.NONE, "value", "end")
     tip = f"{row.name}: {numbers.percent(found.value)} % {numbers.interval(found)}, n = {found.n}, {found.method}"
     return tag(
         "g",
         tag("line", x1=scale(found.low), x2=scale(found.high), y1=y, y2=y, class_=f"whisker s{row.style}"),
         marker(scale(found.value), y, row.style, tip),
-        text(right + 60, y + 4, numbers.percent(found.value), "value", "end"),
-        text(width, y + 4, numbers.interval(found), "bounds", "end"),
+        text(WIDE - 122, y + 4, numbers.percent(found.value), "value", "end"),
+        text(WIDE, y + 4, numbers.interval(found), "bounds", "end"),
     )
 
 
@@ -116,7 +121,7 @@ def interval_bar(found: Estimate | None, style: int) -> Html:
 
 def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) -> Html:
     """A share against the number of samples, on a doubling axis, with bands for the intervals."""
-    width, height = 246.0, 214.0
+    width, height = 336.0, 236.0
     frame = Frame(34, 12, width - 12, height - 40)
     ks = sorted({point.x for one in series for point in one.points})
     across = Scale(ks[0], ks[-1], frame.left + 8, frame.right - 8, log2=True)
@@ -180,10 +185,10 @@ class Bar:
 
 def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
     """Counts side by side, group by group: (label, note, bars)."""
-    width, left, pitch, gap = 760.0, 190.0, 17.0, 14.0
+    left, pitch, gap = 230.0, 17.0, 14.0
     height = sum(len(members) * pitch + gap for _, _, members in groups) + 6
     most = max((bar.count for _, _, members in groups for bar in members), default=0) or 1
-    scale = Scale(0, most, left, width - 120)
+    scale = Scale(0, most, left, WIDE - 120)
     parts: list[Html] = [tag("line", x1=left, x2=left, y1=2, y2=height - 4, class_="axis")]
     y = 8.0
     for name, note, members in groups:
@@ -207,12 +212,12 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
             parts.append(text(scale(bar.count) + 8, y + pitch / 2 + 3.5, words, "bounds"))
             y += pitch
         y += gap
-    return canvas(width, height, label, parts)
+    return canvas(WIDE, height, label, parts, class_="wide")
 
 
 def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]], label: str) -> Html:
     """Mean turns group by group, as dots whose tail ends at the 95th percentile: (style, system, mean, 95th)."""
-    width, left, right, pitch, gap = 760.0, 120.0, 560.0, 21.0, 14.0
+    left, right, pitch, gap = 170.0, 850.0, 21.0, 14.0
     height = sum(len(members) * pitch + gap for _, members in groups) + 38
     most = max((p95 for _, members in groups for _, _, _, p95 in members), default=1.0)
     scale = Scale(0, max(most, 1.0), left, right)
@@ -229,12 +234,12 @@ def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]],
             tip = f"{system}: {mean:.2f} turns on average, 95 % take at most {p95:g}"
             parts.append(tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=f"tail s{style}"))
             parts.append(marker(scale(mean), middle, style, tip))
-            parts.append(text(right + 60, middle + 4, f"{mean:.2f}", "value", "end"))
-            parts.append(text(width, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))
+            parts.append(text(WIDE - 122, middle + 4, f"{mean:.2f}", "value", "end"))
+            parts.append(text(WIDE, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))
             y += pitch
         y += gap
     parts.append(axis_x(scale, frame, marks, lambda mark: f"{mark:g}", "turns"))
-    return canvas(width, height, label, parts)
+    return canvas(WIDE, height, label, parts, class_="wide")
 
 
 def histogram(rates: Sequence[float], label: str) -> Html:
@@ -268,27 +273,28 @@ def _bins(rates: Sequence[float]) -> tuple[list[str], list[int]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dot:
-    """A point of a cloud: a system's cost and accuracy on one slice of the questions."""
+    """A point of a cloud: a system's cost and accuracy on one slice of the questions, and a letter for the slice."""
 
     style: int
     name: str
     label: str
+    mark: str
     x: float
     y: float
 
 
-def cloud(dots: Sequence[Dot], x_label: str, label: str) -> Html:
+def cloud(dots: Sequence[Dot], unit: str) -> Html:
     """Accuracy against cost; each system's slices are joined in their order."""
     width, height = 500.0, 280.0
     frame = Frame(38, 10, width - 14, height - 40)
     high = around([0, *(dot.x for dot in dots)])[1]
     across, up = Scale(0, high, frame.left, frame.right), Scale(0, 1, frame.bottom, frame.top)
-    parts = [grid_y(up, frame, PERCENTS, _whole), axis_x(across, frame, ticks(0, high), numbers.count, x_label)]
+    parts = [grid_y(up, frame, PERCENTS, _whole), axis_x(across, frame, ticks(0, high), numbers.count, unit)]
     for style in dict.fromkeys(dot.style for dot in dots):
         mine = [dot for dot in dots if dot.style == style]
         parts.append(polyline([(across(dot.x), up(dot.y)) for dot in mine], f"line faint s{style}"))
         for dot in mine:
-            tip = f"{dot.name}, {dot.label}: {numbers.percent(dot.y)} % at {numbers.count(dot.x)} {x_label}"
+            tip = f"{dot.name}, {dot.label}: {numbers.percent(dot.y)} % at {numbers.count(dot.x)} {unit}"
             parts.append(marker(across(dot.x), up(dot.y), style, tip))
-            parts.append(text(across(dot.x) + 8, up(dot.y) + 4, dot.label, "tick"))
-    return canvas(width, height, label, parts)
+            parts.append(text(across(dot.x), up(dot.y) - 8, dot.mark, "tick", "middle"))
+    return canvas(width, height, f"EX against {unit}", parts)

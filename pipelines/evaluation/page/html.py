@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-VOID = frozenset({"meta", "link", "input", "br", "circle", "rect", "line", "path", "polyline"})
+VOID = frozenset({"meta", "link", "input", "circle", "rect", "line", "path", "polyline"})
 # JSON inside <script> ends at "</script" whatever the quotes say, and a stray "<!--" changes how the rest is read.
 _IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -26,8 +26,8 @@ def tag(name: str, /, *children: Child, **attributes: str | float | bool | None)
 
     An attribute's trailing underscore is dropped and others become hyphens: `class_="a"`, `data_tip="b"`.
     """
-    opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}>"
-    return Html(opening if name in VOID else f"{opening}{join(*children)}</{name}>")
+    opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
+    return Html(f"{opening}/>" if name in VOID else f"{opening}>{join(*children)}</{name}>")
 
 
 def _attribute(key: str, value: str | float | bool | None) -> str:

@@ -14,6 +14,7 @@ from pipelines.evaluation.stats import Estimate, Paired
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.evaluation.tables import Cell, Column, Table, show
 
+LETTERS = {"easy": "E", "medium": "M", "hard": "H", "extra": "X"}
 ABOUT_ERRORS = {
     "hallucination": "names what does not exist",
     "schema_linking": "wrong or missing tables, columns",
@@ -205,7 +206,7 @@ def _samples(data: ReportData) -> Html:
         "Several samples",
         tag("p", words, class_="about"),
         legend(data),
-        tag("div", figures, class_="multiples"),
+        tag("div", figures, class_="multiples three"),
         _more("As a table", table(contents.samples(data), caption=False)),
     )
 
@@ -221,23 +222,25 @@ def _over_k(data: ReportData, kind: str) -> list[charts.Series]:
 
 
 def _cost(data: ReportData) -> Html:
-    tokens, reasoning = _dots(data, "tokens_out"), _dots(data, "reasoning_chars")
-    figures = [
-        tag("figure", tag("figcaption", caption), charts.cloud(dots, unit, f"{caption}, by hardness"))
-        for caption, unit, dots in (
-            ("EX against generated tokens", "tokens", tokens),
-            ("EX against reasoning", "characters", reasoning),
+    clouds = [
+        tag("figure", tag("figcaption", f"EX against {unit} a question"), charts.cloud(dots, unit))
+        for unit, dots in (
+            ("generated tokens", _dots(data, "tokens_out")),
+            ("characters of reasoning", _dots(data, "reasoning_chars")),
         )
         if any(dot.x for dot in dots)
     ]
+    about = "Each mark is one hardness level: " + ", ".join(f"{mark} {name}" for name, mark in LETTERS.items()) + "."
     return section(
         "cost",
         "Turns and cost",
         table(contents.behaviour(data)),
+        table(contents.likeness(data)),
         tag("h3", "Turns by hardness"),
         legend(data),
         tag("figure", charts.turns(_turn_rows(data), "Mean turns by hardness level")),
-        tag("div", figures, class_="multiples wide") if figures else None,
+        (tag("h3", "Accuracy against cost"), tag("p", about, class_="about")) if clouds else None,
+        tag("div", clouds, class_="multiples wide"),
     )
 
 
@@ -261,7 +264,8 @@ def _dots(data: ReportData, attribute: str) -> list[charts.Dot]:
         for level in summary.by_hardness:
             spread, ex = getattr(level, attribute), level.ex or level.sampled
             if spread is not None and ex is not None:
-                dots.append(charts.Dot(style, system.name, level.name, spread.mean, ex.value))
+                mark = LETTERS[level.name]
+                dots.append(charts.Dot(style, system.name, level.name, mark, spread.mean, ex.value))
     return dots
 
 

@@ -63,9 +63,9 @@ function begin() {
   const reader = new Reader(readBlock("index"));
   document.addEventListener("keydown", (event) => onKey(event, reader));
   const linked = /^#trajectory-(\d+)$/.exec(location.hash);
-  const start = (linked && reader.rows[Number(linked[1])]) || reader.rows[0];
+  const start = (linked && reader.rows[Number(linked[1])]) || reader.shown[0];
   if (start) reader.choose(start, { quiet: true });
-  if (linked) byId("trajectories").scrollIntoView();
+  if (linked) byId("trajectories").scrollIntoView({ behavior: "instant" });
 }
 
 begin();

@@ -16,6 +16,7 @@ class Reader {
     this.body = el("div", { class: "rows" });
     this.list.append(this.body);
     this.filters = this.makeFilters();
+    if (index.systems.length > 1) byId("by-system").value = String(index.systems.length - 1);
     this.listen();
     this.filter();
   }
@@ -126,9 +127,10 @@ class Reader {
     const at = this.place.get(row);
     if (at === undefined) return;
     const top = at * HEIGHT;
-    if (top < this.list.scrollTop) this.list.scrollTop = top;
-    const bottom = top + HEIGHT - this.list.clientHeight;
-    if (bottom > this.list.scrollTop) this.list.scrollTop = bottom;
+    const { scrollTop, clientHeight } = this.list;
+    const far = top < scrollTop - HEIGHT || top > scrollTop + clientHeight;
+    if (far) this.list.scrollTop = top - clientHeight / 2;
+    else this.list.scrollTop = Math.min(Math.max(scrollTop, top + HEIGHT - clientHeight), top);
   }
 
   step(by) {

@@ -1,0 +1,81 @@
+"""Evaluation tables for a terminal: the figures at a run's end, where to look, and a comparison of two systems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from pipelines.evaluation import numbers, tables
+from pipelines.evaluation.compare import Comparison
+from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.summary import Summary
+from pipelines.evaluation.tables import Column, Table
+
+SHOWN_FLIPS = 10
+
+
+def render(table: Table) -> RichTable:
+    """Any of the report's tables; figures are aligned, and text from outside can hold no markup."""
+    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in table.columns:
+        drawn.add_column(column.name, justify="left" if column.kind == "text" else "right")
+    for row in table.rows:
+        drawn.add_row(*(Text(tables.show(cell, column.kind)) for cell, column in zip(row, table.columns, strict=True)))
+    return drawn
+
+
+def figures(summaries: Mapping[str, Summary]) -> Table:
+    """The few figures of a run's end, one system a row, by the systems' names."""
+    columns = (
+        Column("system"),
+        Column("EX greedy", "estimate"),
+        Column("EX sampled", "estimate"),
+        Column("majority@k", "estimate"),
+        Column("turns", "mean"),
+        Column("questions", "count"),
+    )
+    rows = tuple((name, *_figures(summary)) for name, summary in summaries.items())
+    equality = next((summary.equality for summary in summaries.values()), "")
+    return Table("figures", f"Held-out execution accuracy, equality {equality}, 95 % intervals", columns, rows)
+
+
+def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
+    majority = summary.points[-1].majority_at if summary.points else None
+    turns = summary.turns.mean if summary.turns else None
+    return summary.ex.get(summary.equality), summary.sampled, majority, turns, summary.n_questions
+
+
+def show_end(console: Console, summaries: Mapping[str, Summary], look: Mapping[str, str]) -> None:
+    """Print the end of a run: its figures, and where to look ("report" -> a path, ...)."""
+    console.print(render(figures(summaries)))
+    width = max(map(len, look), default=0)
+    for label, place in look.items():
+        console.print(Text(f"{label:<{width}}  {place}"), soft_wrap=True)
+
+
+def show_comparison(console: Console, each: Comparison) -> None:
+    """Print one comparison: the difference and its tests, then the first questions that flipped."""
+    found = each.paired
+    bounds = f"[{numbers.points(found.low)}, {numbers.points(found.high)}]"
+    console.print(
+        Text(
+            f"{each.before} → {each.after} ({each.mode}, {each.equality}, {found.n} questions): "
+            f"{numbers.percent(each.accuracy_before)} → {numbers.percent(each.accuracy_after)} %, "
+            f"{numbers.points(found.difference)} points {bounds}"
+        ),
+        soft_wrap=True,
+    )
+    tests = f"sign-flip by database p {numbers.p_value(found.p_permutation)}"
+    if each.p_mcnemar is not None:
+        tests = f"gained {each.gained}, lost {each.lost}; McNemar p {numbers.p_value(each.p_mcnemar)}; {tests}"
+    if each.needed is not None:
+        tests += f"; {numbers.count(each.needed)} questions would show a difference of this size"
+    console.print(Text(tests), soft_wrap=True)
+    for flip in each.flips[:SHOWN_FLIPS]:
+        sign = "+" if flip.gained else "−"
+        console.print(Text(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
+    if len(each.flips) > SHOWN_FLIPS:
+        console.print(Text(f"  and {len(each.flips) - SHOWN_FLIPS} more that flipped"))
