@@ -76,12 +76,15 @@ class OraclePolicy(ScriptedPolicy):
         self._protocol = protocol
         self._error_rate = error_rate
         self._schemas: dict[str, Schema | None] = {}
+        self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
         self._phases = protocol.name == "phases"
         self._look = ActionKind.EXPLORE if self._phases else ActionKind.SQL
 
     def _say(self, request: Request) -> str:
         """The turn's text; "" when the protocol cannot say the gold SQL (it holds one of its tags)."""
-        actions = self.script(request.example, request.seed)
+        if request.session not in self._scripts:
+            self._scripts[request.session] = self.script(request.example, request.seed)
+        actions = self._scripts[request.session]
         forced = self._protocol.force()
         ends_now = bool(forced) and request.messages[-1][1].endswith(forced)
         action = actions[-1] if ends_now else actions[min(request.turn, len(actions) - 1)]
@@ -89,6 +92,10 @@ class OraclePolicy(ScriptedPolicy):
             return self._protocol.write(action)
         except ValueError:
             return ""
+
+    def release(self, session: str) -> None:
+        """The episode is over: its script can go."""
+        self._scripts.pop(session, None)
 
     def script(self, example: Example, seed: int) -> list[Action]:
         """The whole episode; its last action is the answer."""
