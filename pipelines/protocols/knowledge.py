@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipelines.protocols import tools
+from pipelines.protocols.observations import json_text
 from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory
 
 PHASES = {
@@ -29,6 +31,12 @@ def proposed_turn(trajectory: Trajectory) -> int | None:
     """Index of the turn that proposed last: the schema that the agent ended up committed to; None if it never did."""
     kinds = [turn.action.kind for turn in trajectory.turns]
     return len(kinds) - 1 - kinds[::-1].index(ActionKind.PROPOSE) if ActionKind.PROPOSE in kinds else None
+
+
+def schema_turns(trajectory: Trajectory) -> int:
+    """How many turns the schema track spans (TRUST-SQL, 3.4): up to the last proposal; all, if there was none."""
+    last = proposed_turn(trajectory)
+    return len(trajectory.turns) if last is None else last + 1
 
 
 def proposed(trajectory: Trajectory) -> SchemaItems | None:
@@ -49,6 +57,57 @@ def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins:
     if joins:
         value["joins"] = list(joins)
     return json.dumps(value, ensure_ascii=False)
+
+
+def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
+    """A proposal in its canonical form, and None; or "" and `bad_json`, `bad_schema` or `invalid_unicode`.
+
+    It is JSON, `{"tables": [...], "columns": {table: [...]}, "joins": [...]}`, where the joins may be left out; in
+    brief, `singer : name , age ; concert`.
+    """
+    value = _unfold(text) if brief else tools.read_json(text)
+    if value is None:
+        return "", "bad_schema" if brief else "bad_json"
+    if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
+        return "", "bad_schema"
+    columns, joins = value["columns"], value.get("joins", [])
+    if not isinstance(columns, Mapping) or not all(_texts(names) for names in (value["tables"], *columns.values())):
+        return "", "bad_schema"
+    if not isinstance(joins, list) or not (value["tables"] or columns):
+        return "", "bad_schema"
+    content = proposal(value["tables"], columns, joins)
+    return (content, None) if tools.sayable(content) else ("", "invalid_unicode")
+
+
+def write_schema(content: str, brief: bool) -> str:
+    """A proposal as an agent says it.
+
+    Raises:
+        ValueError: the content is no proposal.
+    """
+    if read_schema(content, brief=False)[1]:
+        raise ValueError("not a proposed schema")
+    value = json.loads(content)
+    if not brief:
+        return json_text(value)
+    parts = (f"{table} : {' , '.join(value['columns'].get(table, []))}".rstrip(" :") for table in value["tables"])
+    return " ; ".join(parts)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and item.strip() for item in value)
+
+
+def _unfold(text: str) -> dict[str, Any] | None:
+    """The brief form as the JSON's value; None where a name is empty or a table comes twice."""
+    columns: dict[str, list[str]] = {}
+    for part in text.split(";"):
+        table, colon, names = (piece.strip() for piece in part.partition(":"))
+        listed = [name.strip() for name in names.split(",")] if colon else []
+        if not table or table in columns or not all(listed):
+            return None
+        columns[table] = listed
+    return {"tables": [*columns], "columns": {table: names for table, names in columns.items() if names}}
 
 
 def schema_of(action: Action) -> SchemaItems:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.blocks import invalid, reasoning_error, scan
@@ -17,7 +16,7 @@ class OneAction(Protocol):
     With `reasoning: false` the reasoning block is optional (models that think by themselves).
     """
 
-    kinds: ClassVar[Mapping[str, ActionKind]]
+    kinds: Mapping[str, ActionKind]
 
     @abc.abstractmethod
     def read_content(self, tag: str, body: str) -> tuple[str, str | None]:

@@ -9,9 +9,8 @@ schemas.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pipelines import config
 from pipelines.protocols import knowledge, observations, tools
@@ -113,7 +112,7 @@ class Phases(Protocol):
         if not body:
             return "", "empty_action"
         if kind is ActionKind.PROPOSE:
-            return _read_brief_schema(body) if self.brief else _read_schema(body)
+            return knowledge.read_schema(body, self.brief)
         if kind is ActionKind.SOLUTION or self.brief:
             sql, error = body, None
         else:
@@ -151,68 +150,12 @@ class Phases(Protocol):
 
     def _write_content(self, action: Action) -> str:
         if action.kind is ActionKind.PROPOSE:
-            return _write_schema(action.content, self.brief)
+            return knowledge.write_schema(action.content, self.brief)
         if self.brief or action.kind is ActionKind.SOLUTION:
             return action.content
         return tools.write_call(action.content)
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
         """The schema track ends with the last proposal; never having proposed, it spans all turns (TRUST-SQL, 3.4)."""
-        whole = len(trajectory.turns)
-        if "propose" not in self.phases:
-            return {"full": whole}
-        last = knowledge.proposed_turn(trajectory)
-        return {"full": whole, "schema": whole if last is None else last + 1}
-
-
-def _read_schema(text: str) -> tuple[str, str | None]:
-    """A proposal in one canonical form, and None; or "" and `bad_json`, `bad_schema` or `invalid_unicode`.
-
-    Tables that columns name are tables of the proposal whether it lists them or not.
-    """
-    value = tools.read_json(text)
-    if value is None:
-        return "", "bad_json"
-    if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
-        return "", "bad_schema"
-    columns, joins = value["columns"], value.get("joins", [])
-    if not isinstance(columns, Mapping) or not all(_texts(names) for names in (value["tables"], *columns.values())):
-        return "", "bad_schema"
-    if not isinstance(joins, list) or not (value["tables"] or columns):
-        return "", "bad_schema"
-    content = knowledge.proposal(value["tables"], columns, joins)
-    return (content, None) if tools.sayable(content) else ("", "invalid_unicode")
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) and item.strip() for item in value)
-
-
-def _read_brief_schema(text: str) -> tuple[str, str | None]:
-    """`singer : name , age ; concert` as the same canonical form."""
-    tables: list[str] = []
-    columns: dict[str, list[str]] = {}
-    for part in text.split(";"):
-        table, colon, names = (piece.strip() for piece in part.partition(":"))
-        listed = [name.strip() for name in names.split(",")] if colon else []
-        if not table or table in tables or not all(listed):
-            return "", "bad_schema"
-        tables.append(table)
-        if listed:
-            columns[table] = listed
-    return knowledge.proposal(tables, columns), None
-
-
-def _write_schema(content: str, brief: bool) -> str:
-    """A proposal's JSON, or its brief form.
-
-    Raises:
-        ValueError: the content is no proposal.
-    """
-    if _read_schema(content)[1]:
-        raise ValueError("not a proposed schema")
-    value = json.loads(content)
-    if not brief:
-        return observations.json_text(value)
-    parts = (f"{table} : {' , '.join(value['columns'].get(table, []))}".rstrip(" :") for table in value["tables"])
-    return " ; ".join(parts)
+        full = {"full": len(trajectory.turns)}
+        return full | {"schema": knowledge.schema_turns(trajectory)} if "propose" in self.phases else full

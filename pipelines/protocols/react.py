@@ -7,22 +7,29 @@ An agent turn is `<reasoning>...</reasoning>` (SkyRL-SQL: `<think>`), then one o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pipelines import config
+from pipelines.protocols import knowledge
 from pipelines.protocols.base import Messages, read_options
 from pipelines.protocols.one_action import OneAction
 from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Example, ExecutionResult
+from pipelines.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 
+NOTED = "The schema is noted."
 INVALID = "Your last action was not valid. Think again and try another one."
 
 
 class ReactOptions(config.Section):
-    """`reasoning_tag`: what the reasoning block is called."""
+    """What else a recipe may say.
+
+    Attributes:
+        reasoning_tag: what the reasoning block is called.
+        scout: whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
+    """
 
     reasoning_tag: Literal["reasoning", "think"] = "reasoning"
+    scout: bool = False
 
 
 class React(OneAction):
@@ -30,34 +37,45 @@ class React(OneAction):
 
     name = "react"
     opening = "<solution>"
-    kinds: ClassVar[Mapping[str, ActionKind]] = {"sql": ActionKind.SQL, "solution": ActionKind.SOLUTION}
 
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
-        thought = read_options(ReactOptions, config).reasoning_tag
-        self._speak(thought, tuple(self.kinds), "observation", tuple(self.kinds))
+        self.kinds = {"sql": ActionKind.SQL, "solution": ActionKind.SOLUTION}
+        options = read_options(ReactOptions, config)
+        if options.scout:
+            self.kinds["schema"] = ActionKind.PROPOSE
+        self._speak(options.reasoning_tag, tuple(self.kinds), "observation", tuple(self.kinds))
 
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
         """See `Protocol.prompt`."""
         return self._fill(example, schema, max_turns)
 
     def read_content(self, tag: str, body: str) -> tuple[str, str | None]:
-        """The block's text is the SQL."""
-        return body, None
+        """The block's text is the SQL; a proposal is read as in TRUST-SQL."""
+        return knowledge.read_schema(body, self.brief) if tag == "schema" else (body, None)
 
     def write_content(self, tag: str, sql: str) -> str:
         """The SQL is the block's text."""
-        return sql
+        return knowledge.write_schema(sql, self.brief) if tag == "schema" else sql
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
+        if result is not None:
+            shown = self._show(result, as_json=False)
+        elif action.kind is ActionKind.PROPOSE:
+            shown = " noted" if self.brief else NOTED
+        else:
+            shown = " invalid" if self.brief else INVALID
         if self.brief:
-            shown = " invalid" if result is None else self._show(result, as_json=False)
             return self._respond(f"{shown}\n {turns_left} left")
-        shown = INVALID if result is None else self._show(result, as_json=False)
         noun = "turn" if turns_left == 1 else "turns"
         return self._respond(f"{shown}\nYou have {turns_left} {noun} left to complete the task.")
 
     def force(self) -> str:
         """See `Protocol.force` (SQL-Trail, algorithm 1, line 29)."""
         return " answer" if self.brief else "\nNo turns are left. Give the final SQL now in <solution>...</solution>."
+
+    def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
+        """The whole episode; with a scout, also its schema track."""
+        full = super().track_turns(trajectory)
+        return full | {"schema": knowledge.schema_turns(trajectory)} if "schema" in self.kinds else full

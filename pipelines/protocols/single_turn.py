@@ -6,9 +6,6 @@ SQL in place of the fence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pipelines import config
 from pipelines.config import Section
 from pipelines.protocols import tools
@@ -24,10 +21,10 @@ class SingleTurn(OneAction):
     """Reason, answer."""
 
     name = "single_turn"
-    kinds: ClassVar[Mapping[str, ActionKind]] = {"answer": ActionKind.SOLUTION}
 
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
+        self.kinds = {"answer": ActionKind.SOLUTION}
         read_options(Section, config)
         self._speak("reasoning", tuple(self.kinds), "observation", tuple(self.kinds))
 

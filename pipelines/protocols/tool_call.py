@@ -7,9 +7,6 @@ sentence that asks to rethink. The order is strict. A brief prompt says plain SQ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pipelines import config
 from pipelines.config import Section
 from pipelines.protocols import tools
@@ -25,10 +22,10 @@ class ToolCall(OneAction):
     """Think, call the tool, read its answer; at last, the answer."""
 
     name = "tool_call"
-    kinds: ClassVar[Mapping[str, ActionKind]] = {"tool_call": ActionKind.SQL, "answer": ActionKind.SOLUTION}
 
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
+        self.kinds = {"tool_call": ActionKind.SQL, "answer": ActionKind.SOLUTION}
         read_options(Section, config)
         self._speak("think", tuple(self.kinds), "tool_response", tuple(self.kinds))
 

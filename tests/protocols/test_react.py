@@ -6,8 +6,9 @@ import pytest
 
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.base import Protocol
+from pipelines.protocols.knowledge import proposal
 from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus
+from pipelines.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 
 Make = Callable[..., Protocol]
 ROWS = ExecutionResult(ExecutionStatus.OK, ("kind",), (("STR",), ("INT",)))
@@ -141,6 +142,24 @@ def test_the_filtered_view_shows_what_the_linker_kept(protocol: Make, schema: Sc
     assert react.prompt(seen, schema, 6)[0][1].splitlines()[0] == " singer : singer_id , kind"
     with pytest.raises(DataError, match="'e1' has no linked schema"):
         react.prompt(example, schema, 6)
+
+
+def test_a_scout_writes_down_what_it_needs_and_its_track_ends_there(protocol: Make) -> None:
+    scout = protocol(prompt="scout", options={"scout": True})
+    content = proposal(["singer"], {"singer": ["kind"]})
+    proposed = scout.parse(f"<reasoning>r</reasoning><schema>{content}</schema>")
+    assert proposed == Action(ActionKind.PROPOSE, content, "r")
+    assert scout.parse(scout.write(proposed)) == proposed
+    assert scout.query(proposed) is None
+    assert "The schema is noted.\nYou have 9 turns left" in scout.observe(proposed, None, 9)
+    brief = protocol(prompt="brief", options={"scout": True})
+    assert brief.write(proposed) == "<reasoning> r</reasoning><schema> singer : kind</schema>"
+    assert brief.observe(proposed, None, 5) == "<observation> noted\n 5 left</observation>"
+    turns = tuple(Turn("", Action(kind, content, "r")) for kind in (ActionKind.PROPOSE, ActionKind.SQL))
+    episode = Trajectory("e1", 0, "policy", "react", (), turns, None, StopReason.TURN_LIMIT)
+    assert scout.track_turns(episode) == {"full": 2, "schema": 1}
+    assert protocol().track_turns(episode) == {"full": 2}
+    assert protocol().parse(f"<reasoning>r</reasoning><schema>{content}</schema>").format_error == "no_action"
 
 
 def test_the_tags_and_stops_are_the_protocols_own(protocol: Make) -> None:
