@@ -15,17 +15,21 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import Field
 
 from flows.cli import open_recipe
+from flows.elsewhere import run_elsewhere
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.stages import graph
 from pipelines.store import Store
 from tasks.server import prefect_server
-from tasks.stage import Walk, run_stage
+from tasks.stage import Walk, run_stage, show
 from tasks.summary import accuracy_markdown, stage_rows
 from tasks.tracking import Tracker
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
+
+
+CURATION = ("filter", "gold_schema")
 
 
 def walk(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
@@ -50,13 +54,13 @@ def walk(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageRes
 
 
 def _publish(steps: list[graph.Step], done: dict[str, graph.StageResult]) -> None:
-    create_table_artifact(stage_rows(steps, done), key="stages", description="Stages of this run")
+    show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
     accuracy = accuracy_markdown(done.values())
     if accuracy:
-        create_markdown_artifact(accuracy, key="execution-accuracy", description="Held-out execution accuracy")
+        show(create_markdown_artifact, accuracy, key="execution-accuracy", description="Held-out execution accuracy")
     if "report" in done:
         page = done["report"].folder / "report.html"
-        create_link_artifact(page.as_uri(), key="report", link_text=str(page), description="The report")
+        show(create_link_artifact, page.as_uri(), key="report", link_text=str(page), description="The report")
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
@@ -69,6 +73,10 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
     if last and not names:
         raise RecipeError(f"recipe {recipe.name} has none of the stages {', '.join(last)}")
     return names[-1] if names else None
+
+
+def _open(recipe: str, overrides: tuple[str, ...], store: str) -> tuple[Recipe, Store]:
+    return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
 
 
 def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[graph.StageResult]]:
@@ -85,20 +93,38 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
             overrides: Changes to the recipe, one an item, such as grpo.steps=50, variant=NAME or seed=1.
             store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         """
-        where = [f"store={store}"] if store else []
-        loaded, opened = open_recipe(recipe, [*overrides, *where])
+        loaded, opened = _open(recipe, overrides, store)
         return walk(loaded, opened, _upto(loaded, last))
 
     return deployed
 
 
 synthesize = _deployable("synthesize", "The teacher writes trajectories for checked questions.", ("synthesize",))
-curate = _deployable("curate", "Right trajectories are kept, gold schemas agreed on.", ("filter", "gold_schema"))
+curate = _deployable("curate", "Right trajectories are kept, gold schemas agreed on.", CURATION)
 train = _deployable("train", "SFT, difficulty scoring and GRPO.", ("model", "sft", "difficulty", "grpo"))
 evaluate = _deployable(
     "evaluate", "Held-out accuracy of every checkpoint.", ("evaluate_model", "evaluate_sft", "evaluate_grpo")
 )
-retrain = _deployable("retrain", "The whole chain, from questions to the report.", ())
+
+
+@flow(name="retrain", flow_run_name="retrain {recipe}", persist_result=False)
+def retrain(
+    recipe: RecipeName = "miniature", overrides: tuple[str, ...] = (), store: str = "", gpu_pool: bool = False
+) -> list[graph.StageResult]:
+    """The whole chain, from questions to the report.
+
+    Args:
+        recipe: A file of conf/recipes.
+        overrides: Changes to the recipe, one an item, such as grpo.steps=50, variant=NAME or seed=1.
+        store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+        gpu_pool: Training and evaluation run as train/gpu and evaluate/gpu; all workers must see the same store.
+    """
+    loaded, opened = _open(recipe, overrides, store)
+    if gpu_pool:
+        walk(loaded, opened, _upto(loaded, CURATION))
+        for deployment in ("train/gpu", "evaluate/gpu"):
+            run_elsewhere(deployment, {"recipe": recipe, "overrides": list(overrides), "store": store})
+    return walk(loaded, opened, None)
 
 
 @flow(name="run", flow_run_name="{name}", persist_result=False)

@@ -304,7 +304,10 @@ class Contracts(Section):
 
 
 class Hardware(Section):
-    """What trains: this machine's CPU by default; `launch` prefixes the training child (torchrun, deepspeed)."""
+    """What trains: this machine's CPU by default; `launch` prefixes the training child (torchrun, deepspeed).
+
+    `slot` names the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
+    """
 
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     threads: Positive = 2
@@ -312,6 +315,7 @@ class Hardware(Section):
     python: str | None = None
     launch: tuple[str, ...] = ()
     deepspeed: str | None = None
+    slot: str | None = None
 
 
 class Recipe(Section):

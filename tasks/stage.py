@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,6 +16,7 @@ from uuid import UUID
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.concurrency.sync import concurrency
 from prefect.logging import get_run_logger
 
 from pipelines.config import Recipe
@@ -26,6 +29,8 @@ from tasks.tracking import Tracker
 
 EVERY_S = 5.0
 RETRY_DELAYS_S = [10.0, 60.0]
+ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")
+LEASE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,24 @@ class TaskProgress:
             self.log.debug("progress not shown: %s", error)
 
 
+def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
+    """Publish an artifact; a server that is gone for a while must not cost a stage that is made."""
+    try:
+        create(*content, **names)
+    except Exception as error:
+        get_run_logger().warning("not shown in the UI: %s", error)
+
+
+def device_slot(step: graph.Step, recipe: Recipe) -> AbstractContextManager[None]:
+    """The concurrency limit that guards the device, held while a stage that uses it is made.
+
+    The lease is short: the slot of a run that was killed is free again soon. A run that cannot renew it goes on.
+    """
+    if step.cached or recipe.hardware.slot is None or not step.name.startswith(ON_DEVICE):
+        return contextlib.nullcontext()
+    return concurrency(recipe.hardware.slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False)
+
+
 def _is_boundary(task: Any, run: Any, state: Any) -> bool:
     """Only what a boundary did is worth another try: finished shards and checkpoints stand, the stage resumes."""
     return isinstance(state.result(raise_on_failure=False), BoundaryError)
@@ -127,14 +150,14 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
     """
     log = get_run_logger()
     log.info("%s %s: %s", step.name, step.key, step.why)
-    begun = time.perf_counter()
-    with TaskProgress(step.name) as progress:
+    with device_slot(step, walk.recipe), TaskProgress(step.name) as progress:
+        begun = time.perf_counter()
         try:
             result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker)
         finally:
             verdict = read_json(step.folder / "contract.json")
             if verdict:
-                create_markdown_artifact(contract_markdown(verdict), artifact_key("contract", step.name))
+                show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
     how = "there" if result.cached else f"made in {time.perf_counter() - begun:.1f} s"
     log.info("%s: %s, %s", step.name, how, result.folder)
     return result
