@@ -6,9 +6,11 @@ import functools
 import re
 import sqlite3
 
+import duckdb
 import pytest
 
 from pipelines.data import base
+from pipelines.data.miniature import world
 from pipelines.data.miniature.questions import FAMILIES
 from pipelines.data.miniature.vocabulary import CATEGORIES
 from pipelines.data.miniature.wording import expand, templates
@@ -185,6 +187,22 @@ def test_empty_gold_is_parted_off_only_where_a_recipe_asks_for_it(examples):
         good, rejected = base.check_gold([empty], engine, root=base.Path(), drop_empty=True)
     assert good == []
     assert [one.reason for one in rejected] == [base.EMPTY]
+
+
+def test_the_sql_means_the_same_in_another_engine(examples):
+    """Rows of DuckDB over the same tables, as bags; no gold orders more than one row."""
+    drawn = {database.id: database for database in (world.draw("test", index, 0) for index in range(8))}
+    connections = {}
+    for id, database in drawn.items():
+        connections[id] = duckdb.connect()
+        for create, insert, rows_ in world.statements(database):
+            connections[id].execute(create)
+            connections[id].executemany(insert, rows_)
+    asked = [example for example in examples["test"] if example.database.id in drawn]
+    assert len(asked) == 96
+    for example in asked:
+        theirs = connections[example.database.id].execute(example.gold_sql).fetchall()
+        assert sorted(theirs) == sorted(rows(example, example.gold_sql)), example.gold_sql
 
 
 def test_values_are_single_words():

@@ -15,7 +15,7 @@ from pipelines.data.miniature.world import MiniDatabase, MiniTable, stored
 from pipelines.types import Hardness
 
 JOIN = "FROM {h} JOIN {p} ON {h} . {p}_id = {p} . id"
-AGGREGATES = {"AVG": "average", "MAX": "highest", "MIN": "lowest", "SUM": "total"}
+AGGREGATES = {"AVG": "average", "MAX": "maximum", "MIN": "minimum", "SUM": "total"}
 ORDERS = {"DESC": "highest", "ASC": "lowest"}
 COMPARISONS = {">": ("above", "over", "more than", "greater than"), "<": ("below", "under", "less than")}
 
@@ -89,7 +89,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "most_children",
         "extra",
-        f"SELECT {{p}} . name {JOIN} GROUP BY {{p}} . id ORDER BY COUNT ( * ) DESC LIMIT 1",
+        f"SELECT {{p}} . name {JOIN} GROUP BY {{p}} . name ORDER BY COUNT ( * ) DESC LIMIT 1",
         weight=8,
     ),
     Family(

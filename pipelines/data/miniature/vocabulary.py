@@ -15,7 +15,7 @@ TABLES: dict[Kind, tuple[str, ...]] = {
     "place": ("school", "hotel", "shop", "clinic", "club", "office", "farm", "museum"),
     "person": ("singer", "student", "player", "doctor", "guest", "worker", "driver", "client"),
     "thing": ("song", "book", "film", "car", "meal", "tool", "plane"),
-    "event": ("concert", "exam", "game", "trip", "sale", "visit", "show"),
+    "event": ("concert", "exam", "game", "trip", "sale", "visit", "gala"),
 }
 KINDS: dict[str, Kind] = {table: kind for kind, tables in TABLES.items() for table in tables}
 RANK: dict[Kind, int] = {"place": 0, "person": 1, "thing": 2, "event": 3}  # a table refers to one of lower rank
@@ -103,11 +103,11 @@ DOMAINS: tuple[Domain, ...] = (
     Domain("trade", ("client", "shop", "sale", "tool", "worker"), ("client", "sale"), ("client", "tool")),
     Domain("health", ("doctor", "clinic", "visit", "client", "worker"), ("doctor", "visit"), ("doctor", "client")),
     Domain("reading", ("book", "student", "shop", "sale", "guest"), ("book", "sale"), ("book", "guest")),
-    Domain("screen", ("film", "show", "guest", "singer", "worker"), ("film", "show"), ("film", "singer")),
+    Domain("screen", ("film", "gala", "guest", "singer", "worker"), ("film", "gala"), ("film", "singer")),
     Domain("farming", ("farm", "worker", "tool", "sale", "meal"), ("farm", "tool"), ("farm", "meal")),
     Domain("business", ("office", "worker", "client", "visit", "trip"), ("office", "worker"), ("office", "visit")),
     Domain("air", ("plane", "driver", "trip", "guest", "office"), ("plane", "trip"), ("plane", "guest")),
-    Domain("art", ("museum", "show", "guest", "visit", "worker"), ("museum", "visit"), ("museum", "show")),
+    Domain("art", ("museum", "gala", "guest", "visit", "worker"), ("museum", "visit"), ("museum", "gala")),
     Domain("food", ("meal", "shop", "visit", "guest", "worker"), ("meal", "shop"), ("meal", "visit")),
     Domain("racing", ("car", "driver", "game", "club", "worker"), ("car", "game"), ("car", "club")),
 )

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -105,11 +106,21 @@ def build(database: MiniDatabase, path: Path) -> None:
 def fill(database: MiniDatabase, connection: sqlite3.Connection) -> None:
     """Create and fill the tables over an open connection."""
     connection.execute("BEGIN")
-    for table in database.tables:
-        connection.execute(_create(table))
-        marks = ", ".join("?" * len(table.columns))
-        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", database.rows[table.name])
+    for create, insert, rows in statements(database):
+        connection.execute(create)
+        connection.executemany(insert, rows)
     connection.execute("COMMIT")
+
+
+def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
+    """CREATE TABLE, INSERT and its rows for each table, parents first, in SQL that any engine takes.
+
+    Args:
+        mark: the driver's parameter mark.
+    """
+    for table in database.tables:
+        marks = ", ".join([mark] * len(table.columns))
+        yield _create(table), f"INSERT INTO {table.name} VALUES ({marks})", database.rows[table.name]
 
 
 def _create(table: MiniTable) -> str:
