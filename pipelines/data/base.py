@@ -157,10 +157,10 @@ def read_json_list(path: Path, hint: str) -> list[Any]:
         DataError: the file is missing, is not JSON (with the line), or holds no list.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", hint) from None
     if not isinstance(value, list):
         raise DataError(f"{path} holds a {type(value).__name__}, not a list of questions", hint)
@@ -212,7 +212,7 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     """The first of a row's fields that holds text, stripped; "" when none does and it is not required.
 
     Raises:
-        BadRow: the row is no JSON object, the field is not text, or it is required and missing or empty.
+        BadRow: the row is no JSON object, the field is not valid text, or it is required and missing or empty.
     """
     if not isinstance(row, dict):
         raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")
@@ -220,6 +220,8 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     if found and not isinstance(found[0], str):
         raise BadRow("wrong_type", f"{names[0]} is a {type(found[0]).__name__}, not text")
     text: str = found[0].strip() if found else ""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
     if required and not text:
         raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
     return text

@@ -77,6 +77,7 @@ def test_a_connection_string_is_not_resolved(tmp_path):
         (row(question="  "), "empty_question"),
         ({"db_id": "music", "question": "q"}, "empty_query"),
         (row(query=["SELECT 1"]), "wrong_type"),
+        (row(question="\ud800"), "invalid_unicode"),
         ("SELECT 1", "not_an_object"),
     ],
 )
@@ -118,6 +119,8 @@ def test_spider_test_has_databases_of_its_own(spider, tmp_path):
     [
         (lambda folder: (folder / "dev.json").unlink(), "cannot read"),
         (lambda folder: (folder / "dev.json").write_text('[{"db_id": '), "not JSON"),
+        (lambda folder: (folder / "dev.json").write_text("[" * 100_000), "not JSON"),
+        (lambda folder: (folder / "dev.json").write_bytes(b"\xff"), "not JSON"),
         (lambda folder: (folder / "dev.json").write_text('{"a": 1}'), "not a list"),
     ],
 )
@@ -136,6 +139,11 @@ def test_a_source_without_a_path_or_with_an_unknown_option_is_the_users_mistake(
     with pytest.raises(DataError, match=r"options\.varient") as caught:
         read("spider", spider, tmp_path, options={"varient": "dk"})
     assert "variant" in caught.value.hint
+
+
+def test_gold_that_no_parser_reads_is_still_an_example_for_the_gold_check_to_judge(spider, tmp_path):
+    write_json(spider / "dev.json", [row(query="SELEKT ((")])
+    assert read("spider", spider, tmp_path / "stage").examples[0].hardness in ("easy", "medium", "hard", "extra")
 
 
 def test_count_takes_a_seeded_sample_in_the_sources_order(spider, tmp_path):
