@@ -27,6 +27,11 @@ def render(table: Table) -> RichTable:
     return drawn
 
 
+def _line(words: str) -> Text:
+    """Words without markup and without control characters: model text could hold a terminal's escape codes."""
+    return Text("".join(character if character.isprintable() else " " for character in words))
+
+
 def figures(summaries: Mapping[str, Summary]) -> Table:
     """The few figures of a run's end, one system a row, by the systems' names."""
     columns = (
@@ -53,7 +58,7 @@ def show_end(console: Console, summaries: Mapping[str, Summary], look: Mapping[s
     console.print(render(figures(summaries)))
     width = max(map(len, look), default=0)
     for label, place in look.items():
-        console.print(Text(f"{label:<{width}}  {place}"), soft_wrap=True)
+        console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)
 
 
 def show_comparison(console: Console, each: Comparison) -> None:
@@ -61,7 +66,7 @@ def show_comparison(console: Console, each: Comparison) -> None:
     found = each.paired
     bounds = f"[{numbers.points(found.low)}, {numbers.points(found.high)}]"
     console.print(
-        Text(
+        _line(
             f"{each.before} → {each.after} ({each.mode}, {each.equality}, {found.n} questions): "
             f"{numbers.percent(each.accuracy_before)} → {numbers.percent(each.accuracy_after)} %, "
             f"{numbers.points(found.difference)} points {bounds}"
@@ -73,9 +78,9 @@ def show_comparison(console: Console, each: Comparison) -> None:
         tests = f"gained {each.gained}, lost {each.lost}; McNemar p {numbers.p_value(each.p_mcnemar)}; {tests}"
     if each.needed is not None:
         tests += f"; {numbers.count(each.needed)} questions would show a difference of this size"
-    console.print(Text(tests), soft_wrap=True)
+    console.print(_line(tests), soft_wrap=True)
     for flip in each.flips[:SHOWN_FLIPS]:
         sign = "+" if flip.gained else "−"
-        console.print(Text(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
+        console.print(_line(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
     if len(each.flips) > SHOWN_FLIPS:
-        console.print(Text(f"  and {len(each.flips) - SHOWN_FLIPS} more that flipped"))
+        console.print(_line(f"  and {len(each.flips) - SHOWN_FLIPS} more that flipped"))

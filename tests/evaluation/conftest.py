@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation_world import RECORD
 
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.types import Database, ExecutionStatus, StopReason
+from pipelines.types import Database
 
 HARBOUR = """
 CREATE TABLE ships (ship_id INTEGER PRIMARY KEY, name TEXT, type TEXT, flag TEXT, tonnage INTEGER, built INTEGER);
@@ -34,33 +35,6 @@ INSERT INTO visits VALUES
     (1, 1, 1, 2020, 'fish'), (2, 1, 4, 2021, 'ore'), (3, 2, 2, 2020, 'oil'), (4, 3, 2, 2021, 'cars'),
     (5, 3, 1, 2021, 'fish'), (6, 5, 3, 2022, 'oil'), (7, 5, 2, 2022, 'oil'), (8, 1, 1, 2022, NULL);
 """
-
-RECORD = EpisodeRecord(
-    example_id="q0",
-    database="harbour",
-    hardness="easy",
-    mode="greedy",
-    sample=0,
-    final_sql="SELECT 1",
-    scores={"strict": 1.0},
-    broken=False,
-    failure=None,
-    status=ExecutionStatus.OK,
-    n_rows=1,
-    gold_rows=1,
-    signature="same",
-    stop=StopReason.SOLUTION,
-    forced=False,
-    well_formed=True,
-    turns=1,
-    tool_calls=0,
-    failed_calls=0,
-    tokens_in=100,
-    tokens_out=20,
-    reasoning_chars=0,
-    linking=None,
-    bigrams=1.0,
-)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ function onKey(event, reader) {
   };
   if (inList) Object.assign(keys, {
     ArrowDown: () => reader.step(1), ArrowUp: () => reader.step(-1),
-    Home: () => reader.step(-1e9), End: () => reader.step(1e9), Enter: () => byId("detail").focus(),
+    Home: () => reader.jump(0), End: () => reader.jump(Infinity), Enter: () => byId("detail").focus(),
   });
   if (!keys[event.key]) return;
   event.preventDefault();

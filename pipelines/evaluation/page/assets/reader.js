@@ -134,10 +134,13 @@ class Reader {
   }
 
   step(by) {
-    if (!this.shown.length) return;
     const at = this.place.get(this.chosen);
-    const next = at === undefined ? 0 : Math.min(Math.max(at + by, 0), this.shown.length - 1);
-    this.choose(this.shown[next]);
+    this.jump(at === undefined ? 0 : at + by);
+  }
+
+  jump(at) {
+    const last = this.shown.length - 1;
+    if (last >= 0) this.choose(this.shown[Math.min(Math.max(at, 0), last)]);
   }
 
   across(by) {

@@ -1,0 +1,253 @@
+"""The page as text: nothing from outside gets out of its place, nothing is loaded, and every table tells the truth."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import dataclasses
+import hashlib
+import html.parser
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from evaluation_world import EVIL, NAMES, report_data
+
+from pipelines.evaluation import contents, numbers, report, tables
+from pipelines.evaluation.material import ReportData, System
+from pipelines.evaluation.page.document import document
+from pipelines.evaluation.page.html import VOID, data, join, tag
+from pipelines.evaluation.page.svg import Scale, around, ticks
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.stats import Estimate
+
+
+class Outline(html.parser.HTMLParser):
+    """The tags of a page, in order, each checked to be closed where it was opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.blocks: dict[str, str] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        name, attributes = self.tags[-1] if self.tags else ("", {})
+        if name in ("script", "style") and self.open[-1:] == [name]:
+            key = attributes.get("id") or name
+            self.blocks[key] = self.blocks.get(key, "") + data
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return document(report_data())
+
+
+@pytest.fixture(scope="module")
+def outline(page: str) -> Outline:
+    found = Outline()
+    found.feed(page)
+    found.close()
+    assert found.open == []
+    return found
+
+
+def test_hostile_text_opens_no_tag(page: str, outline: Outline) -> None:
+    assert EVIL not in page
+    assert "<img" not in page
+    scripts = [attributes.get("type") for name, attributes in outline.tags if name == "script"]
+    assert scripts == ["application/json"] * (len(scripts) - 1) + [None]
+
+
+def test_hostile_text_is_whole_in_the_data(outline: Outline) -> None:
+    index = json.loads(outline.blocks["index"])
+    chunk = json.loads(outline.blocks["chunk-0"])
+    assert EVIL in index["questions"][1]["text"]
+    assert any(turn.get("raw") == EVIL for turn in chunk[3]["turns"])
+
+
+def test_nothing_is_loaded_from_anywhere(page: str, outline: Outline) -> None:
+    for name, attributes in outline.tags:
+        for key in ("src", "href", "action", "srcset", "data"):
+            value = attributes.get(key) or ""
+            assert value.startswith(("#", "data:")) or not value, (name, key, value)
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "http://" not in page.replace("http://www.w3.org/", "")
+
+
+def test_the_policy_names_the_pages_own_script_and_style(outline: Outline) -> None:
+    policy = next(a["content"] or "" for _, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy")
+    for kind in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(outline.blocks[kind].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_same_data_gives_the_same_bytes(page: str, tmp_path: Path) -> None:
+    report.write(report_data(), tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == page
+
+
+def test_a_lone_surrogate_and_a_null_can_be_written(tmp_path: Path) -> None:
+    base = report_data(questions=2, samples=0)
+    odd = {key: dataclasses.replace(each, question="odd \ud800 \x00") for key, each in base.examples.items()}
+    report.write(dataclasses.replace(base, examples=odd, title="odd \ud800 \x00"), tmp_path / "report.html")
+    written = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '"odd \\ud800 \\u0000"' in written
+    assert "\x00" not in written
+
+
+def test_a_report_of_one_bare_prediction_file_leaves_empty_sections_out() -> None:
+    base = report_data(questions=12, samples=0)
+    only = System("predictions", base.systems[1].records)
+    page = document(ReportData(title="mine", equality="strict", systems=(only,), examples=base.examples))
+    for absent in ("paired", "samples", "training", "difficulty"):
+        assert f'<section id="{absent}"' not in page
+    for present in ("accuracy", "hardness", "errors", "trajectories"):
+        assert f'<section id="{present}"' in page
+
+
+def test_a_report_needs_a_system(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a system"):
+        report.write(ReportData("empty", "strict", (), {}), tmp_path / "report.html")
+
+
+def test_trajectories_beyond_the_cap_are_counted_and_greedy_ones_stay() -> None:
+    page = document(report_data(questions=36, samples=4, max_trajectories=120))
+    index = json.loads(re.search(r'id="index">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert len(index["rows"]) == 120
+    assert [row[2] for row in index["rows"]] == [0] * 108 + [1] * 12  # 36 questions by 3 systems, then samples
+    assert "420 more are not in this file" in page  # 3 * 36 * 5 - 120
+
+
+def test_broken_episodes_are_told_at_the_top() -> None:
+    base = report_data(questions=12, samples=0)
+    broken = dataclasses.replace(base.systems[0].records[0], broken=True, failure="worker_died", diagnosis=None)
+    system = dataclasses.replace(base.systems[0], records=(broken, *base.systems[0].records[1:]))
+    page = document(dataclasses.replace(base, systems=(system, *base.systems[1:])))
+    assert "before SFT: 1 of 12 episodes are broken and count nowhere (1 worker died)" in page
+
+
+def test_flips_and_verdicts_of_the_index_are_those_of_the_records() -> None:
+    base = report_data(questions=10, samples=0)
+    index = json.loads(re.search(r'id="index">(.*?)</script>', document(base), re.S)[1])  # type: ignore[index]
+    rows = {(row[1], row[0]): row for row in index["rows"]}
+    for question in range(10):
+        right = [int(system.records[question].right("strict")) for system in base.systems]
+        assert [rows[system, question][4] for system in range(3)] == right
+        assert [rows[system, question][8] for system in range(3)] == [0, right[1] - right[0], right[2] - right[1]]
+
+
+def test_the_leader_table_by_hand() -> None:
+    leader = contents.leader(report_data(questions=10, samples=4))
+    assert [column.name for column in leader.columns] == ["system", "EX greedy", "EX sampled", "majority@4", "pass@4"]
+    greedy = [row[1].value for row in leader.rows if isinstance(row[1], Estimate)]
+    assert greedy == [0.0, 0.6, 0.8]  # (7 n) mod 10 takes every digit once
+
+
+def test_markdown_latex_and_csv_agree_and_escape() -> None:
+    estimate = Estimate(0.802, 0.764, 0.839, 480, 40, "wilson")
+    table = tables.Table(
+        "t",
+        "A title",
+        (tables.Column("system"), tables.Column("EX", "estimate"), tables.Column("p", "p")),
+        (("a|b_c & 50 %", estimate, 0.0004), ("=cmd()", None, None)),
+    )
+    assert "| a\\|b_c & 50 % | 80.2 [76.4, 83.9] | &lt; 0.001 |" in tables.markdown(table)
+    assert "a|b\\_c \\& 50 \\% & 80.2 [76.4, 83.9] & $<$ 0.001 \\\\" in tables.latex(table)
+    rows = list(csv.reader(io.StringIO(tables.to_csv(table))))
+    assert rows[0] == ["system", "EX", "EX low", "EX high", "EX n", "p"]
+    assert rows[1] == ["a|b_c & 50 %", "0.802", "0.764", "0.839", "480", "0.0004"]
+    assert rows[2] == ["'=cmd()", "", "", "", "", ""]  # no spreadsheet runs it
+
+
+def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
+    base = report_data()
+    report.write_tables(base, tmp_path)
+    slugs = [table.slug for table in contents.all_tables(base)]
+    assert len(slugs) == len(set(slugs))
+    assert {path.name for path in tmp_path.iterdir()} == {"tables.md", "tables.tex"} | {f"{slug}.csv" for slug in slugs}
+    assert (tmp_path / "tables.tex").read_text().count("\\begin{table}") == len(slugs)
+    for name in NAMES:
+        assert name in report.markdown(base)
+
+
+def test_what_the_paired_tests_say_is_said_in_words() -> None:
+    first, second = contents.verdicts(report_data(questions=40, samples=0))
+    assert first.startswith("After SFT against before SFT: +60.0 points of greedy EX [")
+    assert second.startswith("After GRPO against after SFT: +20.0 points of greedy EX [")
+    same = report_data(questions=40, samples=0)
+    twice = dataclasses.replace(same, systems=(same.systems[1], dataclasses.replace(same.systems[1], name="again")))
+    assert "cannot tell from none" in next(contents.verdicts(twice))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0, "0"),
+        (0.00047, "4.7e−4"),
+        (1234.5, "1234"),
+        (12345.0, "1.2e4"),
+        (-0.5, "−0.5"),
+        (3.14159, "3.14"),
+        (1e-6, "1e−6"),
+    ],
+)
+def test_numbers_on_axes_have_three_digits(number: float, shown: str) -> None:
+    assert numbers.compact(number) == shown
+
+
+def test_figures_are_written_alike_everywhere() -> None:
+    assert numbers.percent(0.8024) == "80.2"
+    assert numbers.points(-0.0312) == "−3.1"
+    assert numbers.count(12345) == "12\u202f345"
+    assert (numbers.p_value(0.0004), numbers.p_value(0.0213)) == ("< 0.001", "0.021")
+    assert (numbers.mean(3.14159), numbers.mean(18.64), numbers.mean(1234)) == ("3.14", "18.6", "1\u202f234")
+    assert {numbers.percent(None), numbers.interval(None), numbers.mean(None), numbers.p_value(None)} == {"–"}
+
+
+def test_ticks_are_round_and_cover_the_range() -> None:
+    assert ticks(0, 1) == [0, 0.25, 0.5, 0.75, 1]
+    assert ticks(0, 571, 3) == [0, 200, 400]
+    assert ticks(5, 5) == [5]
+    assert around([0.61, 0.87]) == pytest.approx((0.6, 0.9))
+    low, high = around([2.0, 2.0])
+    assert low < 2 < high
+
+
+def test_a_scale_maps_its_ends_and_doubles_evenly() -> None:
+    across = Scale(1, 8, 0, 300, log2=True)
+    assert [across(k) for k in (1, 2, 4, 8)] == pytest.approx([0, 100, 200, 300])
+    assert Scale(3, 3, 0, 10)(3) == 5
+
+
+def test_markup_escapes_whatever_is_not_its_own() -> None:
+    made = tag("p", "<b>", tag("i", 'a"b'), None, title='x"<', hidden=True, lang=None)
+    assert made == '<p title="x&quot;&lt;" hidden>&lt;b&gt;<i>a"b</i></p>'
+    assert join(["a", ["b", 1.5]], None) == "ab1.5"
+    assert "</" not in data("x", "</script>").removesuffix("</script>")
+
+
+def test_records_of_several_equalities_get_a_table(record: Callable[..., EpisodeRecord]) -> None:
+    other = contents.equalities(report_data(questions=10, samples=0))
+    assert other is not None
+    assert [column.name for column in other.columns] == ["system", "strict", "bird"]
+    base = report_data(questions=1, samples=0)
+    one = dataclasses.replace(base, systems=(System("one", (record(),)),))
+    assert contents.equalities(one) is None
