@@ -197,7 +197,7 @@ def _record(
         tokens_in=len(trajectory.token_ids) - trajectory.n_agent_tokens if known else None,
         tokens_out=trajectory.n_agent_tokens if known else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
-        linking=analyst.linking(example, final),
+        linking=None if broken else analyst.linking(example, final),  # a database that is gone has no schema
         bigrams=jaccard(bigrams(final) if final is not None else frozenset(), bigrams(example.gold_sql)),
         diagnosis=None if broken else analyst.diagnosis(example, trajectory, verdict),
         difficulty=str(example.meta.get("difficulty", "")),

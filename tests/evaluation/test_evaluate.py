@@ -1,0 +1,297 @@
+"""From trajectories to records to figures to comparisons, on a real database."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipelines.evaluation import evaluate, text
+from pipelines.evaluation.compare import Comparison, compare
+from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord, Mode
+from pipelines.evaluation.stats import pairs_needed
+from pipelines.evaluation.summary import Summary, summarise
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
+from pipelines.types import (
+    Action,
+    ActionKind,
+    Database,
+    Example,
+    ExecutionStatus,
+    SchemaItems,
+    StopReason,
+    Trajectory,
+    Turn,
+    from_dict,
+    read_jsonl,
+    to_dict,
+    write_jsonl,
+)
+
+Make = Callable[..., EpisodeRecord]
+GOLD = "SELECT name FROM ships WHERE flag = 'NO'"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SqlEngine]:
+    with SqlEngine(Limits(timeout_s=5.0)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def judge(harbour: Database, engine: SqlEngine) -> Callable[..., list[EpisodeRecord]]:
+    """Judge answers to the one question which ships sail under NO."""
+    example = Example("q", "?", harbour, GOLD, hardness="easy", meta={"needs_probe": True, "difficulty": "simple"})
+
+    def run(
+        *trajectories: Trajectory, mode: Mode = "greedy", gold: dict[str, SchemaItems] | None = None
+    ) -> list[EpisodeRecord]:
+        schemas = functools.cache(introspect)
+        return evaluate.judge(trajectories, {"q": example}, engine, schemas, ("strict", "bird"), mode, gold)
+
+    return run
+
+
+def episode(sql: str | None, sample: int = 0, **changes: object) -> Trajectory:
+    """One probe, one mistake, then the answer; 10 tokens of prompt and observations, 6 of the agent."""
+    probe = Action(ActionKind.SQL, "SELECT DISTINCT flag FROM ships", "let me look")
+    turns = (
+        Turn("p", probe, "NO PA LR", ExecutionStatus.OK, None, 3),
+        Turn(
+            "m", Action(ActionKind.SQL, "SELECT flg FROM ships", "hm"), "error", ExecutionStatus.ERROR, "no_such_column"
+        ),
+        Turn("a", Action(ActionKind.SOLUTION, sql or "", "so")),
+    )
+    values: dict[str, object] = {
+        "example_id": "q",
+        "sample": sample,
+        "policy": "hand",
+        "protocol": "react",
+        "prompt": (),
+        "turns": turns,
+        "final_sql": sql,
+        "stop": StopReason.SOLUTION,
+        "token_ids": (1,) * 16,
+        "agent_mask": (0,) * 10 + (1,) * 6,
+    }
+    return Trajectory(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_record_holds_the_verdicts_and_the_costs(judge: Callable[..., list[EpisodeRecord]]) -> None:
+    (found,) = judge(episode("SELECT DISTINCT name FROM ships WHERE flag = 'NO' ORDER BY name"))
+    assert dict(found.scores) == {"strict": 1.0, "bird": 1.0}
+    assert (found.turns, found.tool_calls, found.failed_calls) == (3, 2, 1)
+    assert (found.tokens_in, found.tokens_out) == (10, 6)
+    assert found.reasoning_chars == len("let me look") + len("hm") + len("so")
+    assert (found.needs_probe, found.difficulty, found.database) == (True, "simple", "harbour")
+    assert (found.n_rows, found.gold_rows, found.executable) == (2, 2, True)
+    assert found.linking is not None
+    assert found.linking.exact
+    assert found.signature is None  # greedy answers do not vote
+
+
+def test_equalities_can_disagree_and_the_first_one_diagnoses(judge: Callable[..., list[EpisodeRecord]]) -> None:
+    (found,) = judge(episode("SELECT name FROM ships WHERE flag = 'NO' UNION ALL SELECT 'Aurora'"))
+    assert dict(found.scores) == {"strict": 0.0, "bird": 1.0}
+    assert found.diagnosis is not None
+    assert found.diagnosis.error == "semantic"
+
+
+def test_text_policies_have_no_token_counts(judge: Callable[..., list[EpisodeRecord]]) -> None:
+    (found,) = judge(episode(GOLD, token_ids=(), agent_mask=()))
+    assert (found.tokens_in, found.tokens_out) == (None, None)
+
+
+def test_samples_that_agree_share_a_signature(judge: Callable[..., list[EpisodeRecord]]) -> None:
+    answers = [
+        GOLD,
+        "SELECT T.name FROM ships AS T WHERE T.flag = 'NO'",
+        "SELECT name FROM ports",
+        "SELECT nme FROM ships",
+        None,
+    ]
+    found = judge(*(episode(sql, sample) for sample, sql in enumerate(answers)), mode="sampled")
+    signatures = [each.signature for each in found]
+    assert signatures[0] == signatures[1] is not None
+    assert signatures[2] not in (None, signatures[0])
+    assert signatures[3:] == [None, None]
+    assert [each.score("strict") for each in found] == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_broken_episode_or_gold_is_never_scored_or_diagnosed(harbour: Database, engine: SqlEngine) -> None:
+    examples = {
+        "bad_gold": Example("bad_gold", "?", harbour, "SELECT nme FROM ships", hardness="easy"),
+        "no_file": Example(
+            "no_file", "?", Database("gone", "sqlite", harbour.location + ".gone"), GOLD, hardness="easy"
+        ),
+        "endpoint": Example("endpoint", "?", harbour, GOLD, hardness="easy"),
+    }
+    trajectories = [
+        episode(GOLD, example_id="bad_gold"),
+        episode(GOLD, example_id="no_file"),
+        episode(None, example_id="endpoint", stop=StopReason.BROKEN, failure="endpoint"),
+    ]
+    found = evaluate.judge(trajectories, examples, engine, functools.cache(introspect), ("strict",), "greedy")
+    assert [each.broken for each in found] == [True, True, True]
+    assert [each.failure for each in found] == ["no_such_column", "database_missing", "endpoint"]
+    assert [each.diagnosis for each in found] == [None, None, None]
+
+
+def test_a_verdict_needs_a_named_equality(engine: SqlEngine) -> None:
+    with pytest.raises(ValueError, match="named equality"):
+        evaluate.judge([], {}, engine, introspect, (), "greedy")
+
+
+def test_the_consensus_schema_is_what_linking_is_held_against(judge: Callable[..., list[EpisodeRecord]]) -> None:
+    consensus = SchemaItems(frozenset({"ships"}), frozenset({("ships", "name")}))
+    (found,) = judge(episode(GOLD), gold={"q": consensus})
+    assert found.linking is not None
+    assert (found.linking.columns.precision, found.linking.columns.recall) == (0.5, 1.0)
+    assert judge(episode(GOLD), gold={})[0].linking is None
+
+
+def test_records_round_trip_through_jsonl(judge: Callable[..., list[EpisodeRecord]], tmp_path: Path) -> None:
+    records = judge(episode(GOLD), episode("SELECT flag FROM ships"), episode(None))
+    write_jsonl(tmp_path / "records.jsonl", records)
+    assert list(read_jsonl(tmp_path / "records.jsonl", EpisodeRecord)) == records
+
+
+def test_previews_show_the_first_rows_of_wrong_answers_and_their_gold(
+    judge: Callable[..., list[EpisodeRecord]], harbour: Database, engine: SqlEngine
+) -> None:
+    wrong = "SELECT cargo FROM visits ORDER BY visit_id DESC"
+    records = judge(episode(wrong), episode(GOLD), episode("SELECT nme FROM ships"))
+    example = Example("q", "?", harbour, GOLD, hardness="easy")
+    found = evaluate.previews(records, {"q": example}, engine)
+    assert set(found) == {("harbour", wrong), ("harbour", GOLD)}
+    assert found["harbour", GOLD].rows == (("Aurora",), ("Dunlin",))
+    assert found["harbour", wrong].rows[0] == ("NULL",)
+    assert (len(found["harbour", wrong].rows), found["harbour", wrong].total) == (8, 8)
+
+
+def test_a_bare_prediction_is_a_trajectory_of_one_turn() -> None:
+    answered, silent = evaluate.of_prediction("q", GOLD, "din"), evaluate.of_prediction("q", None, "din")
+    assert (answered.final_sql, len(answered.turns), answered.stop) == (GOLD, 1, StopReason.SOLUTION)
+    assert (silent.final_sql, silent.stop, silent.well_formed) == (None, StopReason.TURN_LIMIT, False)
+
+
+def mixed(record: Make) -> list[EpisodeRecord]:
+    """Four questions of two levels, greedy and two samples each, and one broken episode."""
+    right = {"a": (1, (1, 1)), "b": (0, (1, 0)), "c": (1, (0, 1)), "d": (0, (0, 0))}
+    records = []
+    for example, (greedy, samples) in right.items():
+        level = "easy" if example in "ab" else "extra"
+        common = {"example_id": example, "database": f"db_{example}", "hardness": level}
+        records.append(record(float(greedy), turns=1 + greedy, **common))
+        for sample, score in enumerate(samples):
+            records.append(record(float(score), mode="sampled", sample=sample, signature=str(score), turns=9, **common))
+    return [*records, record(0.0, example_id="e", broken=True, failure="worker_died")]
+
+
+def test_a_summary_by_hand(record: Make) -> None:
+    found = summarise(mixed(record), ks=(1, 2, 4))
+    assert (found.n_questions, found.n_databases, found.n_broken) == (4, 4, 1)
+    assert dict(found.failures) == {"worker_died": 1}
+    assert found.ex["strict"].value == 0.5
+    assert found.sampled is not None
+    assert found.sampled.value == 0.5  # (1 + 1/2 + 1/2 + 0) / 4
+    assert [point.k for point in found.points] == [1, 2]  # nobody has four samples
+    assert found.points[1].pass_at.value == 0.75
+    assert found.points[1].majority_at.value == 0.5  # b: its first sample, right; c: its first sample, wrong
+    assert found.turns is not None
+    assert found.turns.mean == 1.5  # of the greedy episodes only
+    assert [(level.name, level.n, level.ex.value) for level in found.by_hardness if level.ex] == [
+        ("easy", 2, 0.5),
+        ("extra", 2, 0.5),
+    ]
+    assert list(found.errors) == list(ERROR_CLASSES)
+    assert from_dict(Summary, to_dict(found)) == found
+
+
+def test_a_summary_is_flat_numbers_for_a_tracker(record: Make) -> None:
+    flat = summarise(mixed(record), ks=(1, 2)).flat()
+    assert flat["ex_strict"] == 0.5
+    assert flat["ex_strict_low"] < 0.5 < flat["ex_strict_high"]
+    assert (flat["pass_at_2"], flat["majority_at_2"], flat["ex_strict_easy"]) == (0.75, 0.5, 0.5)
+    assert all(isinstance(value, int | float) for value in flat.values())
+    assert not any("/" in name for name in flat)
+
+
+def test_samples_alone_make_a_summary(record: Make) -> None:
+    only = [each for each in mixed(record) if each.mode == "sampled"]
+    found = summarise(only)
+    assert dict(found.ex) == {}
+    assert found.headline == found.sampled
+    assert found.turns is not None
+    assert found.turns.mean == 9
+
+
+def test_there_must_be_something_to_summarise() -> None:
+    with pytest.raises(ValueError, match="nothing to summarise"):
+        summarise([])
+
+
+def pair_of_runs(record: Make) -> tuple[list[EpisodeRecord], list[EpisodeRecord]]:
+    """Twenty shared questions: 8 right before, 14 after; 7 gained, 1 lost; each run has one question of its own."""
+    before = [record(float(n < 8), example_id=f"q{n}", database=f"db{n % 10}") for n in range(20)]
+    after = [record(float(1 <= n < 15), example_id=f"q{n}", database=f"db{n % 10}") for n in range(20)]
+    return [*before, record(1.0, example_id="old")], [record(1.0, example_id="new"), *after]
+
+
+def test_a_comparison_by_hand(record: Make) -> None:
+    found = compare(*pair_of_runs(record), "strict", ("SFT", "GRPO"))
+    assert found is not None
+    assert (found.paired.n, found.gained, found.lost) == (20, 7, 1)
+    assert (found.accuracy_before, found.accuracy_after) == (0.4, 0.7)
+    assert found.paired.difference == pytest.approx(0.3)
+    assert found.p_mcnemar == pytest.approx(2 * (1 + 8) / 2**8)  # C(8,0) + C(8,1)
+    assert found.needed == pairs_needed(0.4, 0.3)
+    assert [flip.example_id for flip in found.flips if not flip.gained] == ["q0"]
+
+
+def test_sampled_runs_are_compared_by_their_means(record: Make) -> None:
+    before = [record(float(s == 0), mode="sampled", sample=s, example_id="a") for s in range(4)]
+    after = [record(float(s < 3), mode="sampled", sample=s, example_id="a") for s in range(4)]
+    found = compare(before, after, "strict", mode="sampled")
+    assert found is not None
+    assert found.paired.difference == pytest.approx(0.5)
+    assert (found.p_mcnemar, found.flips, found.needed) == (None, (), None)
+
+
+def test_runs_that_share_no_question_cannot_be_compared(record: Make) -> None:
+    assert compare([record(example_id="a")], [record(example_id="b")], "strict") is None
+    assert compare([record(example_id="a")], [record(example_id="a", broken=True)], "strict") is None
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    console = Console(file=io.StringIO(), width=140, highlight=False)
+    show(console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_end_of_a_run_fits_a_terminal(record: Make) -> None:
+    summaries = {"after SFT": summarise(mixed(record)), "[bold]odd[/]": summarise(mixed(record))}
+    shown = printed(lambda console: text.show_end(console, summaries, {"report": "store/report/1/report.html"}))
+    assert "50.0 [15.0, 85.0]" in shown  # Wilson's interval of 2 in 4
+    assert "[bold]odd[/]" in shown
+    assert "report  store/report/1/report.html" in shown
+
+
+def test_a_comparison_in_a_terminal_names_its_tests_and_no_escape_code_passes(record: Make) -> None:
+    before, after = pair_of_runs(record)
+    after[1:] = [
+        record(each.score("strict"), example_id=each.example_id, final_sql="\x1b[31mSELECT") for each in after[1:]
+    ]
+    found: Comparison | None = compare(before, after, "strict", ("SFT", "GRPO"))
+    assert found is not None
+    shown = printed(lambda console: text.show_comparison(console, found))
+    assert "SFT → GRPO (greedy, strict, 20 questions): 40.0 → 70.0 %, +30.0 points" in shown
+    assert "gained 7, lost 1; McNemar p 0.070" in shown
+    assert "− q0" in shown
+    assert "\x1b" not in shown
