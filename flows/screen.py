@@ -13,8 +13,11 @@ from rich.table import Table
 from flows.progress import Bars
 from pipelines.config import Recipe
 from pipelines.errors import DataError
+from pipelines.evaluation import text
+from pipelines.evaluation.summary import Summary
 from pipelines.stages import graph
-from pipelines.store import Store
+from pipelines.store import Store, read_json
+from pipelines.types import from_dict
 
 console = Console(highlight=False)
 MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
@@ -55,41 +58,22 @@ def show_steps(steps: list[graph.Step]) -> None:
 def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_json: bool) -> None:
     """The end of a run: the EX figures, where to look, and with `as_json` one JSON object."""
     by_name = {result.name: result for result in results}
-    evaluated = {MODELS.get(name, name): r.metrics for name, r in by_name.items() if name.startswith("evaluate")}
-    if evaluated:
-        _figures(evaluated)
     where = look(store, by_name)
-    for label, place in where.items():
-        console.print(f"{label:<12} {place}", soft_wrap=True)
+    console.print()
+    text.show_end(
+        console, {MODELS.get(name, name): _summary(by_name[name]) for name in by_name if _judged(name)}, where
+    )
     if as_json:
         stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
         print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))
 
 
-def _figures(evaluated: dict[str, dict[str, float]]) -> None:
-    """Execution accuracy with its 95 % interval, before and after."""
-    table = Table(title="Held-out execution accuracy", title_justify="left", box=None, pad_edge=False)
-    table.add_column("model")
-    columns = ("EX greedy", "EX sampled", "majority@k", "pass@k", "turns", "tokens")
-    for title in columns:
-        table.add_column(title, justify="right")
-    for label, metrics in evaluated.items():
-        table.add_row(label, *(_cell(metrics, title) for title in columns))
-    console.print()
-    console.print(table)
-    console.print()
+def _judged(name: str) -> bool:
+    return name.startswith("evaluate")
 
 
-def _cell(metrics: dict[str, float], title: str) -> str:
-    key = {"EX greedy": "ex", "EX sampled": "ex_sampled", "majority@k": "majority", "pass@k": "pass_at_k"}.get(title)
-    if key is None:
-        value = metrics.get(title)
-        return "-" if value is None else f"{value:,.1f}"
-    if key not in metrics:
-        return "-"
-    low, high = metrics.get(f"{key}_low"), metrics.get(f"{key}_high")
-    interval = f" [{100 * low:.1f}, {100 * high:.1f}]" if low is not None and high is not None else ""
-    return f"{100 * metrics[key]:.1f}{interval}"
+def _summary(result: graph.StageResult) -> Summary:
+    return from_dict(Summary, read_json(result.folder / "summary.json"))
 
 
 def look(store: Store, results: dict[str, graph.StageResult]) -> dict[str, str]:
