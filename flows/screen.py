@@ -60,16 +60,15 @@ def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_
     by_name = {result.name: result for result in results}
     where = look(store, by_name)
     console.print()
-    text.show_end(
-        console, {MODELS.get(name, name): _summary(by_name[name]) for name in by_name if _judged(name)}, where
-    )
+    judged = {MODELS.get(name, name): _summary(one) for name, one in by_name.items() if name.startswith("evaluate")}
+    if judged:
+        text.show_end(console, judged, where)
+    else:
+        for label, place in where.items():
+            console.print(f"{label}  {place}", soft_wrap=True, markup=False)
     if as_json:
         stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
         print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))
-
-
-def _judged(name: str) -> bool:
-    return name.startswith("evaluate")
 
 
 def _summary(result: graph.StageResult) -> Summary:

@@ -1,0 +1,103 @@
+"""The command line as its user meets it: one plain line for a mistake, exit code 2, nothing half-written."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+
+
+def sqltrain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "minature"], "there is no recipe 'minature'. Did you mean 'miniature'?"),
+        (["run", "miniature", "grpo.grup=3"], "unknown key 'grpo.grup'. Did you mean 'group'?"),
+        (["run", "miniature", "grpo.group=many"], "grpo.group: Input should be a valid integer"),
+        (["run", "miniature", "variant=tall"], "has no variant 'tall'"),
+        (["run", "miniature", "--until", "sfd"], "has no stage 'sfd'. Its stages: data"),
+        (["run", "miniature", "--engine", "airflow"], "there is no engine 'airflow'. Choose plain or prefect"),
+        (
+            ["run", "miniature", "data.test.kind=jsonl", "data.test.path=/none.jsonl"],
+            "no such file or folder: /none.jsonl",
+        ),
+        (["run", "miniature", "data.test.kind=spider", "data.test.path=/none"], "no such file or folder: /none"),
+        (["ask", "how many ?", "--database", "/none.sqlite"], "no such database: /none.sqlite"),
+        (["evaluate", "miniature", "--model", "/none"], "no model in /none"),
+        (["report", "miniature"], "recipe miniature is not finished: data, synthesize"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_plain_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SQLTRAIN_STORE", str(tmp_path / "store"))
+    code, _, err = sqltrain(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("arguments", [["runn"], ["run"], ["run", "miniature", "--unti", "data"]])
+def test_a_wrong_call_shows_its_usage(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = sqltrain(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "Usage:" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["run", "stages", "show", "check", "ask", "evaluate", "report", "recipes", "score"])
+def test_every_command_has_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, command, "--help")
+    assert code == 0
+    assert "Usage:" in out
+    if command != "recipes":
+        assert "Example" in out
+    assert f"sqltrain {command}" in out
+
+
+def test_stages_says_why_and_json_is_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, "stages", "miniature", f"store={tmp_path}", "--json")
+    assert code == 0
+    stages = json.loads(out.splitlines()[-1])["stages"]
+    assert [stage["name"] for stage in stages][:3] == ["data", "synthesize", "filter"]
+    assert all(not stage["cached"] and stage["why"] == "not made yet" for stage in stages)
+
+
+def test_show_prints_a_recipe_that_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = sqltrain(monkeypatch, capsys, "show", "miniature", "grpo.steps=7", "rewards.turns.weight=0")
+    path = tmp_path / "mine.yaml"
+    path.write_text(out)
+    code, again, _ = sqltrain(monkeypatch, capsys, "show", str(path))
+    assert code == 0
+    assert again == out
+    assert "steps: 7" in out
