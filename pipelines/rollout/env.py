@@ -113,6 +113,11 @@ class Episode:
         """The newest turn, with its observation once there is one."""
         return self._turns[-1]
 
+    @property
+    def last_turn(self) -> Turn:
+        """The turn that was accepted last."""
+        return self._turns[-1]
+
     def next_request(self) -> Request:
         """What the policy must generate next."""
         return Request(

@@ -13,7 +13,7 @@ from pipelines.protocols.base import Protocol
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.types import Database, Example, ExecutionStatus, StopReason, Trajectory
+from pipelines.types import Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 
 PROBE = "<reasoning>look</reasoning><sql>{}</sql>"
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
@@ -141,6 +141,13 @@ def test_slow_sql_holds_nobody_back(
     )
     assert finished[-1] == "q0"
     assert made[0].turns[0].status is ExecutionStatus.OK
+
+
+def test_turns_can_be_watched(engine: Make, protocol: Callable[..., Protocol], examples: list[Example]) -> None:
+    runner, seen = engine(ScriptedPolicy(probe_then_answer), protocol()), list[Turn]()
+    runner.on_turn = seen.append
+    made = runner.run(requests(examples[:1]))
+    assert tuple(seen) == made[0].turns
 
 
 def test_it_runs_inside_a_running_loop(
