@@ -273,5 +273,5 @@ def _verdict(each: Comparison) -> str:
     result = each.paired
     size = f"{numbers.points(result.difference)} points of {measure}"
     bounds = f"[{numbers.points(result.low)}, {numbers.points(result.high)}]"
-    unsure = ", which these questions cannot tell from none" if result.low <= 0 <= result.high else ""
+    unsure = " (may be chance)" if result.low <= 0 <= result.high else ""
     return f"{size} {bounds}{unsure}"

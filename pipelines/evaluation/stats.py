@@ -108,25 +108,28 @@ def paired(
 ) -> Paired | None:
     """The mean of after - before over the same questions, with a 95 % interval; None when there are none.
 
+    Whole databases are resampled, or single questions when there are fewer than `MIN_CLUSTERS`; differences that are
+    all equal get the reach of Wilson's interval of 0 in n.
+
     Raises:
         ValueError: the three sequences differ in length.
     """
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if not differences:
         return None
-    groups = _grouped(differences, clusters)
+    n, groups = len(differences), _grouped(differences, clusters)
     by_database = len(groups) >= MIN_CLUSTERS
     units = groups if by_database else [(difference, 1) for difference in differences]
-    low, high = bootstrap(units, seed)
-    return Paired(
-        difference=math.fsum(differences) / len(differences),
-        low=low,
-        high=high,
-        p_permutation=sign_flip([total for total, _ in units], seed),
-        n=len(differences),
-        n_clusters=len(groups),
-        method="bootstrap by database" if by_database else "bootstrap by question",
-    )
+    mean = math.fsum(differences) / n
+    method: Method
+    if min(differences) == max(differences):
+        reach = wilson(0, n)[1]  # a bootstrap would be sure of what so many questions can only suggest
+        method, low, high = "wilson", max(mean - reach, -1.0), min(mean + reach, 1.0)
+    else:
+        method = "bootstrap by database" if by_database else "bootstrap by question"
+        low, high = bootstrap(units, seed)
+    p = sign_flip([total for total, _ in units], seed)
+    return Paired(mean, low, high, p, n, len(groups), method)
 
 
 def _grouped(scores: Sequence[float], clusters: Sequence[Hashable]) -> list[tuple[float, int]]:

@@ -86,7 +86,7 @@ class Summary:
 
 def summarise(
     records: Sequence[EpisodeRecord],
-    equality: str | None = None,
+    equality: str,
     ks: Sequence[int] = KS,
     rule: Rule = PLAIN,
     seed: int = 0,
@@ -94,7 +94,7 @@ def summarise(
     """The figures of one system's records, greedy and sampled together.
 
     Args:
-        equality: the headline's name; by default the first that the records were judged under.
+        equality: the headline's name; every record was judged under it.
         ks: sample counts of the curves; those that no question has are left out.
         rule: who may vote for majority@k.
         seed: of the bootstrap.
@@ -104,7 +104,6 @@ def summarise(
     """
     if not records:
         raise ValueError("there is nothing to summarise")
-    equality = equality or next(iter(records[0].scores))
     good = metrics.scored(records)
     greedy = [record for record in good if record.mode == "greedy"]
     sampled = [record for record in good if record.mode == "sampled"]

@@ -194,7 +194,7 @@ def mixed(record: Make) -> list[EpisodeRecord]:
 
 
 def test_a_summary_by_hand(record: Make) -> None:
-    found = summarise(mixed(record), ks=(1, 2, 4))
+    found = summarise(mixed(record), "strict", ks=(1, 2, 4))
     assert (found.n_questions, found.n_databases, found.n_broken) == (4, 4, 1)
     assert dict(found.failures) == {"worker_died": 1}
     assert found.ex["strict"].value == 0.5
@@ -214,7 +214,7 @@ def test_a_summary_by_hand(record: Make) -> None:
 
 
 def test_a_summary_is_flat_numbers_for_a_tracker(record: Make) -> None:
-    flat = summarise(mixed(record), ks=(1, 2)).flat()
+    flat = summarise(mixed(record), "strict", ks=(1, 2)).flat()
     assert flat["ex_strict"] == 0.5
     assert flat["ex_strict_low"] < 0.5 < flat["ex_strict_high"]
     assert (flat["pass_at_2"], flat["majority_at_2"], flat["ex_strict_easy"]) == (0.75, 0.5, 0.5)
@@ -224,7 +224,7 @@ def test_a_summary_is_flat_numbers_for_a_tracker(record: Make) -> None:
 
 def test_samples_alone_make_a_summary(record: Make) -> None:
     only = [each for each in mixed(record) if each.mode == "sampled"]
-    found = summarise(only)
+    found = summarise(only, "strict")
     assert dict(found.ex) == {}
     assert found.headline == found.sampled
     assert found.turns is not None
@@ -233,7 +233,7 @@ def test_samples_alone_make_a_summary(record: Make) -> None:
 
 def test_there_must_be_something_to_summarise() -> None:
     with pytest.raises(ValueError, match="nothing to summarise"):
-        summarise([])
+        summarise([], "strict")
 
 
 def pair_of_runs(record: Make) -> tuple[list[EpisodeRecord], list[EpisodeRecord]]:
@@ -276,7 +276,7 @@ def printed(show: Callable[[Console], None]) -> str:
 
 
 def test_the_end_of_a_run_fits_a_terminal(record: Make) -> None:
-    summaries = {"after SFT": summarise(mixed(record)), "[bold]odd[/]": summarise(mixed(record))}
+    summaries = {"after SFT": summarise(mixed(record), "strict"), "[bold]odd[/]": summarise(mixed(record), "strict")}
     shown = printed(lambda console: text.show_end(console, summaries, {"report": "store/report/1/report.html"}))
     assert "50.0 [15.0, 85.0]" in shown  # Wilson's interval of 2 in 4
     assert "[bold]odd[/]" in shown

@@ -114,6 +114,16 @@ def test_scores_that_are_all_equal_still_have_an_interval() -> None:
     assert 0.009 < none_right.high < 0.01  # 1.96^2 / (400 + 1.96^2)
 
 
+def test_two_systems_that_never_differ_are_not_proven_equal() -> None:
+    same = stats.paired([1.0] * 8, [1.0] * 8, range(8))
+    assert same is not None
+    assert (same.difference, same.p_permutation) == (0.0, 1.0)
+    assert same.high == -same.low == pytest.approx(stats.wilson(0, 8)[1])
+    opposite = stats.paired([0.0] * 8, [1.0] * 8, range(8))
+    assert opposite is not None
+    assert (opposite.low, opposite.high) == (pytest.approx(stats.wilson(8, 8)[0]), 1.0)
+
+
 def test_nothing_gives_no_estimate() -> None:
     assert stats.estimate([], []) is None
     assert stats.paired([], [], []) is None
