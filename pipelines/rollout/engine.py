@@ -79,7 +79,6 @@ class RolloutEngine:
         self._rules = Rules(protocol, sampling, max_turns, protocol.config.forced_final)
         self._rows = protocol.config.observation_rows
         self.timing = Timing()
-        self.on_turn: Callable[[Turn], None] | None = None
 
     def run(
         self, requests: Sequence[EpisodeRequest], on_done: Callable[[Trajectory], None] | None = None

@@ -92,9 +92,9 @@ class Episode:
         self._ends: list[int] = []
         self._stop: StopReason | None = None
         self._failure: str | None = None
-        self._opening = ""
+        self._opening = self._forced_opening()
         self._final_sql: str | None = None
-        self._open_forced()
+        self._hear(codec.agent(self._opening) if codec else [])
         if self._room < 1:
             self._stop = StopReason.TOKEN_LIMIT
 
@@ -111,11 +111,6 @@ class Episode:
     @property
     def last_turn(self) -> Turn:
         """The newest turn, with its observation once there is one."""
-        return self._turns[-1]
-
-    @property
-    def last_turn(self) -> Turn:
-        """The turn that was accepted last."""
         return self._turns[-1]
 
     def next_request(self) -> Request:
@@ -168,14 +163,15 @@ class Episode:
         self._forced = turns_left <= 0
         if self._forced:
             text += self._demand()
-        ids = self._codec.observation(text, self._ids[-1]) if self._codec else []
+        opening = self._forced_opening()
+        ids = self._codec.observation(text, self._ids[-1]) + self._codec.agent(opening) if self._codec else []
         if self._room - len(ids) < 1:
             self._stop, self._forced = StopReason.TOKEN_LIMIT, False
             return
         self._turns[-1] = dataclasses.replace(turn, observation=text)
         self._messages.append(("user", text))
+        self._opening = opening
         self._hear(ids)
-        self._open_forced()
 
     def fail(self, failure: str) -> None:
         """A boundary failed: the episode ends as broken, with the failure's class, and is never scored."""
@@ -212,11 +208,9 @@ class Episode:
         """The words that ask for the final answer, where the turn cannot be opened for the agent."""
         return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.force()
 
-    def _open_forced(self) -> None:
-        """Begin the forced turn with the protocol's opening tag, so that it can only be the final answer."""
-        if self._forced and self._codec:
-            self._opening = self._rules.protocol.opening
-            self._hear(self._codec.agent(self._opening))
+    def _forced_opening(self) -> str:
+        """The tag that begins a forced turn for the agent, so that it can only be the final answer; else ""."""
+        return self._rules.protocol.opening if self._forced and self._codec else ""
 
     @property
     def _room(self) -> int:

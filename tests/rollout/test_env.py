@@ -162,6 +162,33 @@ def test_an_observation_that_leaves_no_room_is_not_seen(begin: Begin, codec: Cha
     assert len(record.token_ids) == len(record.agent_mask) == record.turn_ends[-1]  # it ends on the agent's turn
 
 
+def test_a_forced_turn_is_opened_for_an_agent_that_speaks_tokens(begin: Begin, codec: ChatCodec) -> None:
+    """Its tag is not the agent's: the mask leaves it out, yet the text has it."""
+    episode = begin(max_turns=1, codec=codec)
+    episode.accept(said(codec, PROBE.text))
+    episode.observe(ROWS)
+    opening = episode._rules.protocol.opening
+    assert codec.decode(episode.next_request().token_ids).endswith(opening)
+    episode.accept(said(codec, " SELECT 1 </solution>"))
+    record = episode.trajectory()
+    assert (record.final_sql, record.turns[1].text) == ("SELECT 1", f"{opening} SELECT 1 </solution>")
+    assert (record.forced, record.well_formed) == (True, True)
+    spoken = [token for token, mine in zip(record.token_ids, record.agent_mask, strict=True) if mine]
+    assert codec.decode(spoken) == PROBE.text + " SELECT 1 </solution>"
+
+
+@pytest.mark.parametrize(("spare", "goes_on"), [(0, False), (1, True)])
+def test_an_opening_needs_room_too(begin: Begin, codec: ChatCodec, spare: int, goes_on: bool) -> None:
+    first = said(codec, PROBE.text)
+    roomy = begin(max_turns=1, codec=codec)
+    roomy.accept(first)
+    roomy.observe(ROWS)
+    tight = begin(max_turns=1, codec=codec, episode_tokens=len(roomy.next_request().token_ids) + spare)
+    tight.accept(first)
+    tight.observe(ROWS)
+    assert tight.done is not goes_on
+
+
 def test_a_prompt_over_the_budget_has_no_turns(begin: Begin, codec: ChatCodec) -> None:
     record = begin(codec=codec, episode_tokens=3).trajectory()
     assert (record.stop, record.turns, record.turn_ends) == (StopReason.TOKEN_LIMIT, (), ())
