@@ -33,7 +33,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(PIP_FLAGS) -e '.[ops,test]'
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[ops,mcp,test]'
 	touch $@ $(VENV)/.run
 
 clean:

@@ -210,6 +210,29 @@ def report(
     screen.show_report(loaded, store, out)
 
 
+@app.command()
+def mcp(
+    databases: Annotated[list[Path], typer.Argument(help="SQLite or DuckDB files.")],
+    port: Annotated[int | None, typer.Option(help="Serve HTTP on this machine instead of stdin and stdout.")] = None,
+    rows: Annotated[int, typer.Option(help="Rows that one answer shows.")] = 10,
+) -> None:
+    """Serve the sandboxed SQL tool to any MCP client.
+
+    Examples:
+
+      sqltrain mcp shop.sqlite
+
+      sqltrain mcp shop.sqlite farm.duckdb --port 8765
+    """
+    try:
+        from flows.mcp import serve
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
+    from pipelines.config import Execution
+
+    serve(databases, Execution(), rows, None if port is None else ("127.0.0.1", port))
+
+
 def emit(value: dict[str, Any]) -> None:
     """One JSON object on one line, for scripts."""
     typer.echo(json.dumps(value, sort_keys=True))

@@ -17,7 +17,7 @@ from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.recipes import digest
 from pipelines.stages.context import Context, Progress
-from pipelines.stages.sources import fingerprint
+from pipelines.stages.sources import fingerprint, prompt_digest
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
@@ -174,6 +174,8 @@ def _about(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -
         "recipe": recipe.slice(*stage.reads),
         "inputs": inputs,
     }
+    if "protocol" in stage.reads:
+        about["prompt"] = prompt_digest(recipe.protocol)
     if stage.name == "data":
         about["files"] = fingerprint(recipe.data, store.root)
     return about
@@ -193,6 +195,7 @@ def _why(stage: Stage, about: dict[str, Any], store: Store) -> str:
     ]
     if old.get("version") != about["version"]:
         changed.append("the stage's code")
-    if old.get("files") != about.get("files"):
-        changed.append("the source files")
+    for name, words in (("files", "the source files"), ("prompt", "the prompt's text")):
+        if old.get(name) != about.get(name):
+            changed.append(words)
     return f"changed: {', '.join(changed)}" if changed else "not made yet"

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.config import Data, Source
+from pipelines.config import Data, Protocol, Source
 from pipelines.errors import DataError
-from pipelines.recipes import digest
+from pipelines.recipes import CONF, digest
 from pipelines.store import read_json, write_atomic
 
 CACHE = "digests.json"
@@ -35,6 +35,12 @@ def fingerprint(data: Data, store: Path) -> dict[str, str]:
         store.mkdir(parents=True, exist_ok=True)
         write_atomic(store / CACHE, json.dumps({**known, **seen}, sort_keys=True))
     return prints
+
+
+def prompt_digest(protocol: Protocol) -> str:
+    """A digest of the prompt's text: an edited prompt makes what it was put to anew."""
+    path = CONF / "protocols" / "prompts" / f"{protocol.name}_{protocol.prompt}.txt"
+    return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 
 def folder_digest(folder: Path) -> str:

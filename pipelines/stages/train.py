@@ -62,7 +62,14 @@ def grpo(ctx: Context) -> None:
     """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
     data = ctx.folder / "input.jsonl"
     write_jsonl(data, _questions(ctx))
-    plan = Plan(kind="grpo", recipe=ctx.recipe, checkpoint_in=ctx.checkpoint, data=data, out=ctx.folder)
+    plan = Plan(
+        kind="grpo",
+        recipe=ctx.recipe,
+        checkpoint_in=ctx.checkpoint,
+        data=data,
+        gold_schemas=ctx.inputs.get("gold_schema"),
+        out=ctx.folder,
+    )
     _train(ctx, plan, ("reward", "ex"))
 
 

@@ -18,6 +18,7 @@ class Plan(Section):
         kind: supervised fine-tuning on trajectories, or GRPO on examples.
         checkpoint_in: the model folder (or hub name) that training starts from.
         data: trajectories (sft) or examples (grpo), in the order in which they were selected; Parquet or JSONL.
+        gold_schemas: the folder of the gold-schema stage; None takes the gold SQL's own tables and columns.
         out: the folder that gets `model/`, `curves.jsonl`, `timing.jsonl` and, while it runs, `checkpoints/`.
     """
 
@@ -25,4 +26,5 @@ class Plan(Section):
     recipe: Recipe
     checkpoint_in: str
     data: Path
+    gold_schemas: Path | None = None
     out: Path
