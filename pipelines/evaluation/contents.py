@@ -265,7 +265,7 @@ def verdicts(data: ReportData) -> Iterator[str]:
     for old, new in pairwise(system.name for system in data.systems):
         found = [each for each in data.comparisons if (each.before, each.after) == (old, new)]
         if found:
-            yield f"{new[:1].upper()}{new[1:]} against {old}: {'; '.join(map(_verdict, found))}."
+            yield f"From {old} to {new}: {'; '.join(map(_verdict, found))}."
 
 
 def _verdict(each: Comparison) -> str:

@@ -45,7 +45,7 @@ def judge(
 
     Args:
         examples: by id.
-        equalities: names of `pipelines/sql/compare.py`; the first is the headline, by which errors are diagnosed.
+        equalities: names of `pipelines/sql/compare.py`; the first says what counts as the same result in a vote.
         gold_schemas: consensus gold schemas by example id; without the mapping, the gold SQL's own items are taken.
 
     Raises:
@@ -56,7 +56,7 @@ def judge(
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
     verdicts = sql.judge_many(pairs, equalities)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
-    analyst = _Analyst(sql, schemas, gold_schemas, equalities[0])
+    analyst = _Analyst(sql, schemas, gold_schemas)
     return [
         _record(analyst, examples[trajectory.example_id], trajectory, verdict, signatures.get(pair), mode)
         for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
@@ -117,7 +117,6 @@ class _Analyst:
     sql: SqlEngine
     schemas: Schemas
     gold_schemas: Mapping[str, SchemaItems] | None
-    equality: str
     _items: dict[tuple[Database, str], SchemaItems | None] = dataclasses.field(default_factory=dict)
     _values: dict[tuple[Database, str, str], tuple[Scalar, ...]] = dataclasses.field(default_factory=dict)
 
@@ -147,8 +146,8 @@ class _Analyst:
         return self._values[key]
 
     def diagnosis(self, example: Example, trajectory: Trajectory, verdict: Verdict) -> Diagnosis | None:
-        """Why an answer is wrong by the headline equality; None when it is right."""
-        if verdict.scores[self.equality] == 1.0:
+        """Why an answer is wrong by some equality; None when it is right by all."""
+        if all(score == 1.0 for score in verdict.scores.values()):
             return None
         failure = Failure(
             predicted_sql=trajectory.final_sql,

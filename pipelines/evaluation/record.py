@@ -170,7 +170,7 @@ class EpisodeRecord:
         reasoning_chars: characters of all thinking blocks (SQL-Trail, figure 5).
         linking: against the gold schema; None when there is no gold schema.
         bigrams: Jaccard similarity of token bigrams with the gold SQL (SQL-Trail, equation 9).
-        diagnosis: why it is wrong by the first equality; None when it is right or broken.
+        diagnosis: why it is wrong by some equality; None when it is right by all, or broken.
     """
 
     example_id: str
@@ -222,3 +222,7 @@ class EpisodeRecord:
     def right(self, equality: str) -> bool:
         """Whether the answer counts as correct under an equality."""
         return self.scores[equality] == 1.0
+
+    def wrong(self, equality: str) -> Diagnosis | None:
+        """Why the answer is wrong under an equality; None when it is right or broken."""
+        return None if self.broken or self.right(equality) else self.diagnosis

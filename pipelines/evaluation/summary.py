@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.evaluation import metrics
 from pipelines.evaluation.metrics import KPoint, LinkingMeans, Spread
-from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
+from pipelines.evaluation.record import ERROR_CLASSES, Diagnosis, EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
 from pipelines.types import HARDNESS_LEVELS
@@ -45,7 +45,7 @@ class Summary:
         probes: of the questions that need a probe, the share that was probed.
         syntax: answers that ran; format: episodes that are well-formed throughout.
         linking, bigrams: likeness to the gold schema and the gold SQL's text.
-        errors: wrong episodes by error class; hints: by finer clue.
+        errors: wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
         by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
     """
 
@@ -108,7 +108,7 @@ def summarise(
     greedy = [record for record in good if record.mode == "greedy"]
     sampled = [record for record in good if record.mode == "sampled"]
     chief = greedy or sampled
-    linking = metrics.linking(chief)
+    wrong = [diagnosis for record in chief if (diagnosis := record.wrong(equality)) is not None]
     return Summary(
         equality=equality,
         n_questions=len({record.example_id for record in good}),
@@ -126,10 +126,10 @@ def summarise(
         probes=metrics.probe_share(chief, seed),
         syntax=metrics.syntax_rate(chief, seed),
         format=metrics.format_rate(chief, seed),
-        linking=linking,
+        linking=metrics.linking(chief),
         bigrams=sum(record.bigrams for record in chief) / len(chief) if chief else None,
-        errors=_errors(chief),
-        hints=_counts(hint.kind for record in chief if record.diagnosis for hint in record.diagnosis.hints),
+        errors=_errors(wrong),
+        hints=_counts(kind for each in wrong for kind in {hint.kind for hint in each.hints}),
         by_hardness=_levels(good, lambda record: record.hardness, HARDNESS_LEVELS, equality, seed),
         by_difficulty=_levels(good, lambda record: record.difficulty, (), equality, seed),
         by_database=_levels(good, lambda record: record.database, (), equality, seed),
@@ -157,9 +157,9 @@ def _counts(words: Iterator[str]) -> dict[str, int]:
     return dict(sorted(Counter(words).items(), key=lambda item: (-item[1], item[0])))
 
 
-def _errors(records: Sequence[EpisodeRecord]) -> dict[str, int]:
+def _errors(wrong: Sequence[Diagnosis]) -> dict[str, int]:
     """Wrong episodes by class; every class is there, so that tables of two systems line up."""
-    found = Counter(record.diagnosis.error for record in records if record.diagnosis is not None)
+    found = Counter(diagnosis.error for diagnosis in wrong)
     return {name: found[name] for name in ERROR_CLASSES}
 
 

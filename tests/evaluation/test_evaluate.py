@@ -95,11 +95,15 @@ def test_a_record_holds_the_verdicts_and_the_costs(judge: Callable[..., list[Epi
     assert found.signature is None  # greedy answers do not vote
 
 
-def test_equalities_can_disagree_and_the_first_one_diagnoses(judge: Callable[..., list[EpisodeRecord]]) -> None:
+def test_equalities_can_disagree_and_an_error_counts_where_it_is_one(judge: Callable[..., list[EpisodeRecord]]) -> None:
     (found,) = judge(episode("SELECT name FROM ships WHERE flag = 'NO' UNION ALL SELECT 'Aurora'"))
     assert dict(found.scores) == {"strict": 0.0, "bird": 1.0}
-    assert found.diagnosis is not None
-    assert found.diagnosis.error == "semantic"
+    assert found.wrong("bird") is None
+    diagnosis = found.wrong("strict")
+    assert diagnosis is not None
+    assert diagnosis.error == "semantic"
+    assert summarise([found], "strict").errors["semantic"] == 1
+    assert sum(summarise([found], "bird").errors.values()) == 0
 
 
 def test_text_policies_have_no_token_counts(judge: Callable[..., list[EpisodeRecord]]) -> None:

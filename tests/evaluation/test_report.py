@@ -144,6 +144,20 @@ def test_broken_episodes_are_told_at_the_top() -> None:
     assert "before SFT: 1 of 12 episodes are broken and count nowhere (1 worker died)" in page
 
 
+def test_a_run_that_broke_altogether_still_has_a_report() -> None:
+    base = report_data(questions=4, samples=1)
+    systems = tuple(
+        dataclasses.replace(
+            system,
+            records=tuple(dataclasses.replace(r, broken=True, failure="disk", diagnosis=None) for r in system.records),
+        )
+        for system in base.systems
+    )
+    page = document(dataclasses.replace(base, systems=systems, curves={"SFT": [{"step": 1, "loss": float("nan")}]}))
+    assert "after GRPO: 8 of 8 episodes are broken and count nowhere (8 disk)" in page
+    assert "nan" not in page.split("<style>")[0] + page.split("</style>")[1].split("<script")[0]
+
+
 def test_flips_and_verdicts_of_the_index_are_those_of_the_records() -> None:
     base = report_data(questions=10, samples=0)
     index = json.loads(re.search(r'id="index">(.*?)</script>', document(base), re.S)[1])  # type: ignore[index]
@@ -190,8 +204,8 @@ def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
 
 def test_what_the_paired_tests_say_is_said_in_words() -> None:
     first, second = contents.verdicts(report_data(questions=40, samples=0))
-    assert first.startswith("After SFT against before SFT: +60.0 points of greedy EX [")
-    assert second.startswith("After GRPO against after SFT: +20.0 points of greedy EX [")
+    assert first.startswith("From before SFT to after SFT: +60.0 points of greedy EX [")
+    assert second.startswith("From after SFT to after GRPO: +20.0 points of greedy EX [")
     same = report_data(questions=40, samples=0)
     twice = dataclasses.replace(same, systems=(same.systems[1], dataclasses.replace(same.systems[1], name="again")))
     assert "(may be chance)" in next(contents.verdicts(twice))

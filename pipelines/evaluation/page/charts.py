@@ -109,16 +109,6 @@ def _whisker(scale: Scale, y: float, row: Row) -> Html:
     )
 
 
-def interval_bar(found: Estimate | None, style: int) -> Html:
-    """A figure's interval as a bar of a table's cell."""
-    scale = Scale(0, 1, 6, 134)
-    parts = [tag("line", x1=6, x2=134, y1=10, y2=10, class_="grid")]
-    if found is not None:
-        parts.append(tag("line", x1=scale(found.low), x2=scale(found.high), y1=10, y2=10, class_=f"whisker s{style}"))
-        parts.append(marker(scale(found.value), 10, style))
-    return canvas(140, 20, f"{numbers.percent(found.value if found else None)} %", parts, class_="inline")
-
-
 def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) -> Html:
     """A share against the number of samples, on a doubling axis, with bands for the intervals."""
     width, height = 336.0, 236.0

@@ -92,7 +92,8 @@ def _row(
 ) -> tuple[int, int, int, int, int, int, int, int, int]:
     """(question, system, mode, sample, verdict, error class or -1, hardness, turns, flip): numbers only."""
     record = item.record
-    error = ERROR_CLASSES.index(record.diagnosis.error) if record.diagnosis is not None else -1
+    wrong = record.wrong(equality)
+    error = ERROR_CLASSES.index(wrong.error) if wrong is not None else -1
     return (
         question,
         item.system,
@@ -120,7 +121,7 @@ def _flip(record: EpisodeRecord, earlier: EpisodeRecord | None, equality: str) -
 
 
 def _detail(item: _Item, data: ReportData) -> dict[str, Any]:
-    record, diagnosis = item.record, item.record.diagnosis
+    record, diagnosis = item.record, item.record.wrong(data.equality)
     sql = record.final_sql or ""
     return {
         "turns": [_turn(turn) for turn in item.trajectory.turns] if item.trajectory is not None else [],

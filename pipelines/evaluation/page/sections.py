@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.evaluation import contents, numbers
 from pipelines.evaluation.material import ReportData
@@ -91,10 +92,11 @@ def table(source: Table, caption: bool = True) -> Html:
     """A table with aligned figures; the first column is the row's heading."""
     head = tag("tr", [_heading(column) for column in source.columns])
     body = [_row(source, index, row) for index, row in enumerate(source.rows)]
+    narrow = "narrow" if len(source.columns) < 4 else None
     title = tag("caption", source.title, tag("span", source.note, class_="note") if source.note else None)
     return tag(
         "div",
-        tag("table", title if caption else None, tag("thead", head), tag("tbody", body)),
+        tag("table", title if caption else None, tag("thead", head), tag("tbody", body), class_=narrow),
         class_="scroll",
         tabindex="0",
         role="region",
@@ -316,13 +318,11 @@ def _training(data: ReportData) -> Html:
     return section("training", "Training curves", tag("p", words, class_="about"), stages)
 
 
-def _curve(rows: Sequence[object], name: str, style: int) -> Html | None:
-    values = [
-        (float(row["step"]), float(row[name]))
-        for row in rows
-        if isinstance(row, dict) and isinstance(row.get(name), int | float) and row[name] == row[name]
-    ]
-    if len(values) < 2 or not all(abs(y) < 1e300 for _, y in values):
+def _curve(rows: Sequence[Mapping[str, float]], name: str, style: int) -> Html | None:
+    """One number's curve; None for words, and for a number that is there once or is not finite."""
+    known = [row for row in rows if isinstance(row.get(name), int | float)]
+    values = [(float(row["step"]), float(row[name])) for row in known if math.isfinite(row[name])]
+    if len(values) < 2:
         return None
     return tag("figure", tag("figcaption", name.replace("_", " ")), charts.training_curve(values, name, style))
 

@@ -54,12 +54,13 @@ function switcher(row, siblings, index, choose) {
 
 function verdictLine(row, trajectory, index) {
   const [, name] = SIGNS[row.verdict];
-  const words = row.verdict === 2
-    ? [el("b", null, "Broken"), `: ${trajectory.failure || "a boundary failed"}. It counts nowhere.`]
-    : row.verdict === 1
-      ? [el("b", null, "Right"), ` by ${index.equality}.`]
-      : [el("b", null, "Wrong"), ` by ${index.equality}. `, el("b", null, `${capital(index.errors[row.error])}: `), trajectory.evidence];
-  return el("p", { class: `verdict ${name}` }, words);
+  const say = {
+    broken: [el("b", null, "Broken"), `: ${trajectory.failure || "a boundary failed"}. It counts nowhere.`],
+    right: [el("b", null, "Right"), ` by ${index.equality}.`],
+    wrong: [el("b", null, "Wrong"), ` by ${index.equality}.`],
+  };
+  const why = row.error >= 0 ? [" ", el("b", null, `${capital(index.errors[row.error])}: `), trajectory.evidence] : [];
+  return el("p", { class: `verdict ${name}` }, say[name], why);
 }
 
 const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
