@@ -20,6 +20,15 @@ from pipelines.rollout.policies.base import Completion, Policy, Request
 
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
+OWN_KEYS = {
+    "return_token_ids": True,
+    "skip_special_tokens": False,  # a protocol's tag may be one, and stop strings are sought in the text
+    "spaces_between_special_tokens": False,
+    # Else the checkpoint's generation_config.json decides: Qwen's cuts at 20 tokens and punishes repetition.
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 class VllmPolicy(Policy):
@@ -94,12 +103,9 @@ class VllmPolicy(Policy):
             "seed": (request.seed * 2654435761 + request.turn) % 2**31,
             "stop": list(request.stop),
             "logprobs": 1,
-            "extra_body": {
-                "return_token_ids": True,
-                "include_stop_str_in_output": True,
-                "skip_special_tokens": False,
-                "add_special_tokens": False,
-            },
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "extra_body": OWN_KEYS,
         }
 
     def _completion(self, choice: Any, request: Request) -> Completion:

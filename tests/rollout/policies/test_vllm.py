@@ -14,6 +14,7 @@ from pipelines.rollout.policies.vllm import VllmPolicy
 from pipelines.types import Example, StopReason
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
+PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # not the server's own defaults
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
 MODELS = (
     200,
@@ -71,6 +72,7 @@ def test_ids_go_in_and_come_out(ask: Any, serve: Any, completions: Any, codec: C
     assert server.asked[1]["prompt"] == [*prompt, *ids[0], *seen]
     assert (server.asked[0]["return_token_ids"], server.asked[0]["stop"]) == (True, ["</sql>", "</solution>"])
     assert server.asked[0]["seed"] != server.asked[1]["seed"]
+    assert {key: server.asked[0][key] for key in ("top_k", "min_p", "repetition_penalty")} == PLAIN
 
 
 def test_logprobs_at_another_temperature_are_not_taken(ask: Any, serve: Any, completions: Any) -> None:
