@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scipy import stats as scipy_stats
 
-from pipelines.evaluation import evaluate, report
+from pipelines.evaluation import contents, evaluate, report, tables
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.material import ReportData, System
 from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
@@ -108,3 +108,10 @@ def test_their_report_is_written(data: ReportData, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "133 questions over 4 databases" in page
     assert all(system.name in page for system in data.systems)
+
+
+def test_the_tables_in_the_documentation_are_these(data: ReportData) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "evaluation.md").read_text(encoding="utf-8")
+    for table in (contents.equalities(data), contents.errors(data), contents.paired(data)):
+        assert table is not None
+        assert tables.markdown(table).strip() in page
