@@ -86,10 +86,15 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in trail:
         raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
     own = read_yaml(path)
-    merged: Any = OmegaConf.create({})
+    merged: dict[str, Any] = {}
     for name in own.pop("include", []):
-        merged = OmegaConf.merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)))
-    whole = OmegaConf.to_container(OmegaConf.merge(merged, own))
+        merged = _merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)))
+    return _merge(merged, own)
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key; anything else of `above` replaces what is below."""
+    whole = OmegaConf.to_container(OmegaConf.merge(below, above))
     assert isinstance(whole, dict)
     return {str(key): value for key, value in whole.items()}
 
@@ -151,9 +156,10 @@ def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or path, with `variant=NAME` and `key=value` overrides applied in the order given.
+    """A recipe by name or path, with `variant=NAME`, `include=FILE` and `key=value` applied in the order given.
 
-    A variant is a named list of overrides in the recipe's own file: the paper's ablations.
+    A variant is a named list of overrides in the recipe's own file: the paper's ablations. An include lays one more
+    file of `conf/` over the recipe (`include=scales/tiny`).
 
     Raises:
         RecipeError: no such recipe or variant, an unknown key, a wrong type.
@@ -166,13 +172,17 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     variants: Mapping[str, list[str]] = tree.pop("variants", {}) or {}
     for override in overrides:
         key, _, value = override.partition("=")
-        if key != "variant":
+        if key == "variant":
+            if value not in variants:
+                raise RecipeError(
+                    f"recipe {name} has no variant {value!r}", f"It has: {', '.join(variants) or 'none'}."
+                )
+            for step in variants[value]:
+                _assign(tree, step)
+        elif key == "include":
+            tree = _merge(tree, _compose(CONF / f"{value}.yaml"))
+        else:
             _assign(tree, override)
-            continue
-        if value not in variants:
-            raise RecipeError(f"recipe {name} has no variant {value!r}", f"It has: {', '.join(variants) or 'none'}.")
-        for step in variants[value]:
-            _assign(tree, step)
     tree.setdefault("name", path.stem)
     try:
         return Recipe.model_validate(tree)

@@ -46,6 +46,12 @@ def test_a_variant_is_a_named_list_of_overrides(tmp_path: Path) -> None:
         recipes.load(path, ["variant=tall"])
 
 
+def test_an_include_lays_one_more_file_over_the_recipe() -> None:
+    recipe = recipes.load("sql_trail", ["include=scales/tiny", "grpo.steps=3"])
+    assert (recipe.model.source, recipe.protocol.prompt, recipe.grpo.steps) == ("tiny", "brief", 3)
+    assert [term.term for term in recipe.rewards][:2] == ["exec", "turns"]  # the paper's own panel
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
