@@ -19,7 +19,7 @@ from trl.trainer.utils import pad
 from pipelines.errors import DataError
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.stages.inputs import schemas, sql_engine
+from pipelines.stages.inputs import gold_schemas, schemas, sql_engine
 from pipelines.training import advantages, batching, model, settings
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
@@ -27,6 +27,7 @@ from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut,
 from pipelines.training.rows import Forward, dense, moving, regroup, scatter
 from pipelines.types import Example
 
+LIKE_ROWS = 24  # rows of one forward: the fewer, the more alike in length; a CPU gains nothing from more
 NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -158,7 +159,7 @@ class GrpoTrainer(GRPOTrainer):  # type: ignore[misc]
         rows = rows[lengths.argsort(stable=True)]
         parts = [
             dense(compute, input_ids[part], attention_mask[part], logits_to_keep)
-            for part in torch.split(rows, batch_size or len(rows))
+            for part in torch.split(rows, min(batch_size or len(rows), LIKE_ROWS))
         ]
         result = scatter(parts, rows, len(input_ids))
         if self.inside_loss:
@@ -272,6 +273,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             build_protocol(recipe.protocol),
             sql,
             schemas(recipe),
+            gold_schemas(plan.gold_schemas),
         )
         trainer = GrpoTrainer(
             plan=plan,

@@ -75,6 +75,8 @@ def _start(plan: Plan, path: Path) -> subprocess.Popen[str]:
         PARENT: str(os.getpid()),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": str(hardware.threads),
+        # Threads that wait must sleep: on a machine that is also doing other work, spinning ones made steps 50x slower.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",

@@ -36,21 +36,22 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self, out: Path, emit: Emit, state_bytes: int, names: Mapping[str, str], timings: dict[str, float]
     ) -> None:
         self.out, self.emit, self.state_bytes, self.names, self.timings = out, emit, state_bytes, names, timings
-        self.since = time.perf_counter()
+        self.since = _now()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Cut the files back to where the run resumes."""
         for name in (CURVES, TIMING):
             _keep_until(self.out / name, state.global_step)
-        self.since = time.perf_counter()
+        self.since = _now()
         self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """One line a step in both files, and one event."""
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run is all wall clock
-        now = time.perf_counter()
-        spent = {key: round(value, 6) for key, value in {"seconds": now - self.since, **self.timings}.items()}
+        now = _now()
+        own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1]}
+        spent = {key: round(value, 6) for key, value in (own | self.timings).items()}
         self.since = now
         self.timings.clear()
         values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
@@ -88,6 +89,11 @@ def last_whole_checkpoint(out: Path) -> str | None:
             shutil.rmtree(folder)
     whole = [folder for folder in folders if folder.exists()]
     return str(whole[-1]) if whole else None
+
+
+def _now() -> tuple[float, float]:
+    """Wall clock, and this process's time on all its cores: what work costs, also on a machine that is shared."""
+    return time.perf_counter(), time.process_time()
 
 
 def _append(path: Path, value: Mapping[str, Any]) -> None:

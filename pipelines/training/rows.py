@@ -15,7 +15,7 @@ Forward = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities (B, C
 def moving(inputs: Mapping[str, Tensor], beta: float = 0.0) -> Tensor:
     """(B,) which rows can move the policy: some token of weight with an advantage that is not 0, or a KL penalty."""
     weight = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool().any(1)
-    moves = weight & (inputs["advantages"] != 0)
+    moves = weight & (inputs["advantages"] != 0).view(len(weight), -1).any(1)  # (B,), or (B, C) when tokens differ
     if beta:
         moves = weight
     if "schema_mask" in inputs:

@@ -1,0 +1,64 @@
+"""Advantages against numbers worked out by hand, and against TRL's own."""
+
+import math
+
+import pytest
+import torch
+
+from pipelines.training.advantages import dropped, group_advantages, useful, zero_variance
+from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
+
+NAN = float("nan")
+
+
+def test_group_advantages_are_normalised_within_each_group():
+    # Group 1: mean 2, deviation sqrt((4 + 0 + 4) / 2) = 2. Group 2: mean 1, deviation 1.
+    rewards = torch.tensor([0.0, 2.0, 4.0, 0.0, 1.0, 2.0])
+    expected = torch.tensor([-2 / 2.0001, 0.0, 2 / 2.0001, -1 / 1.0001, 0.0, 1 / 1.0001])
+    assert torch.allclose(group_advantages(rewards, 3), expected)
+
+
+def test_without_scaling_only_the_mean_is_taken_off():
+    """Reasoning-SQL: r - mean, no deviation."""
+    rewards = torch.tensor([0.0, 1.0, 5.0])
+    assert group_advantages(rewards, 3, "none").tolist() == [-2.0, -1.0, 3.0]
+
+
+def test_an_episode_that_is_left_out_counts_nowhere():
+    # Without the left-out one: mean 3, deviation sqrt(2 * 1) = sqrt(2).
+    rewards = torch.tensor([2.0, NAN, 4.0])
+    scale = math.sqrt(2) + 1e-4
+    assert group_advantages(rewards, 3).tolist() == pytest.approx([-1 / scale, 0.0, 1 / scale])
+
+
+def test_groups_that_teach_nothing():
+    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, 3.0, NAN, NAN])
+    assert zero_variance(rewards, 2).tolist() == [True, False, True, True]
+    assert useful(rewards, 2).tolist() == [False, False, True, True, False, False, False, False]
+
+
+def test_rounding_is_no_advantage():
+    """Sixty equal rewards whose 32-bit mean is not quite their value give no gradient at all."""
+    rewards = torch.full((6,), 7.3) + torch.tensor([0.0, 1e-6, 0.0, 0.0, 0.0, 0.0])
+    assert group_advantages(rewards, 6).tolist() == [0.0] * 6
+
+
+def episode(*kinds: ActionKind, error: str | None = None, final: str | None = "SELECT 1") -> Trajectory:
+    turns = tuple(Turn("...", Action(kind, format_error=error)) for kind in kinds)
+    return Trajectory("q", 0, "p", "react", (), turns, final, StopReason.SOLUTION)
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "rule", "out"),
+    [
+        (episode(ActionKind.SQL, ActionKind.SOLUTION), "malformed", False),
+        (episode(ActionKind.SQL, error="text_outside"), "malformed", True),
+        (episode(ActionKind.SQL, error="text_outside"), "empty_turn", False),
+        (episode(ActionKind.INVALID, error="no_action"), "empty_turn", True),
+        (episode(ActionKind.SQL, final=None), "no_answer", True),
+        (episode(ActionKind.SOLUTION), "no_answer", False),
+    ],
+)
+def test_grpo_filter_leaves_out_what_its_rule_names(trajectory, rule, out):
+    assert dropped(trajectory, (rule,)) is out
+    assert dropped(trajectory, ()) is False

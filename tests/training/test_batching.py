@@ -1,0 +1,73 @@
+"""Batches of like length, in an order that only the seed decides."""
+
+import random
+
+import pytest
+
+from pipelines.errors import RecipeError
+from pipelines.training.batching import order, padding_share, schedule, split_batch, steps
+
+LENGTHS = random.Random(0).choices(range(40, 200), k=500)
+
+
+def test_every_sample_is_used_once_before_any_is_used_again():
+    indices = order(LENGTHS, 7, 1000, seed=0)
+    assert len(indices) == 1000
+    counts = [indices.count(index) for index in range(500)]
+    assert set(counts) <= {1, 2, 3}
+    assert sum(count != 2 for count in counts) <= 2 * 7  # only what was left over between two passes
+
+
+def test_batches_of_like_length_need_little_padding():
+    indices = order(LENGTHS, 8, 496, seed=0)
+    shuffled = random.Random(1).sample(range(500), 496)
+    assert padding_share(LENGTHS, indices, 8) < 0.03
+    assert padding_share(LENGTHS, shuffled, 8) > 0.25
+
+
+def test_padding_share_by_hand():
+    # (3, 1) pads 2 of 6 tokens, (2, 2) none of 4: 2 of 10.
+    assert padding_share([3, 1, 2, 2], [0, 1, 2, 3], 2) == pytest.approx(0.2)
+
+
+def test_the_seed_decides_the_order():
+    assert order(LENGTHS, 8, 496, seed=0) == order(LENGTHS, 8, 496, seed=0)
+    assert order(LENGTHS, 8, 496, seed=0) != order(LENGTHS, 8, 496, seed=1)
+
+
+def test_batch_lengths_are_mixed_over_the_run():
+    """A run that saw short samples first would be a curriculum that nobody asked for."""
+    indices = order(LENGTHS, 8, 496, seed=0)
+    halves = [sum(LENGTHS[index] for index in half) / 248 for half in (indices[:248], indices[248:])]
+    assert abs(halves[0] - halves[1]) < 25
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "processes", "expected"),
+    [(128, 8, 1, (8, 16)), (24, 24, 1, (24, 1)), (24, 24, 2, (12, 1)), (24, 9, 1, (8, 3)), (96, 200, 4, (24, 1))],
+)
+def test_a_batch_is_shared_out_evenly(batch, micro, processes, expected):
+    assert split_batch(batch, micro, processes) == expected
+
+
+def test_a_batch_that_cannot_be_shared_out_is_a_recipe_error():
+    with pytest.raises(RecipeError, match="25 cannot be shared by 2"):
+        split_batch(25, 8, 2)
+
+
+def test_steps_of_a_run():
+    assert steps(1000, 2, 128) == 15
+    assert steps(10, 1, 128) == 1
+
+
+def test_a_question_comes_again_only_when_all_have_come():
+    chosen = schedule(pool=10, questions=4, generations=5, seed=0)
+    assert sorted(chosen[:10]) == list(range(10))
+    assert sorted(chosen[10:20]) == list(range(10))
+    assert all(len(set(chosen[at : at + 4])) == 4 for at in range(0, 20, 4))
+
+
+def test_a_pool_smaller_than_a_generation_is_repeated():
+    chosen = schedule(pool=3, questions=4, generations=3, seed=0)
+    assert len(chosen) == 12
+    assert all(chosen.count(index) == 4 for index in range(3))

@@ -1,0 +1,209 @@
+"""The loss against a formula written out by hand, and against TRL's own trainer on the same batch."""
+
+import copy
+
+import pytest
+import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from pipelines.config import Grpo, Optimizer, Sampling
+from pipelines.training import grpo as module
+from pipelines.training.grpo import GrpoTrainer, arguments
+from pipelines.training.model import load
+from pipelines.training.plan import Plan
+from pipelines.training.rows import moving
+
+ROWS, PROMPT, COMPLETION = 4, 6, 10
+LOW, HIGH = 0.2, 0.28
+
+
+@pytest.fixture
+def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
+    """A trainer that never rolls out: only its loss is looked at. `plain` makes TRL's own."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    network, tokenizer = load(checkpoint, recipe.model)
+
+    def trainer(plain=False, **changes):
+        settings = {
+            "group": 2,
+            "questions_per_step": 2,
+            "micro_batch": 4,
+            "clip_low": LOW,
+            "clip_high": HIGH,
+            **changes,
+        }
+        sampling, optimizer = Sampling(episode_tokens=50), Optimizer(lr=1e-3)
+        section = Grpo(**settings, steps=1, sampling=sampling, optimizer=optimizer)
+        plan = Plan(
+            kind="grpo",
+            recipe=recipe.model_copy(update={"grpo": section}),
+            checkpoint_in=str(checkpoint),
+            data=tmp_path / "unused",
+            out=tmp_path,
+        )
+        common = {
+            "model": copy.deepcopy(network),
+            "processing_class": tokenizer,
+            "train_dataset": module._dataset(plan, examples),
+            "args": arguments(plan),
+        }
+        if plain:
+            made = GRPOTrainer(reward_funcs=[module.reward], **common)
+        else:
+            made = GrpoTrainer(plan=plan, rollouts=None, timings={}, **common)
+        made.current_gradient_accumulation_steps = 1
+        made.model.train()
+        return made
+
+    return trainer
+
+
+@pytest.fixture
+def batch():
+    """Prompts of 6, 4, 3, 5 tokens and completions of 10, 7, 9, 4, some of them observations."""
+    generator = torch.Generator().manual_seed(0)
+    prompt_mask = torch.tensor([[0] * (PROMPT - n) + [1] * n for n in (6, 4, 3, 5)])
+    completion_mask = torch.tensor([[1] * n + [0] * (COMPLETION - n) for n in (10, 7, 9, 4)])
+    tool_mask = torch.tensor([[1, 1, 1, 0, 0, 0, 1, 1, 1, 1]] * ROWS)
+    schema_mask = tool_mask * torch.tensor([[1, 1, 1] + [0] * 7] * ROWS) * completion_mask
+    return {
+        "prompt_ids": torch.randint(5, 300, (ROWS, PROMPT), generator=generator) * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.randint(5, 300, (ROWS, COMPLETION), generator=generator) * completion_mask,
+        "completion_mask": completion_mask,
+        "tool_mask": tool_mask,
+        "advantages": torch.tensor([1.2, -0.7, 0.4, -1.1]),
+        "num_items_in_batch": (completion_mask * tool_mask).sum(),
+        "schema_advantages": torch.tensor([-0.9, 0.9, 0.5, -0.5]),
+        "schema_mask": schema_mask,
+        "schema_items": schema_mask.sum(),
+    }
+
+
+def log_probabilities(network, batch):
+    """(B, C) by the book: logits, log-softmax, gather, on rows without padding between prompt and completion."""
+    rows = []
+    for row in range(ROWS):
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+        ids = torch.cat([prompt, batch["completion_ids"][row][batch["completion_mask"][row].bool()]])
+        logits = network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        values = logits.log_softmax(-1).gather(1, ids[len(prompt) :].unsqueeze(1)).squeeze(1)
+        rows.append(torch.cat([values, values.new_zeros(COMPLETION - len(values))]))
+    return torch.stack(rows)
+
+
+def drifted(network, batch):
+    """Old log-probabilities far enough from today's that many ratios are clipped, on both sides."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(ROWS, COMPLETION, generator=generator) * 0.4
+    return (log_probabilities(network, batch).detach() + noise) * batch["completion_mask"]
+
+
+def gradients(network):
+    return torch.cat([value.grad.flatten() for value in network.parameters()])
+
+
+def clipped_loss(ratio, advantages):
+    clipped = ratio.clamp(1 - LOW, 1 + HIGH)
+    return -torch.min(ratio * advantages.unsqueeze(1), clipped * advantages.unsqueeze(1))
+
+
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_dual_track_is_the_sum_of_two_losses_each_over_its_own_tokens(make, batch, checkpoint, recipe, off_policy):
+    """TRUST-SQL, equation 6: L = L_full + lambda L_schema."""
+    trainer = make(lambda_schema=0.25)
+    by_hand, _ = load(checkpoint, recipe.model)
+    if off_policy:
+        batch["old_per_token_logps"] = drifted(by_hand, batch)
+    trainer._compute_loss(trainer.model, dict(batch)).backward()
+
+    logps = log_probabilities(by_hand, batch)
+    old = batch.get("old_per_token_logps", logps.detach())
+    ratio = (logps - old).exp()
+    full = batch["completion_mask"] * batch["tool_mask"]
+    l_full = (clipped_loss(ratio, batch["advantages"]) * full).sum() / full.sum()
+    l_schema = (clipped_loss(ratio, batch["schema_advantages"]) * batch["schema_mask"]).sum() / batch[
+        "schema_mask"
+    ].sum()
+    (l_full + 0.25 * l_schema).backward()
+
+    expected, got = gradients(by_hand), gradients(trainer.model)
+    assert (got - expected).norm() / expected.norm() < 1e-5
+
+
+def test_adding_the_advantages_first_would_be_wrong_off_policy(make, batch):
+    """Why there are two passes: the two tracks clip at different tokens."""
+    trainer, naive = make(lambda_schema=0.25), make()
+    batch["old_per_token_logps"] = drifted(trainer.model, batch)
+    trainer._compute_loss(trainer.model, dict(batch)).backward()
+    share = batch["num_items_in_batch"] / batch["schema_items"]
+    summed = (
+        batch["advantages"].unsqueeze(1) + 0.25 * share * batch["schema_advantages"].unsqueeze(1) * batch["schema_mask"]
+    )
+    one = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    naive._compute_loss(naive.model, {**one, "advantages": summed}).backward()
+    expected, got = gradients(trainer.model), gradients(naive.model)
+    assert (got - expected).norm() / expected.norm() > 0.02
+
+
+def test_lambda_0_is_plain_grpo_bit_for_bit(make, batch):
+    none, plain = make(lambda_schema=0.0), make()
+    none._compute_loss(none.model, dict(batch)).backward()
+    without = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    plain._compute_loss(plain.model, without).backward()
+    assert torch.equal(gradients(none.model), gradients(plain.model))
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.filterwarnings("ignore")
+def test_every_loss_is_trls_own(make, batch, loss, level):
+    """Rows without padding, rows without weight left out: the numbers of TRL's trainer all the same."""
+    ours, plain = make(loss=loss, level=level), make(plain=True, loss=loss, level=level)
+    batch = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    batch["old_per_token_logps"] = drifted(plain.model, batch)
+    batch["advantages"][2] = 0.0
+    batch["tool_mask"][3] = 0
+    losses = [trainer._compute_loss(trainer.model, dict(batch)) for trainer in (ours, plain)]
+    for value in losses:
+        value.backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    expected = gradients(plain.model)
+    assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
+
+
+def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
+    batch["advantages"][0] = 0.0
+    del batch["schema_mask"]
+    batch["tool_mask"][1] = 0
+    assert moving(batch).tolist() == [False, False, True, True]
+    assert moving(batch, beta=0.1).tolist() == [True, False, True, True]
+    trainer, seen = make(), []
+    forward = trainer.model.model.forward
+    trainer.model.model.forward = lambda *args, **kwargs: (
+        seen.append(kwargs["input_ids"].shape) or forward(*args, **kwargs)
+    )
+    trainer._compute_loss(trainer.model, dict(batch))
+    assert seen == [(2, 12)]  # rows 2 and 3, as long as the longer: 3 + 9 tokens
+
+
+def test_a_batch_without_weight_still_has_a_gradient_of_zero(make, batch):
+    """Every process must run its backward, or the others wait for ever."""
+    trainer = make()
+    del batch["schema_mask"]
+    batch["advantages"] = torch.zeros(ROWS)
+    loss = trainer._compute_loss(trainer.model, batch)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert gradients(trainer.model).abs().max() == 0.0
+
+
+def test_what_is_watched(make, batch):
+    trainer = make()
+    logps = log_probabilities(trainer.model, batch).detach()
+    batch["sampling_per_token_logps"] = logps + 0.01 * batch["completion_mask"]
+    trainer._compute_loss(trainer.model, {key: value for key, value in batch.items() if not key.startswith("schema")})
+    watched = trainer._metrics["train"]
+    assert watched["own/drift_mean"] == [pytest.approx(0.01, rel=1e-3)]
+    assert watched["own/drift_max"] == [pytest.approx(0.01, rel=1e-3)]
+    assert watched["own/entropy"][0] == pytest.approx(watched["entropy"][0], rel=1e-4)
