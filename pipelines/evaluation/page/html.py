@@ -9,7 +9,7 @@ from typing import Any
 
 VOID = frozenset({"meta", "link", "input", "circle", "rect", "line", "path", "polyline"})
 # JSON inside <script> ends at "</script" whatever the quotes say, and a stray "<!--" changes how the rest is read.
-_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+_IN_SCRIPT = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 class Html(str):
@@ -61,5 +61,7 @@ def join(*children: Child) -> Html:
 
 def data(identifier: str, value: Any) -> Html:
     """JSON for scripts of the page, as an inert block that no text inside can end."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_IN_SCRIPT)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character, escape in _IN_SCRIPT.items():
+        text = text.replace(character, escape)
     return Html(f'<script type="application/json" id="{html.escape(identifier)}">{text}</script>')
