@@ -1,0 +1,29 @@
+# GPU worker: flows run from the ops environment, training in one of its own (vLLM and Prefect cannot share one).
+#   docker build -f infra/images/gpu.Dockerfile -t sqltrain-gpu .
+# Recipes for it set hardware.python=/opt/gpu/bin/python. Not run here; tests/infra/ parses it.
+FROM nvidia/cuda:12.8.1-devel-ubuntu24.04
+
+ENV PIP_NO_CACHE_DIR=1 \
+    PYTHONUNBUFFERED=1 \
+    DO_NOT_TRACK=1 \
+    SQLTRAIN_STORE=/store
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3 python3-venv python3-dev build-essential git \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 sqltrain \
+    && mkdir /store && chown sqltrain /store
+
+WORKDIR /srv/sqltrain
+COPY pyproject.toml constraints.txt ./
+COPY pipelines pipelines
+COPY tasks tasks
+COPY flows flows
+COPY conf conf
+COPY infra infra
+RUN python3 -m venv /opt/ops && /opt/ops/bin/pip install -c constraints.txt -e '.[ops]'
+RUN python3 -m venv /opt/gpu && /opt/gpu/bin/pip install -e '.[gpu]'
+
+USER sqltrain
+ENV PATH=/opt/ops/bin:$PATH
+CMD ["prefect", "worker", "start", "--pool", "gpu", "--limit", "1"]

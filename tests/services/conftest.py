@@ -1,0 +1,184 @@
+"""A real Prefect server and worker, started by the very commands of infra/README.md."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The whole chain in seconds: nothing is learned, everything is done.
+SMALL_DATA = [
+    "data.sft.options={databases: 4, questions: 8}",
+    "data.rl=[{kind: miniature, options: {databases: 2, questions: 8, first: 4}}]",
+    "data.dev.options={databases: 2, questions: 4}",
+    "data.test.options={databases: 2, questions: 4}",
+]
+SMALL = [
+    *SMALL_DATA,
+    "model.tiny={width: 32, layers: 1, heads: 2, ffn: 64}",
+    "protocol.max_turns=2",
+    "protocol.max_turns_eval=2",
+    "difficulty={group: 2, candidates: 4, keep: 4, explore: 4, sampling: {turn_tokens: 16, episode_tokens: 512}}",
+    "grpo.steps=2",
+    "grpo.group=2",
+    "grpo.questions_per_step=2",
+    "grpo.drop_zero_variance=false",
+    "grpo.sampling={turn_tokens: 16, episode_tokens: 512}",
+    "evaluation={samples: 2, ks: [1, 2], sampling: {turn_tokens: 16, episode_tokens: 512}}",
+    "rollout.processes=1",
+    "hardware.threads=1",
+]
+
+
+def readme_blocks() -> dict[str, str]:
+    """The named shell blocks of infra/README.md."""
+    text = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^```sh (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(true: Callable[[], object], seconds: float, what: str) -> Any:
+    """Poll until something is truthy and return it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.3)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def processes(*words: str) -> list[int]:
+    """Live processes whose command line has all the words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if line and all(word in line for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+@dataclass
+class Site:
+    """One machine as infra/README.md sets it up, on a port and in folders of its own."""
+
+    folder: Path
+    port: int
+    environment: dict[str, str]
+
+    @property
+    def store(self) -> Path:
+        return Path(self.environment["SQLTRAIN_STORE"])
+
+    def block(self, name: str) -> str:
+        return readme_blocks()[name].replace("4200", str(self.port))
+
+    def start(self, name: str) -> "subprocess.Popen[bytes]":
+        """Run a block in the background, its output in a log file."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = ["bash", "-c", f"exec {self.block(name)}"]
+            return subprocess.Popen(
+                command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def run(self, command: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout
+        )
+
+    def deployment_run(
+        self, name: str, overrides: list[str], *options: str, **parameters: object
+    ) -> "subprocess.CompletedProcess[str]":
+        command = ["prefect", "deployment", "run", name, *options]
+        for key, value in {"overrides": overrides, **parameters}.items():
+            command += ["--param", f"{key}={json.dumps(value)}"]
+        return subprocess.run(
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=400, check=False
+        )
+
+    def api(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/api/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def newest_run(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.api("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 1})[0]
+        return found
+
+    def healthy(self) -> bool:
+        try:
+            return bool(self.api("health"))
+        except OSError:
+            return False
+
+
+def end(process: "subprocess.Popen[bytes]", sign: signal.Signals = signal.SIGTERM) -> None:
+    """End a process group that a test started."""
+    for attempt in (sign, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, attempt)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(20)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@pytest.fixture(scope="session")
+def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The environment block of the page, and nothing running yet."""
+    folder = tmp_path_factory.mktemp("site")
+    port = free_port()
+    block = readme_blocks()["environment"].replace("4200", str(port))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    outside = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
+    base = {**outside, "PATH": path, "PREFECT_HOME": str(folder / "prefect"), "OMP_NUM_THREADS": "1"}
+    shown = subprocess.run(["bash", "-c", f"{block}\nenv -0"], cwd=ROOT, env=base, capture_output=True, check=True)
+    pairs = (item.partition("=") for item in shown.stdout.decode().split("\0") if item)
+    environment = {key: value for key, _, value in pairs}
+    return Site(folder, port, {**environment, "SQLTRAIN_STORE": str(folder / "store")})
+
+
+@pytest.fixture(scope="session")
+def site(bare_site: Site) -> Iterator[Site]:
+    """Server up, pools made, everything deployed, worker listening."""
+    started = [bare_site.start("server")]
+    try:
+        wait_for(bare_site.healthy, 120, "the Prefect server is up")
+        for name in ("pools", "deploy"):
+            done = bare_site.run(bare_site.block(name))
+            assert done.returncode == 0, done.stdout + done.stderr
+        started.append(bare_site.start("worker"))
+        wait_for(
+            lambda: bare_site.api("work_pools/cpu")["status"] == "READY", 120, "the worker has said that it listens"
+        )
+        yield bare_site
+    finally:
+        for process in reversed(started):
+            end(process)

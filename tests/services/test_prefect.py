@@ -1,0 +1,161 @@
+"""The commands of infra/README.md on a real server with a real worker: runs, exit codes, cancel, kill."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import SMALL, SMALL_DATA, Site, processes, wait_for
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+
+
+def digests(store: Path) -> dict[str, Any]:
+    """What every finished stage's manifest says of its files."""
+    return {
+        str(path.parent.relative_to(store)): json.loads(path.read_text())["files"]
+        for path in sorted(store.glob("*/*/manifest.json"))
+        if not path.parent.name.startswith(".")
+    }
+
+
+def await_grpo(site: Site, true: Callable[[], object], what: str) -> None:
+    """Wait for something in mid-run; a run that failed meanwhile is not waited for."""
+
+    def look() -> object:
+        state = site.newest_run()["state"]
+        assert state["type"] not in ("FAILED", "CRASHED"), state["message"]
+        return true()
+
+    wait_for(look, 300, what)
+
+
+def artifacts(site: Site, run_id: str) -> dict[str, Any]:
+    found = site.api("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 100})
+    return {one["key"]: one for one in found}
+
+
+def test_everything_is_deployed_with_a_form(site: Site) -> None:
+    deployments = site.api("deployments/filter", {})
+    assert len(deployments) == 6
+    names = {one["name"]: one for one in deployments}
+    assert names["nightly"]["schedules"][0]["schedule"]["cron"] == "0 2 * * *"
+    for one in deployments:
+        form = one["parameter_openapi_schema"]["properties"]
+        assert "sql_trail" in form["recipe"]["enum"]
+        assert form["overrides"]["type"] == "array"
+        assert all(field["description"] for field in form.values())
+
+
+def test_a_good_run_exits_0_and_shows_what_it_made(site: Site) -> None:
+    done = site.deployment_run("retrain/miniature", SMALL, "--watch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = artifacts(site, site.newest_run()["id"])
+    stages = {row["stage"]: row["state"] for row in json.loads(shown["stages"]["data"])}
+    assert stages["grpo"] == "made"
+    assert set(stages.values()) == {"made"}
+    assert "| grpo |" in shown["execution-accuracy"]["data"]
+    assert "report.html" in shown["report"]["data"]
+    assert "held" in shown["contract-data"]["data"]
+    assert "progress-grpo" in shown
+
+
+def test_the_same_run_again_makes_nothing(site: Site) -> None:
+    before = digests(site.store)
+    done = site.deployment_run("retrain/miniature", SMALL, "--watch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
+    assert {row["state"] for row in stages} == {"there"}
+    assert digests(site.store) == before
+
+
+def test_a_failed_run_exits_1_and_says_why(site: Site) -> None:
+    done = site.deployment_run("curate/cpu", ["data.sft={kind: jsonl, path: /no/such/file.jsonl}"], "--watch")
+    assert done.returncode == 1
+    assert "/no/such/file.jsonl" in site.newest_run()["state"]["message"]
+
+
+def test_a_recipe_that_does_not_exist_is_refused_with_the_reason(site: Site) -> None:
+    done = site.deployment_run("curate/cpu", [], "--watch", recipe="no_such_recipe")
+    assert done.returncode == 1
+    assert "no_such_recipe" in done.stdout + done.stderr
+
+
+def test_a_parameter_of_the_wrong_type_is_refused_with_the_reason(site: Site) -> None:
+    done = site.deployment_run("curate/cpu", [], "--watch", store=["not", "text"])
+    assert done.returncode == 1
+    assert "store" in done.stdout + done.stderr
+
+
+def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site: Site) -> None:
+    long = [*SMALL, "grpo.steps=500", "grpo.save_steps=1", "hardware.slot=gpu"]
+    started = site.deployment_run("retrain/miniature", long)
+    assert started.returncode == 0, started.stdout + started.stderr
+    child = ("pipelines.training.child", str(site.store), "/grpo/")
+    await_grpo(site, lambda: list(site.store.glob("grpo/.work-*/checkpoints/*")), "GRPO has written a checkpoint")
+    assert processes(*child)
+    assert site.api("v2/concurrency_limits/gpu")["active_slots"] == 1
+    run_id = site.newest_run()["id"]
+    assert site.run(f"prefect flow-run cancel {run_id}").returncode == 0
+    begun = time.monotonic()
+    wait_for(lambda: not processes(*child), 30, "the training child is gone")
+    wait_for(lambda: site.api("v2/concurrency_limits/gpu")["active_slots"] == 0, 30, "the slot is free")
+    assert time.monotonic() - begun < 30
+    wait_for(lambda: site.newest_run()["state"]["type"] == "CANCELLED", 60, "the server says so")
+    assert not list(site.store.glob("grpo/.work-*/manifest.json"))
+
+
+def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site: Site) -> None:
+    long = [*SMALL, "grpo.steps=6", "grpo.save_steps=1", "seed=1"]
+    child = ("pipelines.training.child", str(site.store), "/grpo/")
+    assert site.deployment_run("retrain/miniature", long).returncode == 0
+    await_grpo(site, lambda: processes(*child), "GRPO runs")
+    flow = [pid for pid in processes("prefect", "engine") if _parent(processes(*child)[0]) == pid]
+    os.kill(flow[0], signal.SIGKILL)
+    wait_for(lambda: not processes(*child), 20, "the training child died with its flow")
+    again = site.deployment_run("retrain/miniature", long, "--watch")
+    assert again.returncode == 0, again.stdout + again.stderr
+    stages = {row["stage"]: row for row in json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])}
+    assert stages["sft"]["state"] == "there"
+    assert stages["grpo"]["why"] == "was interrupted: resumes"
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_without_a_server_a_run_brings_its_own_and_takes_it_along(site: Site, tmp_path: Path) -> None:
+    quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
+    command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --engine prefect --until synthesize"
+    done = site.run(f"{command} {quoted}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.split("/")[0] for path in digests(tmp_path)) == ["data", "synthesize"]
+    assert "Error logging to API" not in done.stderr
+    assert servers(site) == []
+
+
+def test_not_even_kill_9_leaves_a_run_s_own_server_behind(site: Site, tmp_path: Path) -> None:
+    command = ["sqltrain", "run", "miniature", f"store={tmp_path}", "--engine", "prefect", *SMALL_DATA]
+    environment = {key: value for key, value in site.environment.items() if key != "PREFECT_API_URL"}
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: servers(site), 120, "the run has a server")
+    finally:
+        run.kill()
+        run.wait()
+    wait_for(lambda: servers(site) == [], 20, "the server died with its run")
+
+
+def servers(site: Site) -> list[int]:
+    """Prefect servers of this site's home other than the site's own."""
+    home = f"PREFECT_HOME={site.environment['PREFECT_HOME']}".encode()
+    found = processes("uvicorn", "prefect.server.api.server:create_app")
+    own = processes("uvicorn", f"--port {site.port}")
+    return [pid for pid in found if pid not in own and home in Path(f"/proc/{pid}/environ").read_bytes()]
