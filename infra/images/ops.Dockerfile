@@ -21,7 +21,7 @@ COPY tasks tasks
 COPY flows flows
 COPY conf conf
 COPY infra infra
-RUN pip install -c constraints.txt -e '.[ops]' asyncpg psycopg2-binary
+RUN pip install -c constraints.txt -e '.[ops]' prefect-kubernetes
 
 USER sqltrain
 CMD ["prefect", "worker", "start", "--pool", "cpu"]

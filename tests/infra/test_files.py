@@ -1,0 +1,177 @@
+"""The files of infra/ that cannot be run here: each parses, and what it refers to is there."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+ROOT = Path(__file__).resolve().parents[2]
+INFRA = ROOT / "infra"
+DOCKERFILES = sorted((INFRA / "images").glob("*.Dockerfile"))
+INSTRUCTIONS = {"FROM", "ENV", "WORKDIR", "RUN", "COPY", "USER", "CMD"}
+
+
+def load(name: str) -> dict[str, Any]:
+    value: dict[str, Any] = yaml.safe_load((INFRA / name).read_text(encoding="utf-8"))
+    return value
+
+
+@pytest.mark.parametrize("deployment", load("prefect.yaml")["deployments"], ids=lambda one: one["entrypoint"])
+def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment: dict[str, Any]) -> None:
+    from prefect import Flow
+    from prefect.utilities.callables import parameter_schema
+
+    from flows import pipeline
+
+    path, _, name = deployment["entrypoint"].partition(":")
+    assert path == "flows/pipeline.py"
+    flow = getattr(pipeline, name)
+    assert isinstance(flow, Flow)
+    schema = parameter_schema(flow.fn).model_dump()
+    Draft202012Validator({**schema, "additionalProperties": False}).validate(deployment.get("parameters", {}))
+    assert deployment["work_pool"]["name"] in ("cpu", "gpu")
+
+
+def test_deployments_have_names_of_their_own() -> None:
+    names = [(one["entrypoint"], one["name"]) for one in load("prefect.yaml")["deployments"]]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_makes_every_pool_and_names_every_file_and_deployment() -> None:
+    page = (INFRA / "README.md").read_text(encoding="utf-8")
+    for deployment in load("prefect.yaml")["deployments"]:
+        flow = deployment["entrypoint"].partition(":")[2]
+        assert f"`{flow}/{deployment['name']}`" in page
+        assert f"work-pool create {deployment['work_pool']['name']} " in page
+    for name in re.findall(r"`([\w./*]+)`.* \|.*\|", page.partition("## Files")[2]):
+        assert list(INFRA.glob(name.rstrip("/"))), name
+
+
+def test_compose_refers_to_what_there_is() -> None:
+    compose = load("compose.yaml")
+    services = compose["services"]
+    for name, service in services.items():
+        assert "image" in service, name
+        if "build" in service:
+            assert (INFRA / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        assert set(service.get("depends_on", {})) <= set(services)
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            assert (INFRA / source).is_file() if source.startswith(".") else source in compose["volumes"], mount
+        waited_for = [
+            other for other, how in service.get("depends_on", {}).items() if how["condition"].endswith("healthy")
+        ]
+        assert all("healthcheck" in services[other] for other in waited_for)
+
+
+def test_no_file_holds_a_secret() -> None:
+    for path in INFRA.rglob("*.y*ml"):
+        for value in re.findall(r"^\s*\w*PASSWORD: *(.*)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert value.startswith("${"), path
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker")
+def test_compose_parses_by_its_own_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode != 0:
+        pytest.skip("docker has no compose plugin here")
+    monkeypatch.setenv("POSTGRES_PASSWORD", "x")
+    command = ["docker", "compose", "-f", str(INFRA / "compose.yaml"), "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def instructions(path: Path) -> Iterator[tuple[str, str]]:
+    """A Dockerfile's instructions with their arguments, continued lines joined."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        if line.strip():
+            word, _, rest = line.strip().partition(" ")
+            yield word, rest.strip()
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_a_dockerfile_parses_and_copies_what_there_is(path: Path) -> None:
+    found = list(instructions(path))
+    assert found[0][0] == "FROM"
+    assert {word for word, _ in found} <= INSTRUCTIONS
+    assert [rest for word, rest in found if word == "USER"] == ["sqltrain"]
+    for word, rest in found:
+        if word == "COPY":
+            *sources, _ = shlex.split(rest)
+            assert all((ROOT / source).exists() for source in sources), rest
+        if word == "RUN":
+            assert subprocess.run(["bash", "-n", "-c", rest], capture_output=True).returncode == 0, rest
+    assert DOCKERFILES
+
+
+def test_the_job_template_s_variables_are_all_defined_and_used() -> None:
+    template = load("kubernetes/job-template.yaml")
+    text = yaml.safe_dump(template["job_configuration"])
+    used = set(re.findall(r"{{ (\w+) }}", text))
+    given_by_prefect = {"command", "labels"}
+    assert used == set(template["variables"]["properties"]) | given_by_prefect
+    Draft202012Validator.check_schema(template["variables"])
+    manifest = template["job_configuration"]["job_manifest"]
+    assert (manifest["apiVersion"], manifest["kind"]) == ("batch/v1", "Job")
+    pod = manifest["spec"]["template"]["spec"]
+    mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_kubernetes_objects_are_named_and_refer_to_one_another() -> None:
+    objects = list(yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text(encoding="utf-8")))
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    assert len(names) == len(objects)
+    assert all({"apiVersion", "kind", "metadata"} <= set(one) for one in objects)
+    binding = next(one for one in objects if one["kind"] == "RoleBinding")
+    assert ("Role", binding["roleRef"]["name"]) in names
+    deployment = next(one for one in objects if one["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]
+    assert ("ServiceAccount", pod["spec"]["serviceAccountName"]) in names
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    claim = load("kubernetes/job-template.yaml")["variables"]["properties"]["store_claim"]["default"]
+    assert ("PersistentVolumeClaim", claim) in names
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_kubernetes_objects_parse_by_kubectl(tmp_path: Path) -> None:
+    shutil.copy(INFRA / "kubernetes" / "worker.yaml", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text("resources: [worker.yaml]\n")
+    done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(yaml.safe_load_all(done.stdout))) == 6
+
+
+def test_the_workflow_parses_and_names_what_there_is() -> None:
+    workflow = load("github/retrain.yml")
+    triggers = workflow[True]  # YAML 1.1 reads the key `on` so; GitHub does not
+    assert {"push", "pull_request", "workflow_dispatch"} == set(triggers)
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    deployments = {
+        f"{one['entrypoint'].partition(':')[2]}/{one['name']}" for one in load("prefect.yaml")["deployments"]
+    }
+    for name, job in workflow["jobs"].items():
+        assert {"runs-on", "timeout-minutes", "steps"} <= set(job), name
+        assert job.get("needs", "tests") in workflow["jobs"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            script = step.get("run", "")
+            assert subprocess.run(["bash", "-n", "-c", script], capture_output=True).returncode == 0, script
+            assert set(re.findall(r"\bmake (\w+)", script)) <= targets
+            assert set(re.findall(r"deployment run (\S+)", script)) <= deployments
+
+
+def test_the_smoke_run_s_overrides_fit_the_recipe() -> None:
+    from pipelines import recipes
+
+    steps = load("github/retrain.yml")["jobs"]["smoke"]["steps"]
+    script = next(step["run"] for step in steps if step.get("name") == "retrain")
+    overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])  # type: ignore[index]
+    assert recipes.load("miniature", overrides).grpo.steps == 4
