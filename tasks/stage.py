@@ -6,8 +6,7 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,11 +15,11 @@ from uuid import UUID
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.concurrency.sync import concurrency
+from prefect.concurrency.sync import ConcurrencySlotAcquisitionError, concurrency
 from prefect.logging import get_run_logger
 
 from pipelines.config import Recipe
-from pipelines.errors import BoundaryError
+from pipelines.errors import BoundaryError, ResourceError
 from pipelines.stages import graph
 from pipelines.store import Store, read_json
 from tasks.step import run_step
@@ -30,7 +29,7 @@ from tasks.tracking import Tracker
 EVERY_S = 5.0
 RETRY_DELAYS_S = [10.0, 60.0]
 ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")
-LEASE_S = 30.0
+LEASE_S = 60.0  # the shortest that Prefect takes; its default is 300
 
 
 @dataclass(frozen=True)
@@ -120,14 +119,26 @@ def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
         get_run_logger().warning("not shown in the UI: %s", error)
 
 
-def device_slot(step: graph.Step, recipe: Recipe) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
     """The concurrency limit that guards the device, held while a stage that uses it is made.
 
     The lease is short: the slot of a run that was killed is free again soon. A run that cannot renew it goes on.
+
+    Raises:
+        ResourceError: there is no limit of that name.
     """
-    if step.cached or recipe.hardware.slot is None or not step.name.startswith(ON_DEVICE):
-        return contextlib.nullcontext()
-    return concurrency(recipe.hardware.slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False)
+    slot = recipe.hardware.slot
+    with contextlib.ExitStack() as held:
+        if slot is not None and not step.cached and step.name.startswith(ON_DEVICE):
+            limit = concurrency(slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False)
+            try:
+                held.enter_context(limit)
+            except ConcurrencySlotAcquisitionError as error:
+                raise ResourceError(
+                    f"no slot of the limit {slot!r} to be had: {error}", f"Make it: prefect gcl create {slot} --limit 1"
+                ) from None
+        yield
 
 
 def _is_boundary(task: Any, run: Any, state: Any) -> bool:
