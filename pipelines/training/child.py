@@ -46,20 +46,31 @@ def main(arguments: list[str]) -> int:
 
 
 def _train(plan: Plan, emit: Any) -> None:
+    """Read the records first: a missing file should not wait for torch and TRL to be imported."""
+    from pipelines.training import datafile
+
+    emit({"event": "start"})
+    if plan.kind == "sft":
+        trajectories = datafile.trajectories(plan.data)
+        _prepare(plan)
+        from pipelines.training import sft
+
+        sft.train(plan, trajectories, emit)
+    else:
+        examples = datafile.examples(plan.data)
+        _prepare(plan)
+        from pipelines.training import grpo
+
+        grpo.train(plan, examples, emit)
+
+
+def _prepare(plan: Plan) -> None:
     import torch
 
-    from pipelines.training import datafile, settings
+    from pipelines.training import settings
 
     torch.set_num_threads(plan.recipe.hardware.threads)
     settings.join_processes(plan)
-    if plan.kind == "sft":
-        from pipelines.training import sft
-
-        sft.train(plan, datafile.trajectories(plan.data), emit)
-    else:
-        from pipelines.training import grpo
-
-        grpo.train(plan, datafile.examples(plan.data), emit)
 
 
 def _events() -> Any:

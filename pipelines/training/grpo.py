@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import datasets
@@ -224,7 +225,7 @@ class GrpoTrainer(GRPOTrainer):  # type: ignore[misc]
 def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
     """TRL's `rollout_func`: the prompts are example ids, repeated for each episode of their group."""
     index = trainer.state.global_step // trainer.num_iterations
-    with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator):  # whole weights, under ZeRO-3 too
+    with _whole_weights(trainer):
         generation = trainer.rollouts.generate(prompts, index, trainer.accelerator.process_index * len(prompts))
     masks = trainer.observe(generation)
     pairs = [cut(paid.trajectory, trainer._tokenizer.pad_token_id) for paid in generation.episodes]
@@ -241,6 +242,13 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
 def reward(paid: Sequence[float | None], **_: Any) -> list[float | None]:
     """TRL's reward function: what the rollout already paid. None leaves an episode out of its group."""
     return list(paid)
+
+
+def _whole_weights(trainer: GrpoTrainer) -> AbstractContextManager[Any]:
+    """While episodes are made, ZeRO-3 must bring each process the weights that it keeps in parts."""
+    if not trainer.is_deepspeed_enabled:
+        return nullcontext()
+    return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)  # type: ignore[no-any-return]
 
 
 def _sampled(generation: Generation, completion_ids: Sequence[Sequence[int]]) -> list[list[float]] | None:

@@ -37,7 +37,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
 
     Args:
         plan: its `out` is `folder`.
-        on_metrics: gets every event of the child: `begin`, `data`, `note`, `step` (with the step's numbers), `done`.
+        on_metrics: gets every event of the child: `start`, `data`, `note`, `step` (with the step's numbers), `done`.
         silence_s: how long the child may say nothing, in seconds, before it is stopped.
 
     Raises:

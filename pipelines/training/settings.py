@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from typing import Any
 
 import torch
@@ -91,7 +92,10 @@ def run(trainer: Any, plan: Plan) -> None:
 
     score_labels_only()
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=last_whole_checkpoint(plan.out))
+    with warnings.catch_warnings():
+        # TRL 1.16 still reads the name that transformers 5.23 has renamed.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        trainer.train(resume_from_checkpoint=last_whole_checkpoint(plan.out))
     _save(trainer, plan)
 
 

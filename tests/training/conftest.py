@@ -59,7 +59,7 @@ def recipe() -> Recipe:
             steps=3,
             micro_batch=4,
             save_steps=1,
-            sampling=Sampling(turn_tokens=12, episode_tokens=200),
+            sampling=Sampling(turn_tokens=24, episode_tokens=200),
             optimizer=Optimizer(lr=1e-3, schedule="constant", warmup_ratio=0.0),
         ),
         hardware=Hardware(threads=1),
@@ -101,3 +101,25 @@ def checkpoint(tmp_path_factory, trajectories, recipe) -> Path:
     out = tmp_path_factory.mktemp("model") / "model"
     make_tiny(recipe.model, corpus * 20, build(recipe.protocol).tags, out, seed=0)
     return out
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory, trajectories, recipe, checkpoint) -> Path:
+    """The same model after a little SFT: it speaks the protocol, and is right often enough that rewards differ."""
+    import torch
+
+    from pipelines.training import sft
+    from pipelines.training.plan import Plan
+
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("taught")
+    section = recipe.sft.model_copy(update={"epochs": 150, "save_steps": 1000})
+    plan = Plan(
+        kind="sft",
+        recipe=recipe.model_copy(update={"sft": section}),
+        checkpoint_in=str(checkpoint),
+        data=out / "unused",
+        out=out,
+    )
+    sft.train(plan, trajectories, lambda event: None)
+    return out / "model"

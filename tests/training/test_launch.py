@@ -1,0 +1,130 @@
+"""The parent's side: whatever becomes of the child, one plain error and no process left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from pipelines.config import Hardware
+from pipelines.errors import DataError, ResourceError, TrainingError
+from pipelines.training import child, launch
+from pipelines.training.plan import Plan
+from pipelines.types import write_jsonl
+
+
+@pytest.fixture
+def plan(tmp_path, recipe, checkpoint, trajectories) -> Plan:
+    write_jsonl(tmp_path / "t.jsonl", trajectories)
+    return Plan(
+        kind="sft", recipe=recipe, checkpoint_in=str(checkpoint), data=tmp_path / "t.jsonl", out=tmp_path / "run"
+    )
+
+
+def alive(word: str) -> list[str]:
+    """Processes whose command line holds a word."""
+    listing = subprocess.run(["ps", "-ewwo", "stat,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listing.splitlines() if word in line and not line.startswith("Z")]
+
+
+def nothing(event) -> None:
+    pass
+
+
+def test_a_users_mistake_in_the_child_is_the_parents_error(plan, tmp_path):
+    missing = plan.model_copy(update={"data": tmp_path / "no.jsonl"})
+    with pytest.raises(DataError, match=r"no such file.*no\.jsonl"):
+        launch.train(missing, plan.out, nothing)
+
+
+def test_a_silent_child_is_stopped_with_all_that_it_started(plan):
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match="said nothing for"):
+        launch.train(plan, plan.out, nothing, silence_s=0.2)
+    assert time.monotonic() - began < launch.GRACE_S + 5
+    assert alive(str(plan.out)) == []
+
+
+def test_a_child_that_dies_says_its_last_words(plan):
+    broken = Hardware(threads=1, launch=(sys.executable, "-c", "import sys; sys.exit('the last words')"))
+    recipe = plan.recipe.model_copy(update={"hardware": broken})
+    with pytest.raises(TrainingError, match=r"exit code 1: the last words.*Run again"):
+        launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
+
+
+def test_a_killed_child_is_told_from_a_broken_one(plan):
+    killed = Hardware(threads=1, launch=(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
+    recipe = plan.recipe.model_copy(update={"hardware": killed})
+    with pytest.raises(TrainingError, match=r"was killed .*micro_batch"):
+        launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
+
+
+def test_a_python_that_is_not_there_is_the_users_to_mend(plan):
+    recipe = plan.recipe.model_copy(update={"hardware": Hardware(python="/no/such/python")})
+    with pytest.raises(ResourceError, match=r"no such Python.*hardware\.python"):
+        launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
+
+
+def test_an_error_in_the_parent_stops_the_child(plan):
+    def fail(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch.train(plan, plan.out, fail)
+    assert alive(str(plan.out)) == []
+
+
+def test_the_child_dies_with_its_parent(plan, tmp_path):
+    """Also when the parent is killed by kill -9 and cannot say goodbye."""
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
+                from pathlib import Path
+                from pipelines.training import launch
+                from pipelines.training.plan import Plan
+                plan = Plan.model_validate_json(Path({str(tmp_path / "plan.json")!r}).read_text())
+                launch.train(plan, plan.out, print)
+            """),
+        ],
+        env={**os.environ, "PYTHONPATH": str(launch.ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
+
+    try:
+        wait_for(lambda: alive(f"child {plan.out}") != [])
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    wait_for(lambda: alive(str(plan.out)) == [])
+
+
+def wait_for(condition, seconds=20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), TrainingError, "Lower sft.micro_batch"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), TrainingError, "Lower sft.micro_batch"),
+        (OSError(28, "No space left on device"), ResourceError, "Free some space"),
+    ],
+)
+def test_what_ran_out_is_named_with_its_knob(plan, error, kind, words):
+    named = child._name_memory(error, plan)
+    assert isinstance(named, kind)
+    assert words in str(named)
+
+
+def test_other_errors_are_not_guessed_at(plan):
+    assert child._name_memory(ValueError("x"), plan) is None

@@ -1,0 +1,61 @@
+"""What a run writes: whole checkpoints only, curves that a resumed run continues without a seam."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from pipelines.errors import ResourceError
+from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
+
+
+def recorder(out, state_bytes=1000):
+    return Recorder(out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, {})
+
+
+def state(step, steps=9):
+    return SimpleNamespace(global_step=step, max_steps=steps, is_world_process_zero=True)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_curves_hold_the_chosen_numbers_and_timing_the_clock(tmp_path):
+    made = recorder(tmp_path)
+    made.timings["rollout_seconds"] = 1.5
+    made.on_log(None, state(1), None, {"loss": 2.0, "trl/clip": 0.1, "own/ex": 0.5, "epoch": 0.3, "step_time": 9.0})
+    assert lines(tmp_path / "curves.jsonl") == [{"step": 1, "loss": 2.0, "clip": 0.1, "ex": 0.5}]
+    [timing] = lines(tmp_path / "timing.jsonl")
+    assert set(timing) == {"step", "seconds", "cpu_seconds", "rollout_seconds"}
+    assert made.timings == {}
+
+
+def test_the_summary_at_the_end_of_a_run_is_no_step(tmp_path):
+    recorder(tmp_path).on_log(None, state(9), None, {"train_runtime": 3.0, "train_loss": 1.0})
+    assert not (tmp_path / "curves.jsonl").exists()
+
+
+def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_a_torn_line(tmp_path):
+    curves = tmp_path / "curves.jsonl"
+    curves.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "loss": 1}\n{"step": 4, "lo')
+    recorder(tmp_path).on_train_begin(None, state(2), None)
+    assert lines(curves) == [{"step": 1, "loss": 3}, {"step": 2, "loss": 2}]
+
+
+def test_only_a_whole_checkpoint_is_gone_on_from(tmp_path):
+    for step, whole in ((9, True), (10, True), (11, False)):
+        folder = tmp_path / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        if whole:
+            (folder / WHOLE).touch()
+    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoints" / "checkpoint-10")
+    assert not (tmp_path / "checkpoints" / "checkpoint-11").exists()
+    assert last_whole_checkpoint(tmp_path / "nothing") is None
+
+
+def test_a_checkpoint_that_the_disk_cannot_hold_is_not_begun(tmp_path):
+    control = SimpleNamespace(should_save=True)
+    recorder(tmp_path).on_step_end(None, state(1), control)
+    with pytest.raises(ResourceError, match="no space for a checkpoint"):
+        recorder(tmp_path, state_bytes=1 << 60).on_step_end(None, state(1), control)

@@ -1,0 +1,133 @@
+"""Exact resume: a run that died and went on ends with the bits of a run that never did."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipelines.errors import TrainingError
+from pipelines.training import datafile, grpo, launch, sft
+from pipelines.training.plan import Plan
+from pipelines.types import write_jsonl
+
+
+class Died(Exception):
+    """Stands for kill -9 where a whole process is too slow to start."""
+
+
+@pytest.fixture
+def data(tmp_path, examples, trajectories):
+    write_jsonl(tmp_path / "examples.jsonl", examples)
+    doubled = [dataclasses.replace(one, sample=sample) for sample in range(3) for one in trajectories]
+    write_jsonl(tmp_path / "trajectories.jsonl", doubled)
+    return tmp_path
+
+
+@pytest.fixture
+def plan(data, recipe, checkpoint, taught, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+    def make(kind, name, **changes):
+        section = getattr(recipe, kind).model_copy(update=changes)
+        return Plan(
+            kind=kind,
+            recipe=recipe.model_copy(update={kind: section}),
+            checkpoint_in=str(checkpoint if kind == "sft" else taught),
+            data=data / ("trajectories.jsonl" if kind == "sft" else "examples.jsonl"),
+            out=data / name,
+        )
+
+    return make
+
+
+def run(plan, die_at=None):
+    """Train in this process; with `die_at`, die as that step is told."""
+    torch.set_num_threads(1)
+
+    def emit(event):
+        if event["event"] == "step" and event["step"] == die_at:
+            raise Died
+
+    if plan.kind == "sft":
+        sft.train(plan, datafile.trajectories(plan.data), emit)
+    else:
+        grpo.train(plan, datafile.examples(plan.data), emit)
+
+
+def same(one, other):
+    """Whether two finished runs hold the same weights, bit for bit, and the same curves, byte for byte."""
+    left, right = (load_file(plan.out / "model" / "model.safetensors") for plan in (one, other))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert (one.out / "curves.jsonl").read_bytes() == (other.out / "curves.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("die_at", [1, 5])
+def test_sft_goes_on_where_it_died(plan, die_at):
+    whole, torn = plan("sft", "whole"), plan("sft", "torn")
+    for one in (whole, torn):
+        one.out.mkdir()
+    run(whole)
+    with pytest.raises(Died):
+        run(torn, die_at)
+    run(torn)
+    same(whole, torn)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_grpo_goes_on_where_it_died(plan, updates):
+    settings = {"updates_per_rollout": updates, "steps": 6, "micro_batch": 4}
+    whole, torn = plan("grpo", "whole", **settings), plan("grpo", "torn", **settings)
+    for one in (whole, torn):
+        one.out.mkdir()
+    run(whole)
+    with pytest.raises(Died):
+        run(torn, 5)
+    run(torn)
+    same(whole, torn)
+    curves = [json.loads(line) for line in (torn.out / "curves.jsonl").read_text().splitlines()]
+    assert sum(line["grad_norm"] > 0 for line in curves) >= 3  # rewards differ in most groups: the weights moved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_kill_9_at_ten_moments_changes_nothing(plan, kind):
+    steps = {"steps": 40} if kind == "grpo" else {"epochs": 60}
+    whole, torn = plan(kind, "whole", **steps), plan(kind, "torn", **steps)
+    began = time.monotonic()
+    launch.train(whole, whole.out, lambda event: None)
+    length = time.monotonic() - began
+    rng, kills = random.Random(0), 0
+    while kills < 10:
+        moment = time.monotonic() + rng.uniform(0.2, 1.0) * length
+        try:
+            launch.train(
+                torn, torn.out, lambda event, moment=moment: kill_child() if time.monotonic() > moment else None
+            )
+        except TrainingError:
+            kills += 1
+        else:
+            break
+    launch.train(torn, torn.out, lambda event: None)
+    same(whole, torn)
+
+
+def kill_child():
+    """kill -9 every training child of this process."""
+    for pid in os.listdir("/proc"):
+        if pid.isdigit() and f"PPid:\t{os.getpid()}\n" in read(f"/proc/{pid}/status"):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
