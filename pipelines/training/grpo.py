@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -61,6 +62,17 @@ class GrpoTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """None: a stage's manifest says what made it."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their judging."""
+        before, started = sum(self.timings.values()), time.perf_counter()
+        loss: Tensor = super().training_step(*args, **kwargs)
+        elsewhere = sum(self.timings.values()) - before
+        self._spend("train_seconds", time.perf_counter() - started - elsewhere)
+        return loss
+
+    def _spend(self, on: str, seconds: float) -> None:
+        self.timings[on] = self.timings.get(on, 0.0) + seconds
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch of a generation; advantages that are only rounding become 0, and the schema track comes along."""
@@ -201,7 +213,7 @@ class GrpoTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         self.generation = generation
         for name, seconds in generation.seconds.items():
-            self.timings[name] = self.timings.get(name, 0.0) + seconds
+            self._spend(name, seconds)
         useful = self._useful(FULL)
         masks = self.rollouts.masks(generation, FULL, useful)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.

@@ -19,7 +19,7 @@ from typing import IO, Any
 from pipelines import errors
 from pipelines.errors import ResourceError, TrainingError
 from pipelines.training.child import PARENT
-from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, Plan
+from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
@@ -37,7 +37,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
 
     Args:
         plan: its `out` is `folder`.
-        on_metrics: gets every event of the child: `start`, `data`, `note`, `step` (with the step's numbers), `done`.
+        on_metrics: gets every event of the child: `start`, `data`, `begin`, `note`, `step` (with its numbers), `done`.
         silence_s: how long the child may say nothing, in seconds, before it is stopped.
 
     Raises:
@@ -45,7 +45,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
         ResourceError, DataError, RecipeError: as the child raised them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "plan.json"
+    path = folder / PLAN
     path.write_text(plan.model_dump_json(), encoding="utf-8")
     child = _start(plan, path)
     lines: Lines = queue.Queue()
@@ -60,6 +60,8 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
     if not (child.returncode == 0 and (folder / MODEL).is_dir()):
         raise _death(child.returncode, last, folder)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for name in (PLAN, LOG):  # they hold this machine's paths, and nothing that is needed any more
+        (folder / name).unlink()
 
 
 def _start(plan: Plan, path: Path) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 from pipelines.config import Recipe, Section
 
 MODEL, ADAPTER, CHECKPOINTS, BASE = "model", "adapter", "checkpoints", "base"
-CURVES, TIMING, LOG = "curves.jsonl", "timing.jsonl", "child.log"
+CURVES, TIMING, LOG, PLAN = "curves.jsonl", "timing.jsonl", "child.log", "plan.json"
 
 
 class Plan(Section):

@@ -15,6 +15,7 @@ from pipelines.rewards.outcome import Schemas, judge_trajectories
 from pipelines.rewards.rubric import Rewards, Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
+from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.inputs import episode_seed
 from pipelines.training import advantages
@@ -74,7 +75,7 @@ class Rollouts:
         gold_schemas: Mapping[str, SchemaItems] | None = None,
     ) -> None:
         self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
-        self.sql, self.schemas, self.gold_schemas = sql, schemas, gold_schemas
+        self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
         self.rubric = Rubric(plan.recipe.rewards)
         self.grpo = plan.recipe.grpo
         turns = plan.recipe.protocol.max_turns
@@ -95,14 +96,21 @@ class Rollouts:
             )
             for row, name in enumerate(ids)
         ]
-        started = time.perf_counter()
+        waited, started = self._waited(), time.perf_counter()
         trajectories = self.engine.run(requests)
-        rolled = time.perf_counter()
+        rolled, waited = time.perf_counter(), self._waited() - waited
         outcomes = self._judge(trajectories)
         episodes = [self._pay(*pair) for pair in zip(trajectories, outcomes, strict=True)]
-        return Generation(
-            episodes, {"rollout_seconds": rolled - started, "reward_seconds": time.perf_counter() - rolled}
-        )
+        seconds = {
+            "generate_seconds": rolled - started - waited,
+            "sql_wait_seconds": waited,
+            "reward_seconds": time.perf_counter() - rolled,
+        }
+        return Generation(episodes, seconds)
+
+    def _waited(self) -> float:
+        """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""
+        return self.policy.timing.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
 
     def _judge(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         return judge_trajectories(
