@@ -9,7 +9,8 @@ import pydantic
 Positive = Annotated[int, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
 Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
-Equality = Literal["strict", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl"]
+# "spider2" judges by result files and stands alone (pipelines/evaluation/by_result.py); the others compare two queries.
+Equality = Literal["strict", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl", "spider2"]
 
 
 class Section(pydantic.BaseModel):
@@ -59,7 +60,7 @@ class Source(Section):
         options: what only that reader knows (see its docstring).
     """
 
-    kind: Literal["miniature", "spider", "bird", "jsonl"] = "miniature"
+    kind: Literal["miniature", "spider", "bird", "spider2", "synsql", "kaggledbqa", "jsonl"] = "miniature"
     path: str | None = None
     split: Literal["train", "dev", "test"] = "train"
     count: Positive | None = None
@@ -198,8 +199,8 @@ class Difficulty(Section):
         candidates: questions scored; null scores all of the pool.
         keep: size of the difficulty-balanced set, in ascending S(q); null keeps all.
         explore: size of the exploration set (pass@G = 0).
-        explore_parts: how many of it come from the SFT pool and from each RL pool in order, the balanced set being of the
-            first RL pool (SQL-Trail, A.6); () takes all from the RL pools as they come.
+        explore_parts: how many of it come from the SFT pool and from each RL pool in order, the balanced set being of
+            the first RL pool (SQL-Trail, A.6); () takes all from the RL pools as they come.
         max_pass: keep only questions whose pass rate is below this (TRUST-SQL: 6/8); null for no bound.
     """
 

@@ -30,9 +30,13 @@ READERS = {
     "miniature": "pipelines.data.miniature.reader",
     "spider": "pipelines.data.spider",
     "bird": "pipelines.data.bird",
+    "spider2": "pipelines.data.spider2",
+    "synsql": "pipelines.data.synsql",
+    "kaggledbqa": "pipelines.data.kaggledbqa",
     "jsonl": "pipelines.data.jsonl",
 }
 EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
+REACH = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
 Options = TypeVar("Options", bound=Section)
 
 
@@ -98,13 +102,14 @@ def check_gold(
 ) -> tuple[list[Example], list[Rejected]]:
     """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
 
-    A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure.
+    A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure. Where the
+    gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for.
 
     Args:
         root: what the examples' locations are relative to.
         drop_empty: part those off, too, whose gold SQL returns nothing (MTIR-SQL, 4.1), as `EMPTY`.
     """
-    jobs = [(example.database, example.gold_sql) for example in resolve(examples, root)]
+    jobs = [(example.database, example.gold_sql or REACH) for example in resolve(examples, root)]
     results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []

@@ -1,11 +1,16 @@
 """Reads BIRD (Li et al., 2024) and its mini-dev from their native layout.
 
-<path>/dev.json, train.json or mini_dev_sqlite.json      question_id, db_id, question, evidence, SQL, difficulty
-<path>/dev_databases/<db_id>/<db_id>.sqlite              (train_databases/ for train)
+<path>/dev.json, train.json or mini_dev_sqlite.json            question_id, db_id, question, evidence, SQL, difficulty
+<path>/dev_databases/<db_id>/<db_id>.sqlite                    (train_databases/ for train)
+<path>/dev_databases/<db_id>/database_description/<table>.csv  what each column means
 """
 
 from __future__ import annotations
 
+import csv
+import functools
+import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +28,21 @@ from pipelines.data.base import (
 from pipelines.types import Database, Example
 
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
+DESCRIPTION_CHARS = 200  # of one column; a few of BIRD's run over a page
 
 
 class BirdOptions(Section):
-    """Names that differ from BIRD's own.
+    """Names that differ from BIRD's own, and what is told beside the evidence.
 
     Attributes:
         questions: the question file, relative to the path; null takes `<split>.json`, else mini-dev's file.
         databases: the folder of databases, relative to the path; null takes `<split>_databases`.
+        descriptions: add what the benchmark says of each column to the evidence, a line a column.
     """
 
     questions: str | None = None
     databases: str | None = None
+    descriptions: bool = False
 
 
 def read(source: Source, seed: int, root: Path) -> Loaded:
@@ -47,18 +55,50 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     folder = source_folder(source)
     file = _questions(folder, source.split, options)
     databases = folder / (options.databases or f"{source.split}_databases")
+    told = functools.cache(describe)
 
     def make(row: Any) -> Example:
         number, row = row
         id = text_field(row, "db_id")
         question, sql = text_field(row, "question"), text_field(row, "SQL")
-        database = Database(id, "sqlite", link(database_file(databases, id), root, source))
+        path = database_file(databases, id)
+        database = Database(id, "sqlite", link(path, root, source))
         meta = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
         evidence = text_field(row, "evidence", required=False)
+        if options.descriptions:
+            evidence = "\n".join(filter(None, [evidence, told(path.parent)]))
         return Example(f"bird_{file.stem}_{number}", question, database, sql, evidence, None, "bird", meta)
 
     rows = read_json_list(file, HINT)
     return collect(((f"{file.name}[{index}]", (index, row)) for index, row in enumerate(rows)), make)
+
+
+def describe(folder: Path) -> str:
+    """What `database_description/*.csv` says, a line a column: `table.column: meaning; its values`."""
+    lines = []
+    for path in sorted((folder / "database_description").glob("*.csv"), key=lambda path: path.name.lower()):
+        for column, words in _described(path):
+            lines.append(f"{path.stem.strip()}.{column}: {words}")
+    return "\n".join(lines)
+
+
+def _described(path: Path) -> Iterator[tuple[str, str]]:
+    """A table's columns with their meanings; a column of which no more than its name is said is left out."""
+    for row in csv.DictReader(io.StringIO(_decoded(path.read_bytes()))):
+        cells = {name: " ".join(value.split()) for name, value in row.items() if name and isinstance(value, str)}
+        column = cells.get("original_column_name", "")
+        parts = (cells.get("column_description"), cells.get("value_description"))
+        words = "; ".join(dict.fromkeys(part for part in parts if part and part.lower() != column.lower()))
+        if column and words:
+            yield column, words if len(words) <= DESCRIPTION_CHARS else words[: DESCRIPTION_CHARS - 1] + "…"
+
+
+def _decoded(data: bytes) -> str:
+    """BIRD's files are UTF-8 with or without a mark, and some are Windows text."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
 
 
 def _questions(folder: Path, split: str, options: BirdOptions) -> Path:

@@ -4,17 +4,22 @@
     <path>/dev.json, <path>/test.json                              the same
     <path>/database/<db_id>/<db_id>.sqlite                         (for test, test_database/ where it exists)
 
+A variant's files may lie in the path itself or in their own repository's folder beside Spider's databases: Spider-DK
+brings three databases and asks of Spider's too, Spider-Syn and Spider-Realistic bring none.
+
 `tables.json` is not read: a schema comes from the database itself, so that the prompt shows what the SQL will meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.config import Section, Source
 from pipelines.data.base import (
+    BadRow,
     Loaded,
     collect,
     database_file,
@@ -27,11 +32,37 @@ from pipelines.data.base import (
 from pipelines.types import Database, Example
 
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"
-FILES = {"train": ("train_spider.json", "train_others.json"), "dev": ("dev.json",), "test": ("test.json",)}
-VARIANTS = {  # the file and the field of the question, as each variant's authors ship them
-    "dk": ("Spider-DK.json", "question"),  # Gan et al., 2021b
-    "syn": ("dev.json", "SpiderSynQuestion"),  # Gan et al., 2021a
-    "realistic": ("spider-realistic.json", "question"),  # Deng et al., 2021
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How one variant's authors ship it.
+
+    Attributes:
+        files: a split's question files, all of them; where none is there, `<split>.json` is asked for.
+        folders: where, relative to the path, its files may lie; the first that has them counts.
+        question: the field that holds the question.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    folders: tuple[str, ...] = (".",)
+    question: str = "question"
+
+
+VARIANTS = {
+    "spider": Variant(
+        {"train": ("train_spider.json", "train_others.json"), "dev": ("dev.json",), "test": ("test.json",)}
+    ),
+    # Gan et al., 2021b: 535 questions that need domain knowledge
+    "dk": Variant(dict.fromkeys(("dev", "test"), ("Spider-DK.json",)), (".", "Spider-DK")),
+    # Gan et al., 2021a: schema words replaced by synonyms; its files bear Spider's own names
+    "syn": Variant(
+        {"train": ("train_spider.json",), **dict.fromkeys(("dev", "test"), ("dev.json",))},
+        ("Spider-Syn/Spider-Syn", "Spider-Syn", "."),
+        "SpiderSynQuestion",
+    ),
+    # Deng et al., 2021: column names left out of the questions
+    "realistic": Variant(dict.fromkeys(("dev", "test"), ("spider-realistic.json",)), (".", "spider-realistic")),
 }
 
 
@@ -39,7 +70,7 @@ class SpiderOptions(Section):
     """What else may be said of a source.
 
     Attributes:
-        variant: Spider itself, or one of its robustness variants (evaluation only).
+        variant: Spider itself, or one of its robustness variants.
         databases: the folder of databases, relative to the path; null finds it.
     """
 
@@ -55,35 +86,60 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """
     options = read_options(SpiderOptions, source)
     folder = source_folder(source)
-    databases = _databases(folder, source.split, options)
+    variant = VARIANTS[options.variant]
+    files = _files(folder, source.split, variant)
+    homes = _homes(folder, source.split, options, files[0].parent)
     name = "spider" if options.variant == "spider" else f"spider_{options.variant}"
-    field = VARIANTS[options.variant][1] if options.variant in VARIANTS else "question"
 
     def make(row: Any) -> Example:
         number, row = row
         id = text_field(row, "db_id")
-        question, sql = text_field(row, field), text_field(row, "query")
-        database = Database(id, "sqlite", link(database_file(databases, id), root, source))
+        question, sql = text_field(row, variant.question), text_field(row, "query")
+        path = _database(homes, id)
+        home = path.parent.parent.name
+        apart = "" if home == "database" else home  # a test database may bear a dev database's name
+        database = Database(id, "sqlite", link(path, root, source, apart))
         return Example(f"{name}_{number}", question, database, sql, source=name)
 
-    return collect(_rows(_files(folder, source.split, options)), make)
+    return collect(_rows(files), make)
 
 
-def _rows(files: list[Path]) -> Iterator[tuple[str, Any]]:
+def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     for file in files:
         for index, row in enumerate(read_json_list(file, HINT)):
             yield f"{file.name}[{index}]", (f"{file.stem}_{index}", row)
 
 
-def _files(folder: Path, split: str, options: SpiderOptions) -> list[Path]:
-    if options.variant in VARIANTS:
-        return [folder / VARIANTS[options.variant][0]]
-    found = [folder / name for name in FILES[split] if (folder / name).is_file()]
-    return found or [folder / f"{split}.json"]
+def _files(folder: Path, split: str, variant: Variant) -> list[Path]:
+    names = variant.files.get(split, ())
+    for home in variant.folders:
+        found = [folder / home / name for name in names if (folder / home / name).is_file()]
+        if found:
+            return found
+    own = variant is VARIANTS["spider"] or not names
+    return [folder / (f"{split}.json" if own else names[0])]
 
 
-def _databases(folder: Path, split: str, options: SpiderOptions) -> Path:
+def _homes(folder: Path, split: str, options: SpiderOptions, beside: Path) -> list[Path]:
+    """Folders of databases, the likeliest first."""
     if options.databases:
-        return folder / options.databases
+        return [folder / options.databases]
     special = folder / "test_database"
-    return special if split == "test" and special.is_dir() else folder / "database"
+    if options.variant == "spider" and split == "test" and special.is_dir():
+        return [special]
+    return list(dict.fromkeys((folder / "database", beside / "database")))
+
+
+def _database(homes: Sequence[Path], id: str) -> Path:
+    """The database in the first folder that has it.
+
+    Raises:
+        BadRow: no folder has it; told of the first one.
+    """
+    for home in homes[1:]:
+        try:
+            return database_file(homes[0], id)
+        except BadRow:
+            if (home / id / f"{id}.sqlite").is_file():
+                return database_file(home, id)
+    return database_file(homes[0], id)

@@ -1,0 +1,96 @@
+"""Equality `spider2`: a result against accepted result files, as Spider 2.0's evaluator compares them.
+
+Source: `compare_pandas_table` and `compare_multi_pandas_table` of spider2-lite/evaluation_suite/evaluate.py. An answer
+is right when some accepted file has each of its columns that count among the answer's columns, whatever these are
+called and whatever else the answer returns. Numbers may differ by 0.01. Both sides go through CSV there, so text that
+reads as a number is one, and an empty cell equals NULL.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.types import Example, ExecutionResult, Scalar
+
+EQUALITY = "spider2"
+META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order
+TOLERANCE = 1e-2
+MISSING = frozenset(  # what pandas.read_csv takes for no value
+    {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"}
+    | {"NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+)
+_INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*")
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|inf|infinity)\s*", re.IGNORECASE)
+_TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+Cell = str | float | None
+Gold = Mapping[str, Any]
+
+
+def gold_of(example: Example) -> Gold | None:
+    """The accepted results of an example that has them."""
+    gold: Gold | None = example.meta.get(META)
+    return gold
+
+
+def score(gold: Gold, result: ExecutionResult) -> float:
+    """1.0 when some accepted result's columns are all among the answer's, else 0.0."""
+    if not result.ok or result.truncated:
+        return 0.0
+    answer = _columns([[_text(cell) for cell in row] for row in result.rows], len(result.columns))
+    ordered = not gold["ignore_order"]
+    for (header, *rows), wanted in zip(gold["results"], gold["columns"], strict=True):
+        accepted = _columns(rows, len(header))
+        accepted = [accepted[index] for index in wanted] if wanted else accepted
+        if all(any(_same(column, other, ordered) for other in answer) for column in accepted):
+            return 1.0
+    return 0.0
+
+
+def gold_rows(gold: Gold) -> int:
+    """Rows of the first accepted result."""
+    return len(gold["results"][0]) - 1
+
+
+def _text(cell: Scalar) -> str:
+    """A value as it stands in a CSV file that pandas writes."""
+    return "" if cell is None else str(cell)
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:
+    """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells."""
+    table = [[row[index] if index < len(row) else "" for row in rows] for index in range(width)]
+    return [_typed(column) for column in table]
+
+
+def _typed(column: Sequence[str]) -> list[Cell]:
+    known = [cell for cell in column if cell not in MISSING]
+    if known and all(cell in _TRUTH for cell in known):
+        return [float(_TRUTH[cell]) if cell in _TRUTH else None for cell in column]
+    if all(_NUMBER.fullmatch(cell) for cell in known):
+        whole = len(known) == len(column) and all(_INTEGER.fullmatch(cell) for cell in known)
+        return [None if cell in MISSING else int(cell) if whole else float(cell) for cell in column]
+    return [None if cell in MISSING else cell for cell in column]
+
+
+def _same(first: Sequence[Cell], second: Sequence[Cell], ordered: bool) -> bool:
+    if len(first) != len(second):
+        return False
+    if not ordered:
+        first, second = sorted(first, key=_place), sorted(second, key=_place)
+    return all(map(_close, first, second))
+
+
+def _place(cell: Cell) -> tuple[bool, str, bool]:
+    """The evaluator's order of a column's cells; its missing cells are NaN and sort as that text."""
+    return False, "nan" if cell is None else str(cell), isinstance(cell, int | float)
+
+
+def _close(first: Cell, second: Cell) -> bool:
+    if first is None or second is None:
+        return first is second
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
+    return math.isclose(first, second, abs_tol=TOLERANCE)
