@@ -233,6 +233,31 @@ def mcp(
     serve(databases, Execution(), rows, None if port is None else ("127.0.0.1", port))
 
 
+data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="A benchmark: a file of conf/data, such as spider_dev or bird_dev.")],
+    path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a downloaded benchmark (counts, databases, gold SQL, checksums) and note where it is.
+
+    Examples:
+
+      sqltrain data add spider_dev ~/spider
+
+      sqltrain evaluate sql_trail include=local/spider_dev
+    """
+    from flows import datasets
+
+    found = datasets.add(name, path, lambda line: typer.echo(line, err=as_json))
+    if as_json:
+        emit(found)
+
+
 def emit(value: dict[str, Any]) -> None:
     """One JSON object on one line, for scripts."""
     typer.echo(json.dumps(value, sort_keys=True))

@@ -1,0 +1,75 @@
+"""`sqltrain data add`: check a downloaded benchmark, and note where it is for recipes to include."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.config import Execution
+from pipelines.data import benchmarks
+from pipelines.errors import DataError
+from pipelines.recipes import CONF
+from pipelines.sql.engine import Limits, SqlEngine
+
+LOCAL = CONF / "local"  # git-ignored: paths of this machine
+
+
+def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) -> dict[str, Any]:
+    """Check a download and write `conf/local/<name>.yaml`, which `include=local/<name>` lays over any recipe.
+
+    Returns what was found, as JSON values.
+
+    Raises:
+        DataError: it is not there, not in its layout, or none of its questions can run.
+    """
+    source, tree = benchmarks.source_of(name, path)
+    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution())) as sql:
+        health = benchmarks.examine(name, source, Path(folder), sql)
+    known = benchmarks.BENCHMARKS[name]
+    for line in lines(name, known, health):
+        say(line)
+    if not health.usable:
+        raise DataError(f"none of the questions in {path} can run", f"Get it from {known.get}")
+    place = local / f"{name}.yaml"
+    before = _noted(place)
+    if before is not None and before != health.questions_sha256:
+        say("the questions are not those that were noted before: stages that read them are made anew")
+    local.mkdir(parents=True, exist_ok=True)
+    head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {known.licence}.\n"
+    marks = f"# questions_sha256: {health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
+    place.write_text(head + marks + yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    say(f"noted in {place}; use it with: include=local/{name}")
+    return {"name": name, "include": f"local/{name}", "licence": known.licence, **dataclasses.asdict(health)}
+
+
+def lines(name: str, known: benchmarks.Benchmark, health: benchmarks.Health) -> list[str]:
+    """What was found, for a person: counts against the authors' own, then what is bad and where to get it."""
+    part = f" ({health.checked:,} of them looked at)" if health.checked != health.rows else ""
+    found = [f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases"]
+    found.append(f"{health.rows:,} questions{part}; the whole benchmark has {known.questions:,}")
+    if known.databases is not None and health.checked == health.rows:
+        found.append(f"its authors count {known.databases:,} databases")
+    found += [f"  {number:,} with {reason.replace('_', ' ')}" for reason, number in health.bad.items()]
+    found += [f"    {line}" for line in health.shown]
+    short = health.rows < known.questions or "missing_database" in health.bad
+    if short:
+        found.append(f"what is missing: {known.get}")
+    found.append(f"licence: {known.licence}; it stays with the data, none of which is copied")
+    found.append(f"questions sha256 {health.questions_sha256}")
+    return [*found, f"databases sha256 {health.databases_sha256 or 'not computed: more than 4 GiB'}"]
+
+
+def _noted(place: Path) -> str | None:
+    """The questions' digest of an earlier check."""
+    if not place.is_file():
+        return None
+    mark = "# questions_sha256: "
+    found = [
+        line.removeprefix(mark) for line in place.read_text(encoding="utf-8").splitlines() if line.startswith(mark)
+    ]
+    return found[0] if found else None

@@ -1,0 +1,167 @@
+"""The benchmarks that `sqltrain data add` knows: what a whole download holds, where to get it, and a check.
+
+What a benchmark is to a recipe stands in `conf/data/<name>.yaml`; here stands what its authors say of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.config import Source
+from pipelines.data import base, synsql
+from pipelines.errors import DataError
+from pipelines.recipes import CONF, read_yaml
+
+if TYPE_CHECKING:
+    from pipelines.sql.engine import SqlEngine
+
+SAMPLE = 2000  # questions of SynSQL whose gold is run
+SHOWN = 3  # examples of each kind of bad row
+BYTES = 4 << 30  # databases beyond this many bytes together are not hashed
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """What a whole download holds.
+
+    Attributes:
+        questions: rows; databases: different ones that they ask of, None where the authors do not say.
+        licence: in a few words.
+        get: where it is, and what must be put where.
+    """
+
+    questions: int
+    databases: int | None
+    licence: str
+    get: str
+
+
+_SPIDER = "https://yale-lily.github.io/spider"
+_BIRD = "https://bird-bench.github.io"
+_BESIDE = "into the folder of Spider, whose databases it asks of"
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "spider_train": Benchmark(8659, 146, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_dev": Benchmark(1034, 20, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_test": Benchmark(2147, 40, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_dk": Benchmark(
+        535, 10, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-DK {_BESIDE}"
+    ),
+    "spider_syn": Benchmark(
+        1034, 20, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-Syn {_BESIDE}"
+    ),
+    "spider_realistic": Benchmark(
+        508, None, "CC BY-SA 4.0", f"https://zenodo.org/record/5205322: put spider-realistic.json {_BESIDE}"
+    ),
+    "bird_train": Benchmark(9428, 69, "CC BY-SA 4.0", f"{_BIRD}: unpack train.zip and its train_databases.zip"),
+    "bird_dev": Benchmark(1534, 11, "CC BY-SA 4.0", f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
+    "bird_mini_dev": Benchmark(500, 11, "CC BY-SA 4.0", "https://github.com/bird-bench/mini_dev: the complete package"),
+    "spider2_lite": Benchmark(
+        135,
+        30,
+        "MIT",
+        "git clone https://github.com/xlang-ai/Spider2, and put the .sqlite files of its local database download into "
+        "spider2-lite/resource/databases/spider2-localdb",
+    ),
+    "synsql": Benchmark(
+        2_544_390,
+        16_583,
+        "Apache-2.0",
+        "https://huggingface.co/datasets/seeklhy/SynSQL-2.5M: data.json, and unpack databases.zip",
+    ),
+    "kaggledbqa": Benchmark(
+        185, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """What a download was found to hold.
+
+    Attributes:
+        rows: questions in its files; `usable` of them have a database and a gold SQL that runs.
+        checked: questions that were looked at: all, or a seeded sample.
+        databases: different ones behind the usable questions.
+        bad: rows by the reason that they cannot be used; `shown` has a few of each in a line.
+        questions_sha256: of what was read (id, question, evidence, database, gold), whatever file it came from.
+        databases_sha256: of the database files; None when they are too many bytes to hash.
+    """
+
+    rows: int
+    checked: int
+    usable: int
+    databases: int
+    bad: Mapping[str, int]
+    shown: tuple[str, ...]
+    questions_sha256: str
+    databases_sha256: str | None
+
+
+def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
+    """A benchmark's source with its path, and the configuration that lays it over a recipe.
+
+    Raises:
+        DataError: no such benchmark.
+    """
+    if name not in BENCHMARKS:
+        raise DataError(f"there is no benchmark {name!r}", f"There are: {', '.join(BENCHMARKS)}.")
+    tree = read_yaml(CONF / "data" / f"{name}.yaml")
+    pools = [pool for value in tree["data"].values() for pool in (value if isinstance(value, list) else [value])]
+    for pool in pools:
+        pool["path"] = str(path.expanduser().resolve())
+    return Source.model_validate(pools[0]), tree
+
+
+def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
+    """Read a download, look for its databases and run every gold SQL.
+
+    Args:
+        root: a folder for links to the databases.
+
+    Raises:
+        DataError: it is not there, or not in its layout; the hint says where to get it.
+    """
+    known = BENCHMARKS[name]
+    try:
+        loaded = base.read(source.model_copy(update={"count": SAMPLE if source.kind == "synsql" else None}), 0, root)
+        rows = len(loaded.examples) + len(loaded.quarantine)
+        total = rows if source.kind != "synsql" else sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
+    except DataError as error:
+        raise DataError(error.message, f"{error.hint}. Get it from {known.get}".lstrip(". ")) from None
+    good, broken = base.check_gold(loaded.examples, sql, root)
+    rejected = [*loaded.quarantine, *broken]
+    bad = Counter(each.reason for each in rejected)
+    shown = [
+        f"{each.row}: {each.reason}: {each.detail}"
+        for reason in bad
+        for each in [one for one in rejected if one.reason == reason][:SHOWN]
+    ]
+    told = hashlib.sha256()
+    for one in loaded.examples:
+        told.update("\0".join((one.id, one.question, one.evidence, one.database.id, one.gold_sql, "\n")).encode())
+    files = sorted({(one.database.id, root / one.database.location) for one in loaded.examples})
+    return Health(
+        rows=total,
+        checked=rows,
+        usable=len(good),
+        databases=len({one.database.id for one in good}),
+        bad=dict(bad.most_common()),
+        shown=tuple(shown),
+        questions_sha256=told.hexdigest(),
+        databases_sha256=_hash(files),
+    )
+
+
+def _hash(files: list[tuple[str, Path]]) -> str | None:
+    if sum(path.stat().st_size for _, path in files) > BYTES:
+        return None
+    whole = hashlib.sha256()
+    for name, path in files:
+        with path.open("rb") as file:
+            whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()

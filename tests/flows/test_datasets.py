@@ -1,0 +1,76 @@
+"""`sqltrain data add`: a download is checked against what its authors say, and noted for recipes to include."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from flows import datasets
+from pipelines import recipes
+from pipelines.data import benchmarks
+from pipelines.errors import DataError, RecipeError
+
+
+@pytest.fixture
+def spider(tmp_path: Path) -> Path:
+    """Spider dev in small: two questions that run, one whose gold is broken, one without its database."""
+    folder = tmp_path / "spider"
+    place = folder / "database" / "harbour" / "harbour.sqlite"
+    place.parent.mkdir(parents=True)
+    connection = sqlite3.connect(place)
+    connection.execute("CREATE TABLE ship (name TEXT)")
+    connection.close()
+    queries = ["SELECT name FROM ship", "SELECT count(*) FROM ship", "SELECT flag FROM ship", "SELECT 1"]
+    rows = [{"db_id": "harbour", "question": "Which ships?", "query": query} for query in queries]
+    rows[3]["db_id"] = "airport"
+    (folder / "dev.json").write_text(json.dumps(rows))
+    return folder
+
+
+def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    found = datasets.add("spider_dev", spider, said.append, tmp_path / "local")
+    assert (found["rows"], found["usable"], found["databases"]) == (4, 2, 1)
+    assert found["bad"] == {"missing_database": 1, "gold_no_such_column": 1}
+    text = "\n".join(said)
+    assert "2 of 4 questions can run, over 1 databases" in text
+    assert "the whole benchmark has 1,034" in text
+    assert "what is missing: https://yale-lily.github.io/spider" in text
+    assert "licence: CC BY-SA 4.0" in text
+    noted = recipes.read_yaml(tmp_path / "local" / "spider_dev.yaml")
+    assert noted["data"]["test"] == {"kind": "spider", "split": "dev", "path": str(spider)}
+
+
+def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider: Path, tmp_path: Path) -> None:
+    first = datasets.add("spider_dev", spider, lambda line: None, tmp_path / "local")
+    again: list[str] = []
+    assert datasets.add("spider_dev", spider, again.append, tmp_path / "local") == first
+    assert not [line for line in again if "not those that were noted" in line]
+    (spider / "dev.json").write_text((spider / "dev.json").read_text().replace("Which", "What"))
+    changed = datasets.add("spider_dev", spider, again.append, tmp_path / "local")
+    assert changed["questions_sha256"] != first["questions_sha256"]
+    assert changed["databases_sha256"] == first["databases_sha256"]
+    assert [line for line in again if "not those that were noted" in line]
+
+
+def test_what_is_not_there_says_where_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dev\.json.*Get it from https://bird-bench\.github\.io"):
+        datasets.add("bird_dev", tmp_path, lambda line: None, tmp_path / "local")
+    with pytest.raises(DataError, match=r"no benchmark 'spyder'.*spider_dev"):
+        datasets.add("spyder", tmp_path, lambda line: None, tmp_path / "local")
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.parametrize("name", benchmarks.BENCHMARKS)
+def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: str) -> None:
+    recipe = recipes.load("sql_trail", [f"include=data/{name}"])
+    source, _ = benchmarks.source_of(name, Path("/data"))
+    pools = (recipe.data.sft, *recipe.data.rl, recipe.data.test)
+    assert source.kind in {pool.kind for pool in pools}
+    assert source.path == "/data"
+
+
+def test_a_noted_benchmark_is_included_by_its_name(spider: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot read"):
+        recipes.load("sql_trail", ["include=local/none"])
