@@ -21,6 +21,11 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 
+_ORDER = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[()]|\border\s+by\b""",
+    re.DOTALL | re.IGNORECASE,
+)
+
 
 def bigrams(sql: str) -> frozenset[tuple[str, str]]:
     """The set of adjacent token pairs, keywords and names lower-cased, comments and a closing semicolon left out (the
@@ -33,19 +38,26 @@ def bigrams(sql: str) -> frozenset[tuple[str, str]]:
     return frozenset(itertools.pairwise(words))
 
 
-def is_ordered(sql: str, engine: EngineName = "sqlite") -> bool:
-    """Whether the outermost query has an ORDER BY, so that the order of its rows is part of the answer. Text that does
-    not parse is ordered when it mentions ORDER BY.
+def is_ordered(sql: str) -> bool:
+    """Whether the outermost query has an ORDER BY, so that the order of its rows is part of the answer.
+
+    An ORDER BY belongs to it when it stands outside all brackets, or inside those around the whole. Any text gives a
+    verdict, without a parser: this is asked of every gold query.
     """
-    tree = parse(sql, engine)
-    if tree is None:
-        return "order by" in " ".join(sql.lower().split())
-    while True:
-        if tree.args.get("order"):
-            return True
-        if not isinstance(tree, exp.Subquery):
-            return False
-        tree = tree.this
+    depth, opened, ordered = 0, -1, False
+    text = sql.strip().rstrip(";").rstrip()
+    for found in _ORDER.finditer(text):
+        token = found[0]
+        if token == "(":
+            opened = found.start() if depth == 0 else opened
+            depth += 1
+        elif token == ")":
+            depth -= 1
+            if depth == 0 and text[:opened].strip() == "" and found.end() == len(text):
+                return is_ordered(text[opened + 1 : -1])
+        elif depth == 0 and token[0] in "oO":
+            ordered = True
+    return ordered
 
 
 def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> SchemaItems | None:

@@ -21,7 +21,7 @@ from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.pool import Pool
 from pipelines.sql.process import Death, Task
 from pipelines.sql.units import ValueUnits
-from pipelines.types import Database, EngineName, ExecutionResult, ExecutionStatus
+from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 TICK = 0.05
 _STATUS = {status.value: status for status in ExecutionStatus}
@@ -150,7 +150,7 @@ class SqlEngine:
             raise ValueError(f"no such equality: {unknown[0]}; there are {', '.join(EQUALITIES)}")
         suite = any(EQUALITIES[name].suite for name in equalities)
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
-        facts: tuple[Any, ...] = gold_facts(pair.gold_sql, pair.database.engine)
+        facts: tuple[Any, ...] = gold_facts(pair.gold_sql)
         if "spider_exec" in equalities:
             facts += (self._units.of(pair.database, pair.gold_sql, pair.predicted_sql),)
         return "judge", locations, pair.gold_sql, pair.predicted_sql, tuple(equalities), facts
@@ -165,7 +165,7 @@ class SqlEngine:
             replies[index] = reply
             left -= 1
 
-        tasks = [(engine, Task(job, functools.partial(deliver, index))) for index, (engine, job) in enumerate(jobs)]
+        tasks = [(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)]
         self._submit(tasks)
         while left:
             events = self._selector.select(TICK)
@@ -177,7 +177,7 @@ class SqlEngine:
         future: asyncio.Future[Any] = loop.create_future()
         if not self._gathered:
             loop.call_soon(self._flush)
-        self._gathered.append((engine, Task(job, functools.partial(_deliver, loop, future))))
+        self._gathered.append((engine, Task(job, _deliver, (loop, future))))
         self._attach(loop)
         try:
             return await future
@@ -251,8 +251,9 @@ class SqlEngine:
         )
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], reply: Any) -> None:
+def _deliver(waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]], reply: Any) -> None:
     """Give a reply to whoever awaits it, from whatever thread."""
+    loop, future = waiting
     if asyncio._get_running_loop() is loop:
         _resolve(future, reply)
     else:
@@ -273,6 +274,7 @@ def _close(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int)
     selector.close()
 
 
+@functools.lru_cache(4096)
 def locate(database: Database) -> str:
     """Where a worker finds the database: an absolute path, or a connection string as it is."""
     return database.location if database.engine == "postgres" else os.path.abspath(database.location)
@@ -293,11 +295,11 @@ def suite_locations(database: Database) -> tuple[str, ...]:
 
 
 @functools.lru_cache(65536)
-def gold_facts(gold_sql: str, engine: EngineName) -> tuple[bool, bool]:
+def gold_facts(gold_sql: str) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
     lowered = gold_sql.lower()
     if "order" not in lowered:
         return False, False
     from pipelines.sql.analysis import is_ordered
 
-    return is_ordered(gold_sql, engine), "order by" in lowered
+    return is_ordered(gold_sql), "order by" in lowered

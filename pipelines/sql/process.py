@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -14,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.wire import HEADER, RETIRED, Board, pack, unpack_reply
+from pipelines.sql.wire import HEADER, RETIRED, Board, pack, unpack_replies
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
 MAX_FRAME = 1 << 31
+PIPE_BYTES = 1 << 20  # a large result then takes few turns between worker and parent
 START = """
 import sys
 sys.path.append({root!r})
@@ -32,14 +35,16 @@ class Task:
 
     Attributes:
         job: what the worker gets (see `pipelines.sql.worker`).
-        deliver: called once, with the reply or with a `Death`.
+        deliver: called once, with `tag` and the reply or a `Death`.
+        deaths: workers that died before they came to it.
     """
 
-    __slots__ = ("deaths", "deliver", "done", "job")
+    __slots__ = ("deaths", "deliver", "done", "job", "tag")
 
-    def __init__(self, job: tuple[Any, ...], deliver: Callable[[Any], None]) -> None:
+    def __init__(self, job: tuple[Any, ...], deliver: Callable[[Any, Any], None], tag: Any) -> None:
         self.job = job
         self.deliver = deliver
+        self.tag = tag
         self.done = False
         self.deaths = 0
 
@@ -47,7 +52,7 @@ class Task:
         """Deliver, unless another worker was faster."""
         if not self.done:
             self.done = True
-            self.deliver(reply)
+            self.deliver(self.tag, reply)
 
 
 class Death:
@@ -98,6 +103,8 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.into, self.out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        with contextlib.suppress(OSError):  # a user may have used up what the system grants
+            fcntl.fcntl(self.out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self.into, False)
         os.set_blocking(self.out, False)
         self.held: deque[tuple[int, Task]] = deque()  # sent, not answered, in order
@@ -105,6 +112,7 @@ class Worker:
         self.unsent = bytearray()
         self._received = bytearray()
         self._next = 1
+        self._recalled = 0
         self.answered_at = time.monotonic()
 
     @property
@@ -156,8 +164,7 @@ class Worker:
             body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
             del self._received[: HEADER.size + size]
             try:
-                replies = unpack_reply(body)
-                for reply in replies:
+                for reply in unpack_replies(body):
                     self._settle(reply)
             except Exception:  # forged bytes can raise anything: such a worker is as good as dead
                 return False
@@ -176,12 +183,13 @@ class Worker:
         return now - self.answered_at if self.held else 0.0
 
     def take_back(self) -> list[Task]:
-        """The jobs behind the one that runs now; the worker will skip them."""
+        """The jobs behind the one that runs now, each at most once; the worker will skip them."""
         at, _, _ = self._board.at()
         if not self.held or at < self.held[0][0]:
             return []
-        waiting = [task for number, task in self.held if number > at and not task.done]
-        self._board.recall(self.held[-1][0] + 1)
+        waiting = [task for number, task in self.held if number > max(at, self._recalled) and not task.done]
+        self._recalled = self.held[-1][0]
+        self._board.recall(self._recalled + 1)
         return waiting
 
     def pulse(self) -> int:

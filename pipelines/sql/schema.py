@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.errors import DataError
-from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.types import Database, Scalar, SchemaItems
 
 Style = Literal["ddl", "compact", "names"]
-SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
 VALUE_CHARS = 40
 
 
@@ -62,59 +58,9 @@ def introspect(database: Database, values: int = 0) -> Schema:
     Raises:
         DataError: it is missing or cannot be read.
     """
-    try:
-        with _closing(open_readonly(database.location)) as connection:
-            return _sqlite(connection, values)
-    except (sqlite3.Error, OSError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise DataError(f"the database {database.id} at {database.location} cannot be read: {reason}") from None
+    from pipelines.sql import catalogs
 
-
-class _closing:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self._connection
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-
-def _sqlite(connection: sqlite3.Connection, values: int) -> Schema:
-    connection.text_factory = lambda data: data.decode("utf-8", "replace")
-    names = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-    ).fetchall()
-    keys = {name: _sqlite_keys(connection, name) for (name,) in names}
-    tables = []
-    for (name,) in names:
-        columns = tuple(
-            Column(row[1], row[2], bool(row[5]), _sqlite_values(connection, name, row[1], values))
-            for row in connection.execute(f"PRAGMA table_info({quoted(name)})")
-        )
-        tables.append(Table(name, columns, keys[name]))
-    return Schema(tuple(tables))
-
-
-def _sqlite_keys(connection: sqlite3.Connection, table: str) -> tuple[ForeignKey, ...]:
-    rows = connection.execute(f"PRAGMA foreign_key_list({quoted(table)})").fetchall()
-    found = []
-    for _, position, to_table, column, to_column, *_ in sorted(rows, key=lambda row: (row[0], row[1])):
-        if to_column is None:  # "REFERENCES t" means t's primary key
-            primary = [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(to_table)})") if row[5]]
-            to_column = primary[position] if position < len(primary) else column
-        found.append(ForeignKey(column, to_table, to_column))
-    return tuple(found)
-
-
-def _sqlite_values(connection: sqlite3.Connection, table: str, column: str, count: int) -> tuple[Scalar, ...]:
-    if not count:
-        return ()
-    name = quoted(column)
-    sample = f"SELECT {name} FROM {quoted(table)} LIMIT {SAMPLED_ROWS}"
-    rows = connection.execute(f"SELECT DISTINCT {name} FROM ({sample}) WHERE {name} IS NOT NULL LIMIT {count}")
-    return tuple(row[0] for row in rows)
+    return catalogs.read(database, values)
 
 
 def quoted(name: str) -> str:

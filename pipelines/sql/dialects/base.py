@@ -57,6 +57,12 @@ class Session(abc.ABC):
     def run(self, sql: str, max_rows: int) -> Raw:
         """Run one statement; every failure is a `Raw` with its status and class."""
 
+    def hold(self) -> None:  # noqa: B027  a dialect may have nothing to do here
+        """Several statements follow: whatever is worth doing once for all of them."""
+
+    def release(self) -> None:  # noqa: B027
+        """The statements of `hold` are done."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of the database."""

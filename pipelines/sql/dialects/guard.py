@@ -1,0 +1,180 @@
+"""What a statement may call, for engines that have no authorizer: an allow-list of functions, checked on the tokens.
+
+The lexer knows the plain part of SQL and refuses the rest (dollar quotes, U& and E'' strings, nested comments), because
+whatever two lexers could read differently is where a call would be hidden. It is the second wall: the first are the
+read-only transaction, the role and the settings of the engine itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, Raw, failure
+
+MAX_SQL = 1_000_000
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>\s+|--[^\n]*)
+    |(?P<comment>/\*(?:[^*/]|\*(?!/)|/(?!\*))*\*/)
+    |(?P<text>'(?:[^']|'')*')
+    |(?P<name>"(?:[^"]|"")+")
+    |(?P<number>(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:e[+-]?\d+)?)
+    |(?P<word>[^\W\d]\w*)
+    |(?P<sign>[^\w\s'"$\\`;\x00-\x1f])
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+# Words that may stand before a bracket and call nothing.
+_KEYWORDS = """
+    all and any array as asc between by case cast coalesce cross cube current desc distinct distinct else end except
+    exclude exists extract fetch filter first following for from full group grouping groups having ilike in inner
+    intersect interval into is join last lateral left like limit list map materialized minus natural next not null
+    nullif offset on only or order ordinality outer over overlay partition position preceding qualify range recursive
+    replace right rollup row rows select sets similar some struct substring table then ties to treat trim tablesample
+    unbounded union unnest unpivot pivot using values when where window with within without columns
+    bigint bit blob bool boolean bytea char character date decimal double float float4 float8 hugeint int int2 int4
+    int8 integer json jsonb nchar numeric real smallint text time timestamp timestamptz tinyint uuid varchar varying
+"""
+_COMMON = """
+    abs acos asin atan atan2 ceil ceiling cos cosh cot degrees div exp floor ln log log10 log2 mod pi pow power radians
+    random round sign sin sinh sqrt cbrt tan tanh trunc greatest least factorial gcd lcm isnan isinf isfinite
+    ascii bit_length btrim char_length character_length chr concat concat_ws format initcap instr length lower lpad
+    ltrim md5 octet_length regexp_matches regexp_replace regexp_split_to_array regexp_like regexp_count regexp_substr
+    repeat reverse rpad rtrim split_part starts_with string_to_array strpos substr to_char to_number translate upper
+    to_hex quote_ident quote_literal array_to_string
+    age current_date current_timestamp date_part date_trunc date_diff datediff date_add date_sub dateadd make_date
+    make_timestamp make_time make_interval now strftime strptime to_date to_timestamp julian year month day hour
+    minute second quarter week dayofweek dayofyear dayname monthname isodow epoch justify_days justify_hours
+    avg count max min sum string_agg group_concat array_agg bool_and bool_or every stddev stddev_pop stddev_samp
+    variance var_pop var_samp corr covar_pop covar_samp regr_slope regr_intercept mode percentile_cont percentile_disc
+    bit_and bit_or any_value grouping
+    row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value
+    generate_series unnest array_length cardinality array_position array_append array_cat array_prepend array_remove
+    json_array_length json_extract_path json_extract_path_text json_build_object json_build_array json_object
+    json_agg json_object_agg row_to_json to_json json_array_elements json_array_elements_text json_each json_each_text
+    json_object_keys json_typeof to_jsonb jsonb_agg jsonb_object_agg jsonb_array_length jsonb_extract_path
+    jsonb_extract_path_text jsonb_build_object jsonb_build_array jsonb_array_elements jsonb_array_elements_text
+    jsonb_each jsonb_each_text jsonb_object_keys jsonb_typeof
+"""
+_DUCKDB = """
+    add ceil contains prefix suffix left right len strlen substring_grapheme printf levenshtein damerau_levenshtein
+    editdist3 jaccard jaro_similarity jaro_winkler_similarity hamming strip_accents unicode ord string_split str_split
+    split regexp_extract regexp_extract_all regexp_full_match regexp_split_to_table like_escape hex unhex bin
+    list_value list_extract list_element list_aggregate list_aggr list_sort list_reverse_sort list_contains list_has
+    list_distinct list_unique list_count list_sum list_avg list_min list_max list_any_value list_filter list_transform
+    list_concat list_slice list_append list_prepend list_position array_slice array_contains array_has array_value
+    flatten range struct_pack struct_extract map_keys map_values map_extract row
+    median quantile quantile_cont quantile_disc mad entropy kurtosis skewness product first last arg_max arg_min
+    max_by min_by argmax argmin approx_count_distinct approx_quantile histogram fsum sumkahan favg count_if countif
+    count_star list geomean
+    date_name datepart datetrunc datesub last_day century decade millennium weekday weekofyear yearweek era
+    time_bucket epoch_ms epoch_us epoch_ns try_strptime to_days to_months to_years to_hours to_minutes to_seconds
+    even gamma lgamma nextafter signbit xor bit_count ifnull if nvl typeof try_cast error_on_null
+    json_extract json_extract_string json_type json_valid json_keys json_value json_exists json_contains json_array
+    json_group_array json_group_object json json_quote to_base64 from_base64 base64 sha256 hash
+    generate_subscripts array_distinct array_sort constant_or_null least_common_multiple greatest_common_divisor
+"""
+_POSTGRES = """
+    width_bucket scale min_scale trim_scale acosd asind atand cosd sind tand
+    left right substring_index regexp_match regexp_split_to_table normalize unistr to_ascii convert_from convert_to
+    encode decode string_to_table parse_ident overlay sha256
+    clock_timestamp statement_timestamp transaction_timestamp timeofday date_bin justify_interval isfinite timezone
+    xmlagg range_agg regr_avgx regr_avgy regr_count regr_r2 regr_sxx regr_sxy regr_syy bit_xor num_nonnulls num_nulls
+    array_dims array_fill array_lower array_ndims array_positions array_replace array_upper trim_array
+    generate_subscripts json_to_record json_to_recordset json_populate_record jsonb_to_record jsonb_to_recordset
+    jsonb_set jsonb_insert jsonb_pretty jsonb_path_query jsonb_path_exists jsonb_path_query_array json_strip_nulls
+    lower_inc upper_inc isempty int4range int8range numrange daterange tsrange tstzrange to_tsvector to_tsquery
+    plainto_tsquery phraseto_tsquery websearch_to_tsquery ts_rank ts_headline setweight similarity
+"""
+# Names that show the server instead of the data, as tables or as words that need no brackets.
+_HIDDEN = re.compile(r"(pg|duckdb|pragma|sqlite|dblink|lo|inet)_|(current_user|session_user|user|current_role)$", re.I)
+_STATEMENTS = """
+    abort alter analyze attach begin call checkpoint close cluster comment commit copy create deallocate declare delete
+    detach discard do drop end execute explain export fetch force grant import insert install listen load lock merge
+    move notify pragma prepare reassign refresh reindex release replace reset revoke rollback savepoint security set
+    show start truncate unlisten update use vacuum
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
+STATEMENTS = frozenset(_STATEMENTS.split())
+FUNCTIONS = {
+    "duckdb": frozenset((_COMMON + _DUCKDB).split()),
+    "postgres": frozenset((_COMMON + _POSTGRES).split()),
+}
+STARTS = {
+    "duckdb": frozenset(("select", "with", "values", "from", "(", "show", "describe", "summarize", "explain", "pivot")),
+    "postgres": frozenset(("select", "with", "values", "table", "(")),
+}
+
+
+def check(sql: str, engine: str) -> Raw | None:
+    """Why a statement may not run; None if it may."""
+    if len(sql) > MAX_SQL:
+        return failure(LIMIT, "sql_too_long", "the query is longer than a million characters")
+    tokens, rest = _tokens(sql)
+    if rest.strip(" \t\n;"):
+        several = rest.startswith(";")
+        if several:
+            return failure(REFUSED, "several_statements", "only one statement may be run at a time")
+        return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {rest[:20]!r}")
+    if not tokens:
+        return failure(ERROR, "empty", "there is no query to run")
+    if tokens[0][1] not in STARTS[engine]:
+        return failure(REFUSED if tokens[0][1] in STATEMENTS else ERROR, *_start(tokens[0][1]))
+    for index, (kind, word) in enumerate(tokens):
+        if kind in ("word", "name"):
+            reason = _refused(tokens, index, word, engine)
+            if reason:
+                return failure(REFUSED, "not_authorized", reason)
+    return None
+
+
+def _start(word: str) -> tuple[str, str]:
+    """(error class, message) for a statement that starts with this word."""
+    if word in STATEMENTS:
+        return "not_authorized", f"not authorized: {word.upper()}"
+    return "syntax", f"syntax error at or near {word!r}"
+
+
+def _tokens(sql: str) -> tuple[list[tuple[str, str]], str]:
+    """The tokens before the first thing that this lexer does not know, and the text from there."""
+    tokens: list[tuple[str, str]] = []
+    at = 0
+    while at < len(sql):
+        found = _TOKEN.match(sql, at)
+        # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
+        if found is None or sql.startswith("/*", at) > (found.lastgroup == "comment") or "\r" in found[0].strip():
+            return tokens, sql[at:]
+        kind = str(found.lastgroup)
+        if kind == "text" and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
+            return tokens, sql[at - 1 :]
+        if kind not in ("space", "comment"):
+            tokens.append((kind, found[0].strip('"').lower() if kind == "name" else found[0].lower()))
+        at = found.end()
+    return tokens, ""
+
+
+def _refused(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
+    """Why a word may not stand where it stands; "" if it may."""
+    before = tokens[index - 1][1] if index else ""
+    called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
+    if _HIDDEN.match(word) and before != "." and (before != "as" or called):
+        return f"not authorized to use {word}"
+    if not called or (tokens[index][0] == "word" and word in KEYWORDS):
+        return ""
+    if word in FUNCTIONS[engine] or before in ("as", ")", "with", "recursive") or _is_cte(tokens, index):
+        return ""
+    return f"not authorized to use function: {word}"
+
+
+def _is_cte(tokens: Sequence[tuple[str, str]], index: int) -> bool:
+    """Whether "name(a, b)" is followed by "AS (SELECT": the columns of a common table expression, not a call."""
+    at = index + 2
+    while at < len(tokens) and (tokens[at][0] in ("word", "name") or tokens[at][1] == ","):
+        at += 1
+    ahead = [word for _, word in tokens[at : at + 6]]
+    if ahead[:2] != [")", "as"]:
+        return False
+    opening = [word for word in ahead[2:] if word not in ("not", "materialized")]
+    return opening[:1] == ["("] and opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])

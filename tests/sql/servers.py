@@ -1,0 +1,58 @@
+"""A real PostgreSQL server for the tests, in a folder of its own, as a user that is not root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+USERS = ("postgres", "nobody")  # who may run the server when the tests run as root
+
+
+def binaries() -> Path | None:
+    """The folder of PostgreSQL's programs; None if it is not installed."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+def _user() -> str | None:
+    if os.getuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next(user for user in USERS if user in names)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def postgres(folder: Path, programs: Path) -> Iterator[str]:
+    """Run a server and give its superuser's connection string."""
+    user, port = _user(), _free_port()
+    data = folder / "data"
+
+    def call(*command: str) -> None:
+        subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, env={"PATH": os.environ["PATH"]})
+
+    if user is not None:
+        for parent in (folder, *folder.parents):  # pytest keeps its folders to their owner
+            if parent.stat().st_mode & 0o055 != 0o055 and parent.stat().st_uid == os.getuid():
+                parent.chmod(parent.stat().st_mode | 0o055)
+        shutil.chown(folder, user)
+    call(str(programs / "initdb"), "-D", str(data), "-U", "owner", "--auth=trust", "-E", "UTF8", "--no-sync")
+    options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories= -c fsync=off -c shared_buffers=16MB"
+    start = ("start", "-D", str(data), "-w", "-o", options, "-l", str(folder / "log"))
+    call(str(programs / "pg_ctl"), *start)
+    try:
+        yield f"host=127.0.0.1 port={port} user=owner dbname=postgres"
+    finally:
+        call(str(programs / "pg_ctl"), "stop", "-D", str(data), "-m", "immediate")
