@@ -55,8 +55,8 @@ def examples(database: Database) -> list[Example]:
 
 @pytest.fixture
 def slow_sql() -> str:
-    """Takes some 0.4 s and returns one row."""
-    return "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1500000) SELECT count(*) FROM n"
+    """Takes about a second and returns one row."""
+    return "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4000000) SELECT count(*) FROM n"
 
 
 @pytest.fixture(scope="session")

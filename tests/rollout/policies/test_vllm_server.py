@@ -1,0 +1,125 @@
+"""A real vLLM server on this machine's CPU, in an environment of its own, as the policy of real episodes.
+
+SQLTRAIN_VLLM_PYTHON=/path/to/its/python pytest -m services tests/rollout/policies/test_vllm_server.py
+"""
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import config
+from pipelines.config import Model
+from pipelines.protocols.react import React
+from pipelines.rollout.engine import EpisodeRequest
+from pipelines.rollout.policies.vllm import VllmPolicy
+from pipelines.types import Example
+
+PYTHON = os.environ.get("SQLTRAIN_VLLM_PYTHON", "")
+READY_S = 400
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON, reason="SQLTRAIN_VLLM_PYTHON names no Python with vLLM"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the default tiny sizes: vLLM's CPU attention wants heads of 32 and up."""
+    from pipelines.training.model import make_tiny
+
+    out = tmp_path_factory.mktemp("served")
+    make_tiny(
+        Model(),
+        ["how many singers are there in paris select name from singer"] * 50,
+        React(config.Protocol()).tags,
+        out,
+        seed=0,
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with open(folder / "server.log", "wb") as log:
+        server = subprocess.Popen(
+            [*command, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager"],
+            env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        _wait(server, port, folder / "server.log")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(30)
+
+
+def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    for _ in range(READY_S):
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def test_real_episodes_with_ids_and_logprobs(
+    url: str, folder: Path, engine: Any, talk: Any, examples: list[Example]
+) -> None:
+    """The server's log-probabilities are those of a plain forward pass here over the ids that it returned."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    policy = VllmPolicy([url], folder)
+    assert policy.context == 1024
+    runner = engine(policy, talk, 3, turn_tokens=12, top_p=0.95)
+    made = runner.run([EpisodeRequest(one, 0, index) for index, one in enumerate(examples[:12])])
+    assert len({one.token_ids for one in made}) == 12
+    for one in made:
+        assert len(one.turns) == 3
+        assert len(one.logprobs) == len(one.token_ids) == one.turn_ends[-1]
+        with torch.no_grad():
+            predicted = model(torch.tensor([one.token_ids])).logits[0].log_softmax(-1)
+        for index, mine in enumerate(one.agent_mask):
+            if mine:
+                assert abs(predicted[index - 1, one.token_ids[index]].item() - one.logprobs[index]) < 1e-3
+
+
+def test_greedy_turns_are_those_of_the_in_process_policy(
+    url: str, folder: Path, engine: Any, talk: Any, examples: list[Example]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from pipelines.rollout.policies.transformers import TransformersPolicy
+
+    own = TransformersPolicy(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    todo = [EpisodeRequest(one, 0, index) for index, one in enumerate(examples[:8])]
+    runs = [engine(p, talk, 2, turn_tokens=8, temperature=0.0).run(todo) for p in (VllmPolicy([url], folder), own)]
+    same = [left.token_ids == right.token_ids for left, right in zip(*runs, strict=True)]
+    assert sum(same) >= 7  # an untrained model's best two tokens may lie within rounding
+
+
+def test_a_turn_ends_at_its_stop_string(
+    url: str, folder: Path, engine: Any, talk: Any, examples: list[Example]
+) -> None:
+    talk.stop = ("a", "e", "i", "o", "u")
+    made = engine(VllmPolicy([url], folder), talk, 1, turn_tokens=200).run([EpisodeRequest(examples[0], 0, 3)])
+    text = made[0].turns[0].text
+    assert text[-1] in talk.stop
+    assert not set(text[:-1]) & set(talk.stop)
