@@ -2,16 +2,19 @@
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pipelines import config
 from pipelines.errors import BoundaryError, EndpointError, ResourceError
-from pipelines.protocols.base import Protocol
+from pipelines.protocols.base import Protocol, build
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.types import Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 
@@ -167,6 +170,35 @@ def test_a_scripted_policy_can_speak_tokens(
         spoken = [t for t, mine in zip(one.token_ids, one.agent_mask, strict=True) if mine]
         assert codec.decode(spoken) == "".join(turn.text for turn in one.turns)
         assert one.logprobs == ()
+
+
+SPOKEN = {
+    "react": config.Protocol(name="react", prompt="brief"),
+    "phases": config.Protocol(name="phases", prompt="full", schema_view="hidden"),
+    "phases_prefill": config.Protocol(name="phases", prompt="full", schema_view="prefill"),
+    "tool_call": config.Protocol(name="tool_call", prompt="full"),
+    "single_turn": config.Protocol(name="single_turn", prompt="full", forced_final=False),
+}
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_masks_token_by_token_in_every_protocol(engine: Make, database: Database, codec: Any, name: str) -> None:
+    """The oracle speaks tokens: 1 stands on exactly what it said, 0 on prompts and observations."""
+    protocol = build(SPOKEN[name])
+    policy = OraclePolicy(protocol, error_rate=0.0)
+    policy.codec = codec
+    asked = Example("q", "how many in paris ?", database, "SELECT count(*) FROM singer WHERE city = 'paris'")
+    (made,) = engine(policy, protocol, 10).run([EpisodeRequest(asked, 0, 1)])
+    pieces = [(codec.prompt(made.prompt), 0)]
+    for turn in made.turns:
+        pieces.append((codec.agent(turn.text), 1))
+        if turn.observation is not None:
+            pieces.append((codec.observation(turn.observation), 0))
+    assert list(made.token_ids) == [token for ids, _ in pieces for token in ids]
+    assert list(made.agent_mask) == [mine for ids, mine in pieces for _ in ids]
+    ends = itertools.accumulate(len(ids) for ids, _ in pieces)
+    assert list(made.turn_ends) == [end for end, (_, mine) in zip(ends, pieces, strict=True) if mine]
+    assert (made.well_formed, len(made.turns) > 1) == (True, name != "single_turn")
 
 
 def test_the_policys_context_bounds_an_episode(
