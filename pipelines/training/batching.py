@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.errors import RecipeError
 
-WINDOW = 50  # micro-batches that are sorted together: padding falls below 2 %, and a batch still mixes the dataset
+WINDOW = 8  # micro-batches that are sorted together: padding stays low, and a batch still mixes the dataset
 
 
 def split_batch(batch: int, micro_batch: int, processes: int) -> tuple[int, int]:
