@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,9 @@ from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, Plan
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
 GRACE_S = 10.0  # between TERM and KILL
-_LAST_LINES = 20
+_LAST_LINES = 200
+_EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b")
+_LAUNCHERS = ("torch.distributed.elastic", "subprocess.CalledProcessError")
 
 OnMetrics = Callable[[dict[str, Any]], None]
 Lines = queue.Queue[tuple[str, str] | None]
@@ -154,6 +157,12 @@ def _stop(child: subprocess.Popen[str]) -> None:
             child.wait(patience)
 
 
+def _last_words(tail: Sequence[str]) -> str:
+    """The line that names the exception, or the last lines; a launcher's own report comes after its worker's."""
+    named = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
+    return (named or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
+
+
 def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainError:
     """The error that says why there is no model, and what to do."""
     resume = "Run again: training goes on from its last checkpoint."
@@ -161,7 +170,7 @@ def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainE
         kind = getattr(errors, str(last["kind"]), TrainingError)
         error: errors.SqltrainError = kind(str(last["message"]), str(last["hint"]))
         return error
-    words = " | ".join(line for line in last.get("tail", [])[-5:] if line.strip()) or "it said nothing"
+    words = _last_words(last.get("tail", []))
     if "silent" in last:
         return TrainingError(f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}", resume)
     if code == -signal.SIGKILL:

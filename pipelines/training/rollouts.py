@@ -17,7 +17,9 @@ from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
+from pipelines.stages.context import RESPONSES
 from pipelines.stages.inputs import episode_seed
+from pipelines.teachers.judge import grader
 from pipelines.training import advantages
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask
@@ -77,6 +79,7 @@ class Rollouts:
         self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
         self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
         self.rubric = Rubric(plan.recipe.rewards)
+        self.grade = grader(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
         self.grpo = plan.recipe.grpo
         turns = plan.recipe.protocol.max_turns
         self.engine = RolloutEngine(policy, protocol, sql, plan.recipe.grpo.sampling, turns, schemas)
@@ -113,7 +116,7 @@ class Rollouts:
         return self.policy.timing.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
 
     def _judge(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        return judge_trajectories(
+        outcomes = judge_trajectories(
             trajectories,
             self.examples,
             self.sql,
@@ -122,6 +125,7 @@ class Rollouts:
             self.recipe.protocol.max_turns,
             self.gold_schemas,
         )
+        return self.grade(outcomes, self.examples)
 
     def _pay(self, trajectory: Trajectory, outcome: Outcome) -> Paid:
         if outcome.broken or not trajectory.turns:

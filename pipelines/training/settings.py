@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipelines.config import Optimizer
+from pipelines.errors import RecipeError
+from pipelines.recipes import CONF
 from pipelines.training import model, optim
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 from pipelines.training.record import last_whole_checkpoint
@@ -56,6 +59,25 @@ def score_labels_only() -> None:
     utils._use_triton = compact
 
 
+def deepspeed_file(plan: Plan, optimizer: Optimizer) -> str | None:
+    """DeepSpeed's configuration: a file of one's own, or one of `infra/deepspeed/` by name ("zero2", "zero3").
+
+    Raises:
+        RecipeError: there is no such file, or the optimiser needs whole matrices, which ZeRO cuts up.
+    """
+    name = plan.recipe.hardware.deepspeed
+    if name is None:
+        return None
+    if optimizer.kind == "muon":
+        raise RecipeError("Muon needs whole matrices, and DeepSpeed cuts them up", "Set optimizer.kind=adamw.")
+    ours = CONF.parent / "infra" / "deepspeed" / f"{name}.json"
+    path = ours if ours.is_file() else Path(name)
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in ours.parent.glob("*.json")))
+        raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {known}.")
+    return str(path)
+
+
 def state_bytes(network: nn.Module) -> int:
     """What one checkpoint takes on disk: the weights, and two moments of each trained one."""
     weights = sum(one.numel() * one.element_size() for one in network.parameters())
@@ -75,7 +97,7 @@ def common(plan: Plan, optimizer: Optimizer, steps: int, save_steps: int) -> dic
         "bf16": not cpu and plan.recipe.model.dtype == "bfloat16",
         "activation_checkpointing": not cpu,
         "dataloader_pin_memory": not cpu,
-        "deepspeed": plan.recipe.hardware.deepspeed,
+        "deepspeed": deepspeed_file(plan, optimizer),
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": 2,
