@@ -15,7 +15,7 @@ from pipelines.data.miniature.world import MiniDatabase, MiniTable, stored
 from pipelines.types import Hardness
 
 JOIN = "FROM {h} JOIN {p} ON {h} . {p}_id = {p} . id"
-AGGREGATES = {"AVG": "average", "MAX": "maximum", "MIN": "minimum", "SUM": "total"}
+AGGREGATES = {"AVG": "average", "MAX": "highest", "MIN": "lowest", "SUM": "total"}
 ORDERS = {"DESC": "highest", "ASC": "lowest"}
 COMPARISONS = {">": ("above", "over", "more than", "greater than"), "<": ("below", "under", "less than")}
 

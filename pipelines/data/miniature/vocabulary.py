@@ -46,20 +46,19 @@ class Measure:
     step: int
 
 
-# Numbers are short, because a small model copies them digit by digit.
 MEASURES: dict[str, Measure] = {
     "age": Measure(18, 80, 10),
-    "height": Measure(10, 99, 10),
-    "weight": Measure(10, 99, 10),
-    "salary": Measure(20, 99, 10),
-    "score": Measure(1, 99, 10),
-    "rating": Measure(1, 99, 10),
+    "height": Measure(120, 210, 10),
+    "weight": Measure(10, 100, 10),
+    "salary": Measure(100, 900, 100),
+    "score": Measure(1, 100, 10),
+    "rating": Measure(1, 100, 10),
     "year": Measure(1960, 2024, 10),
-    "capacity": Measure(20, 99, 10),
-    "price": Measure(5, 99, 10),
-    "stock": Measure(1, 99, 10),
-    "length": Measure(10, 99, 10),
-    "budget": Measure(20, 99, 10),
+    "capacity": Measure(50, 900, 100),
+    "price": Measure(10, 500, 50),
+    "stock": Measure(1, 300, 50),
+    "length": Measure(10, 300, 50),
+    "budget": Measure(100, 900, 100),
 }
 
 CATEGORIES_OF: dict[Kind, tuple[str, ...]] = {
