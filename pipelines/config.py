@@ -72,7 +72,9 @@ class Data(Section):
     """Where questions come from: `sft` for the teacher, `rl` pools for GRPO, `test` for the reported figures.
 
     `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run. `drop_empty` leaves
-    training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1).
+    training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1). `cleaners` names endpoints that check each
+    training pair: one that all of them call bad is left out (Reasoning-SQL, 4.1). `linker` names the endpoint that
+    chooses each question's part of the schema, for `protocol.schema_view: filtered`.
     """
 
     sft: Source = Source(split="train")
@@ -81,6 +83,8 @@ class Data(Section):
     test: Source = Source(split="test")
     max_bad_share: Share = 0.05
     drop_empty: bool = False
+    cleaners: tuple[str, ...] = ()
+    linker: str | None = None
 
 
 class Protocol(Section):
@@ -143,7 +147,7 @@ class Teacher(Section):
     """What writes demonstrations: the scripted oracle, or an OpenAI-compatible endpoint.
 
     `endpoint` names an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment
-    variable that holds the key).
+    variable that holds the key). `share` is its part of a mix.
     """
 
     kind: Literal["oracle", "endpoint"] = "oracle"
@@ -151,21 +155,39 @@ class Teacher(Section):
     concurrency: Positive = 16
     sampling: Sampling = Sampling(temperature=0.7)
     error_rate: Share = 0.1
+    share: Annotated[float, pydantic.Field(gt=0)] = 1.0
 
 
 class Synthesis(Section):
-    """Teacher trajectory synthesis: `samples` episodes a question."""
+    """Teacher trajectory synthesis: `samples` episodes a question.
+
+    Attributes:
+        mix: several teachers, each with its share of the episodes, in place of `teacher`.
+        rationalise: run what ended wrong once more with the gold SQL as a hint that is not trained on (STaR).
+    """
 
     teacher: Teacher = Teacher()
+    mix: tuple[Teacher, ...] = ()
     samples: Positive = 1
+    rationalise: bool = False
 
 
 class Filter(Section):
-    """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` of them, `priority` levels first."""
+    """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` of them, `priority` levels first.
+
+    `per_plan` keeps so many of those that do the same on the same database but for wording and values.
+    """
 
     keep: Positive | None = None
+    per_plan: Positive | None = None
     priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")
     per_example: Positive | None = 1
+
+
+class GoldSchema(Section):
+    """Consensus gold schemas: `extractors` names endpoints that are asked beside the two static ones."""
+
+    extractors: tuple[str, ...] = ()
 
 
 class Optimizer(Section):
@@ -260,13 +282,24 @@ class Grpo(Section):
 
 
 class Evaluation(Section):
-    """The reported figures: one greedy episode a question, then `samples` sampled ones for majority@k and pass@k."""
+    """The reported figures: one greedy episode a question, then `samples` sampled ones for majority@k and pass@k.
+
+    Attributes:
+        forced_single_turn: also a greedy pass in which the agent must answer at once.
+        equalities: judged beside `execution.equality`, which gives the headline.
+        empty: in a vote, whether results without rows count, or only where there are no others.
+        failing: in a vote, whether answers without a result abstain, or count together as one group.
+        ves_repeats: how often each right answer is timed against its gold SQL for R-VES (BIRD: 100); 0 leaves it out.
+    """
 
     samples: Positive = 8
     ks: tuple[Positive, ...] = (1, 2, 4, 8)
     sampling: Sampling = Sampling()
     forced_single_turn: bool = False
     equalities: tuple[Equality, ...] = ("strict", "bird", "test_suite")
+    empty: Literal["vote", "last"] = "vote"
+    failing: Literal["abstain", "vote"] = "abstain"
+    ves_repeats: Count = 0
 
 
 class Rollout(Section):
@@ -338,6 +371,7 @@ class Recipe(Section):
     execution: Execution = Execution()
     synthesis: Synthesis = Synthesis()
     filter: Filter = Filter()
+    gold_schema: GoldSchema = GoldSchema()
     sft: Sft = Sft()
     difficulty: Difficulty = Difficulty()
     rewards: tuple[RewardTerm, ...] = ()

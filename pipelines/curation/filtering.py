@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pipelines.config import Filter
+from pipelines.curation import duplicates
 from pipelines.types import Outcome, StopReason, Trajectory
 
 
@@ -17,7 +18,7 @@ class Discarded:
 
     Attributes:
         reason: a short stable word: "broken_<class>", "format_<error>", "no_answer_<stop>", "sql_<status>",
-            "wrong_result", "over_per_example", "over_keep".
+            "wrong_result", "near_duplicate", "over_per_example", "over_keep".
         detail: one line for a person.
     """
 
@@ -63,24 +64,44 @@ def fault(outcome: Outcome) -> tuple[str, str] | None:
     return None
 
 
-def select(outcomes: Sequence[Outcome], settings: Filter, seed: int) -> Selection:
+def select(
+    outcomes: Sequence[Outcome], settings: Filter, seed: int, databases: Mapping[str, str] | None = None
+) -> Selection:
     """Keep the right and well-formed ones: at most `per_example` a question, then `keep` in all.
+
+    Before that, `per_plan` cuts near-duplicates (`curation/duplicates.py`).
 
     Where `keep` binds, questions of the `priority` levels come first, as one class (SQL-Trail, A.6: "prioritizing
     examples with moderate to high difficulty"); within a class the seed decides. A question's own trajectories are
     taken in the order of their samples.
+
+    Args:
+        databases: a question's database, by example id; without it all are taken for one.
     """
     faults = [fault(outcome) for outcome in outcomes]
     good = [index for index, found in enumerate(faults) if found is None]
-    capped = _cap(good, outcomes, settings.per_example)
+    apart = _unlike(good, outcomes, settings.per_plan, databases or {})
+    capped = _cap(apart, outcomes, settings.per_example)
     taken = set(_prioritise(capped, outcomes, settings, seed)[: settings.keep])
     over = {index: ("over_keep", f"{settings.keep} are kept") for index in capped if index not in taken}
-    spare = dict.fromkeys(set(good) - set(capped), ("over_per_example", f"{settings.per_example} a question"))
-    left = over | spare | {index: found for index, found in enumerate(faults) if found is not None}
+    spare = dict.fromkeys(set(apart) - set(capped), ("over_per_example", f"{settings.per_example} a question"))
+    alike = dict.fromkeys(set(good) - set(apart), ("near_duplicate", f"{settings.per_plan} of one plan"))
+    left = over | spare | alike | {index: found for index, found in enumerate(faults) if found is not None}
     discarded = [
         Discarded(outcomes[index].example_id, outcomes[index].trajectory.sample, *left[index]) for index in sorted(left)
     ]
     return Selection([outcomes[index].trajectory for index in sorted(taken)], discarded)
+
+
+def _unlike(
+    indices: list[int], outcomes: Sequence[Outcome], per_plan: int | None, databases: Mapping[str, str]
+) -> list[int]:
+    """The first `per_plan` of those that are near-duplicates of one another."""
+    if per_plan is None:
+        return indices
+    made = [outcomes[index].trajectory for index in indices]
+    kept = duplicates.cut(made, lambda id: databases.get(id, ""), per_plan).kept
+    return [indices[place] for place in kept]
 
 
 def _cap(indices: Iterable[int], outcomes: Sequence[Outcome], per_example: int | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""Models behind HTTP: which ones the user has named, and asking them with the official client.
+"""Models behind HTTP: which ones the user has named, and sending them requests with the official client.
 
 `conf/local/endpoints.yaml` (git-ignored) holds one entry an endpoint:
 
@@ -12,20 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pydantic
 
 from pipelines.config import Positive, Section
 from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
 from pipelines.recipes import CONF, read_yaml
+from pipelines.teachers.limits import Pace
+from pipelines.teachers.retry import Breaker, delay, retry_after
 
 ENDPOINTS = CONF / "local" / "endpoints.yaml"
 EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
+RETRIED = frozenset({408, 409, 425, 429})
 Answer = TypeVar("Answer")
+
+
+class Malformed(Exception):
+    """A server's answer that is none: broken JSON, a cut stream, no choices. It is asked again."""
+
+
+class ContextOverflow(EndpointError):
+    """The conversation is longer than the model's context: its episode is broken, and asking again is useless."""
 
 
 class Endpoint(Section):
@@ -34,13 +46,21 @@ class Endpoint(Section):
     Attributes:
         base_url: up to and with `/v1`.
         key_env: the environment variable that holds the key; null for a server that wants none.
-        timeout_s: of one request, in seconds.
-        retries: of one request, for broken connections, 408, 409, 429 and 5xx; with exponential back-off and jitter, or
-            after what the server's Retry-After says.
+        timeout_s: of one request from its first byte to its last, in seconds.
+        retries: of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with
+            exponential back-off and jitter, or after what the server's Retry-After says.
+        patience_s: seconds in which nothing works after which the run stops.
+        requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
+        price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
+        cap_tokens, cap_cost: a run stops before the endpoint's answers in this store have used more.
         max_tokens_key: what the server calls the most tokens of an answer; newer OpenAI models want
             `max_completion_tokens`.
         omit: keys of a request's body that the server refuses ("seed", "stop", "temperature", "top_p").
         extra: further JSON of each request's body ({"reasoning_effort": "low"}).
+        system: "merge" puts the system message into the first user message, for templates that refuse the role.
+        reasoning: "keep" makes a thinking model's reasoning field the turn's reasoning block where it has none; "drop"
+            leaves it out.
+        stream: read the answer as it is written, for servers that cut silent connections.
     """
 
     base_url: str
@@ -48,9 +68,20 @@ class Endpoint(Section):
     key_env: str | None = None
     timeout_s: float = pydantic.Field(default=600.0, gt=0)
     retries: Positive = 8
+    patience_s: float = pydantic.Field(default=300.0, gt=0)
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    price_in: float = pydantic.Field(default=0.0, ge=0)
+    price_out: float = pydantic.Field(default=0.0, ge=0)
+    currency: str = "USD"
+    cap_tokens: Positive | None = None
+    cap_cost: float | None = pydantic.Field(default=None, gt=0)
     max_tokens_key: str = "max_tokens"
     omit: tuple[str, ...] = ()
     extra: dict[str, Any] = pydantic.Field(default_factory=dict)
+    system: Literal["keep", "merge"] = "keep"
+    reasoning: Literal["keep", "drop"] = "keep"
+    stream: bool = False
 
 
 def endpoint(name: str, path: Path = ENDPOINTS) -> Endpoint:
@@ -78,6 +109,9 @@ class Connection:
     Args:
         name: what errors call it.
 
+    Attributes:
+        pace: its requests and tokens per minute.
+
     Raises:
         ResourceError: the environment variable that should hold the key is empty.
     """
@@ -87,30 +121,36 @@ class Connection:
         self._key = os.environ.get(endpoint.key_env, "") if endpoint.key_env else "none"
         if not self._key:
             raise ResourceError(f"endpoint {name!r} has no key", f"Set the environment variable {endpoint.key_env}.")
+        self.pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self._breaker = Breaker(name, endpoint.patience_s)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(self, send: Callable[[Any], Awaitable[Answer]]) -> Answer:
+    async def ask(self, send: Callable[[Any], Awaitable[Answer]], tokens: int = 0) -> Answer:
         """What `send` gets from the client (`openai.AsyncOpenAI`).
 
+        Args:
+            tokens: that the request may use, for the endpoint's limit per minute.
+
         Raises:
-            RecipeError, ResourceError: the server refuses such requests; says what to change.
+            RecipeError, ResourceError: the server refuses such requests, or is down; says what to change.
+            ContextOverflow: the conversation is too long for the model.
             EndpointError: no answer after all retries.
         """
-        import openai
-
-        if self._loop is not asyncio.get_running_loop():
-            self._loop = asyncio.get_running_loop()
-            self._client = openai.AsyncOpenAI(
-                api_key=self._key,
-                base_url=self.endpoint.base_url,
-                timeout=self.endpoint.timeout_s,
-                max_retries=self.endpoint.retries,
-            )
-        try:
-            return await send(self._client)
-        except openai.APIError as error:
-            raise self._explain(error) from None
+        attempt = 0
+        while True:
+            await self._breaker.admit()
+            await self.pace.admit(tokens)
+            try:
+                answer = await asyncio.wait_for(send(self._open()), self.endpoint.timeout_s)
+            except Exception as error:
+                wait = self._consider(error, attempt)
+                self.pace.settle(tokens, 0)
+                attempt += not self._breaker.open  # a dead endpoint does not use up a request's own attempts
+                await asyncio.sleep(wait)
+            else:
+                self._breaker.worked()
+                return answer
 
     async def close(self) -> None:
         """Close the running event loop's connections; the next request opens new ones."""
@@ -118,10 +158,49 @@ class Connection:
             await self._client.close()
         self._client = self._loop = None
 
+    def _open(self) -> Any:
+        """The client of the running event loop."""
+        if self._loop is not asyncio.get_running_loop():
+            import openai
+
+            self._loop = asyncio.get_running_loop()
+            self._client = openai.AsyncOpenAI(
+                api_key=self._key, base_url=self.endpoint.base_url, timeout=self.endpoint.timeout_s, max_retries=0
+            )
+        return self._client
+
+    def _consider(self, error: Exception, attempt: int) -> float:
+        """Seconds to wait before the same request is sent again; raises what repeating cannot mend."""
+        import httpx
+        import openai
+
+        status = getattr(error, "status_code", None)
+        passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
+        broken = (*passing, httpx.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
+        if not isinstance(error, (openai.APIError, *broken)):
+            raise error
+        quota = getattr(error, "code", None) == "insufficient_quota"
+        retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
+        if not retried or quota:
+            self._breaker.worked()
+            raise self._explain(error) from None
+        asked = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
+        if status == 429:
+            self._breaker.worked()  # it lives, and is busy
+            self.pace.hold(min(asked or 0.0, self.endpoint.patience_s))
+        else:
+            self._breaker.failed()
+        if asked is not None and asked > self.endpoint.patience_s:
+            hint = "Run again later: nothing that was answered is asked again."
+            raise ResourceError(f"endpoint {self.name!r} wants {asked:.0f} s without requests ({status})", hint)
+        if attempt >= self.endpoint.retries and not self._breaker.open:
+            raise self._explain(error) from None
+        return delay(attempt, asked)
+
     def _explain(self, error: Any) -> SqltrainError:
         """An error of the client as one of ours: what repeating cannot mend is the user's."""
-        status, code = getattr(error, "status_code", None), error.code or ""
-        said = " ".join(str(error.message).split())[:300]
+        status, code = getattr(error, "status_code", None), getattr(error, "code", None) or ""
+        said = self._said(error)
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
         if status in (401, 403):
             hint = f"Check the key in the environment variable {self.endpoint.key_env}."
@@ -133,9 +212,30 @@ class Connection:
                 f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404)", f"{entry}: url, model."
             )
         if code == "context_length_exceeded" or "maximum context length" in said:
-            return EndpointError(f"the conversation is longer than the context of endpoint {self.name!r}")
+            return ContextOverflow(f"the conversation is longer than the context of endpoint {self.name!r}")
         if status in (400, 422):
-            hint = f"{entry}: max_tokens_key, omit, extra; and the recipe's sampling."
+            knobs = "system: merge" if "system" in said.lower() else "max_tokens_key, omit, extra"
+            hint = f"{entry}: {knobs}; and the recipe's sampling."
             return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {said}", hint)
         where = f"at {self.endpoint.base_url}" if status is None else f"(HTTP {status})"
         return EndpointError(f"endpoint {self.name!r} {where} failed: {said}", "Is the server up?")
+
+    def _said(self, error: Any) -> str:
+        """What the server said, on one line; a key that it repeats is left out."""
+        said = " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
+        return said.replace(self._key, "***")[:300] if self.endpoint.key_env else said[:300]
+
+
+def body_of(raw: bytes) -> Mapping[str, Any]:
+    """A response's JSON object.
+
+    Raises:
+        Malformed: it is none.
+    """
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Malformed("the answer is not JSON") from None
+    if not isinstance(value, Mapping):
+        raise Malformed("the answer is not a JSON object")
+    return value

@@ -125,6 +125,7 @@ class Episode:
             seed=self._request.seed,
             example=self._request.example,
             turn=len(self._turns),
+            sample=self._request.sample,
         )
 
     def accept(self, completion: Completion) -> str | None:

@@ -10,6 +10,7 @@ from typing import Protocol
 from pipelines.config import Recipe
 from pipelines.store import read_json, write_json
 
+RESPONSES = "responses"  # the folder of a store that keeps what endpoints answered
 REFERENCE = "reference.json"  # a base model that is not ours to copy: its path or hub name
 
 
@@ -57,6 +58,11 @@ class Context:
     def metrics(self, numbers: Mapping[str, float]) -> None:
         """Write the stage's summary: a flat mapping of numbers without wall-clock times."""
         write_json(self.folder / "metrics.json", dict(numbers))
+
+    @property
+    def responses(self) -> Path:
+        """Where this store keeps what endpoints answered: beside the stages, for every recipe and run."""
+        return self.folder.parent.parent / RESPONSES
 
     @property
     def checkpoint(self) -> str:

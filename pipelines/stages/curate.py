@@ -8,12 +8,15 @@ import json
 import polars as pl
 
 from pipelines import frames
-from pipelines.curation import filtering
+from pipelines.curation import card, filtering, leakage
 from pipelines.curation import gold_schema as consensus
 from pipelines.errors import DataError
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.stages.context import Context
+from pipelines.stages.experts import llm_extractors
 from pipelines.stages.inputs import DATA, examples, schemas, sql_engine, trajectories, write_lines
+from pipelines.stages.synthesize import COSTS
+from pipelines.store import read_json, write_atomic, write_json
 from pipelines.types import Example, Outcome, Trajectory
 
 BATCH = 1024  # trajectories or examples between two moves of the bar
@@ -27,9 +30,12 @@ def filter_trajectories(ctx: Context) -> None:
     """
     made = trajectories(ctx.inputs["synthesize"])
     outcomes = _judge(ctx, made)
-    chosen = filtering.select(outcomes, ctx.recipe.filter, ctx.recipe.seed)
+    pools = {pool: examples(ctx.inputs["data"], pool) for pool in ("sft", "dev", "test")}
+    databases = {example.id: example.database.id for example in pools["sft"]}
+    chosen = filtering.select(outcomes, ctx.recipe.filter, ctx.recipe.seed, databases)
     frames.write(ctx.folder / DATA, frames.to_frame(chosen.kept))
     write_lines(ctx.folder / "quarantine.jsonl", (dataclasses.asdict(one) for one in chosen.discarded))
+    _describe(ctx, pools, outcomes, chosen, databases)
     reasons = {f"left_out_{reason}": float(count) for reason, count in chosen.reasons.items()}
     ctx.metrics({"kept": len(chosen.kept), "acceptance": len(chosen.kept) / max(1, len(made)), **reasons})
     if not chosen.kept:
@@ -37,6 +43,22 @@ def filter_trajectories(ctx: Context) -> None:
         raise DataError(
             f"none of {len(made)} trajectories is kept; most often: {reason}", f"See {ctx.folder / 'quarantine.jsonl'}."
         )
+
+
+def _describe(
+    ctx: Context,
+    pools: dict[str, list[Example]],
+    outcomes: list[Outcome],
+    chosen: filtering.Selection,
+    databases: dict[str, str],
+) -> None:
+    """Write the dataset's card (`card.md`) and the figures that it shows (`quality.json`, `leakage.json`)."""
+    facts = card.quality(outcomes, chosen, databases)
+    leaked = leakage.report(pools["sft"], [*pools["dev"], *pools["test"]])
+    write_json(ctx.folder / "quality.json", facts)
+    write_json(ctx.folder / "leakage.json", leaked)
+    text = card.write(ctx.recipe, facts, leaked, read_json(ctx.inputs["synthesize"] / COSTS))
+    write_atomic(ctx.folder / "card.md", text)
 
 
 def _judge(ctx: Context, made: list[Trajectory]) -> list[Outcome]:
@@ -59,7 +81,7 @@ def gold_schema(ctx: Context) -> None:
     pool: dict[str, Example] = {
         example.id: example for example in examples(ctx.inputs["data"], "sft", "rl", "dev", "test")
     }
-    extractors = consensus.static_extractors(schemas(ctx.recipe))
+    extractors = consensus.static_extractors(schemas(ctx.recipe)) | llm_extractors(ctx, list(pool.values()))
     ctx.progress.begin(ctx.stage, len(pool), "gold SQL")
     found = []
     for number, example in enumerate(pool.values(), 1):

@@ -1,58 +1,78 @@
-"""Stage 2: a teacher answers the SFT questions, turn by turn, against the real databases."""
+"""Stage 2: teachers answer the SFT questions, turn by turn, against the real databases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines import frames
-from pipelines.config import Recipe
+from pipelines.config import Recipe, Teacher
 from pipelines.protocols.base import build as build_protocol
+from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
+from pipelines.rollout.policies.openai import OpenAIPolicy
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import DATA, episode_seed, examples, schemas, sql_engine
 from pipelines.stages.shards import Run, Shards
-from pipelines.types import StopReason, Trajectory, read_jsonl, write_jsonl
+from pipelines.store import read_json, write_json
+from pipelines.teachers.mix import pick, teacher_policy
+from pipelines.teachers.star import HintedPolicy
+from pipelines.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 
-SHARD = 512  # questions; scripted episodes are quick, so shards are larger than those of a model
+SHARD = 512  # questions of the oracle: what a killed run loses of each process
+BOUGHT_SHARD = 4096  # of endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle
+COSTS, COSTS_OF_SHARD = "costs.json", ".costs.json"
+ROUNDS = 2  # further tries for episodes that an endpoint broke
 
 
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one trajectory a row) from shards that a killed run leaves behind."""
     questions = examples(ctx.inputs["data"], "sft")
-    shards = Shards(questions, SHARD, ctx.folder)
+    scripted = all(teacher.kind == "oracle" for teacher in teachers(ctx.recipe))
+    shards = Shards(questions, SHARD if scripted else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    teacher = ctx.recipe.synthesis.teacher
-    processes = ctx.recipe.rollout.processes if teacher.kind == "oracle" else 1
-    shards.run(start, (ctx.recipe,), processes, ctx.progress)
+    processes = ctx.recipe.rollout.processes if scripted else 1
+    shards.run(start, (ctx.recipe, ctx.responses), processes, ctx.progress)
     made = [trajectory for index in range(len(shards)) for trajectory in read_jsonl(shards.path(index), Trajectory)]
     frames.write(ctx.folder / DATA, frames.to_frame(made))
     broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in made)
     turns = sum(len(trajectory.turns) for trajectory in made) / max(1, len(made))
-    ctx.metrics({"trajectories": len(made), "broken": broken, "turns_mean": turns})
+    costs = {} if scripted else _costs(shards)
+    write_json(ctx.folder / COSTS, costs)
+    spent = {f"{what}_{name}": value for name, row in costs.items() for what, value in row.items()}
+    ctx.metrics({"trajectories": len(made), "broken": broken, "turns_mean": turns, **spent})
 
 
-def start(recipe: Recipe) -> Run:
-    """A process's own engine; its run answers one shard of questions."""
-    protocol = build_protocol(recipe.protocol)
-    engine = RolloutEngine(
-        teacher(recipe),
-        protocol,
-        sql_engine(recipe, workers=1),
-        recipe.synthesis.teacher.sampling,
-        recipe.protocol.max_turns,
-        schemas(recipe),
-    )
+def _costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
+    """What the answers of this dataset cost by endpoint, whichever run paid: answers, tokens and money."""
+    total: dict[str, dict[str, float]] = {}
+    for index in range(len(shards)):
+        for name, row in read_json(shards.path(index).with_suffix(COSTS_OF_SHARD)).items():
+            into = total.setdefault(name, dict.fromkeys(row, 0.0))
+            for what, value in row.items():
+                into[what] += value
+    return total
+
+
+def teachers(recipe: Recipe) -> tuple[Teacher, ...]:
+    """The teacher sections of a recipe: the mix, or the one teacher."""
+    return recipe.synthesis.mix or (recipe.synthesis.teacher,)
+
+
+def start(recipe: Recipe, responses: Path) -> Run:
+    """A process's own engines; their run answers one shard of questions.
+
+    Args:
+        responses: where endpoints' answers are kept.
+    """
+    synthesis = Synthesis(recipe, responses)
 
     def run(questions: Sequence[Any], path: Path) -> str:
-        requests = [
-            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
-            for question in questions
-            for sample in range(recipe.synthesis.samples)
-        ]
-        done = engine.run(requests)
+        done = synthesis.answer(questions)
+        write_json(path.with_name(path.name.split(".")[0]).with_suffix(COSTS_OF_SHARD), synthesis.costs())
         write_jsonl(path, done)
         answered = sum(trajectory.final_sql is not None for trajectory in done)
         return f"{answered}/{len(done)} answered"
@@ -60,14 +80,73 @@ def start(recipe: Recipe) -> Run:
     return run
 
 
-def teacher(recipe: Recipe) -> Policy:
-    """The policy that the recipe's teacher section names."""
-    settings = recipe.synthesis.teacher
-    protocol = build_protocol(recipe.protocol)
-    if settings.kind == "oracle":
-        from pipelines.rollout.policies.oracle import OraclePolicy
+class Synthesis:
+    """The teachers of a recipe, each behind an engine of its own, over one sandbox."""
 
-        return OraclePolicy(protocol, settings.error_rate)
-    from pipelines.rollout.policies.openai import OpenAIPolicy
+    def __init__(self, recipe: Recipe, responses: Path) -> None:
+        self.recipe = recipe
+        self.sql = sql_engine(recipe, workers=1)
+        self.schemas = schemas(recipe)
+        protocol = build_protocol(recipe.protocol)
+        self.policies = [teacher_policy(one, protocol, responses) for one in teachers(recipe)]
 
-    return OpenAIPolicy.named(settings)
+    def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
+        """`synthesis.samples` trajectories a question, in order."""
+        recipe = self.recipe
+        requests = [
+            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
+            for question in questions
+            for sample in range(recipe.synthesis.samples)
+        ]
+        done = self._all(requests, lambda policy: policy)
+        return self._rationalised(requests, done) if recipe.synthesis.rationalise else done
+
+    def costs(self) -> dict[str, dict[str, float]]:
+        """What the answers since the last call cost, by endpoint."""
+        askers = [policy.asker for policy in self.policies if isinstance(policy, OpenAIPolicy)]
+        return {asker.name: asker.take_used() for asker in askers}
+
+    def _all(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
+        """Run the episodes; those that an endpoint broke again, for its log has all but the answer that failed."""
+        done = asyncio.run(self._run(requests, wrap))
+        for _ in range(ROUNDS):
+            again = [index for index, one in enumerate(done) if one.failure == "EndpointError"]
+            if not again:
+                break
+            redone = asyncio.run(self._run([requests[index] for index in again], wrap))
+            for index, trajectory in zip(again, redone, strict=True):
+                done[index] = trajectory
+        return done
+
+    async def _run(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
+        """Each teacher runs its share of the episodes, all teachers at once."""
+        shares = [teacher.share for teacher in teachers(self.recipe)]
+        dealt = [pick(shares, f"{request.example.id}/{request.sample}") for request in requests]
+        parts = [[index for index, who in enumerate(dealt) if who == number] for number in range(len(shares))]
+        done = await asyncio.gather(
+            *(
+                self._engine(number, wrap(policy)).run_async([requests[index] for index in part])
+                for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True))
+                if part
+            )
+        )
+        order = [index for part in parts for index in part]
+        made = [trajectory for one in done for trajectory in one]
+        return [trajectory for _, trajectory in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
+
+    def _engine(self, number: int, policy: Policy) -> RolloutEngine:
+        protocol = build_protocol(self.recipe.protocol)
+        sampling = teachers(self.recipe)[number].sampling
+        return RolloutEngine(policy, protocol, self.sql, sampling, self.recipe.protocol.max_turns, self.schemas)
+
+    def _rationalised(self, requests: Sequence[EpisodeRequest], done: Sequence[Trajectory]) -> list[Trajectory]:
+        """STaR (`teachers/star.py`): episodes that ended wrong are run once more with the gold SQL as a hint."""
+        recipe = self.recipe
+        pool = {request.example.id: request.example for request in requests}
+        outcomes = judge_trajectories(
+            done, pool, self.sql, self.schemas, recipe.execution.equality, recipe.protocol.max_turns
+        )
+        wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
+        redone = self._all([requests[index] for index in wrong], HintedPolicy)
+        hinted = dict(zip(wrong, redone, strict=True))
+        return [hinted.get(index, trajectory) for index, trajectory in enumerate(done)]

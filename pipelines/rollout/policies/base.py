@@ -31,6 +31,7 @@ class Request:
         seed: the episode's seed; with `turn` or a token's position it fixes all randomness of the turn.
         example: the question. Only the scripted oracle may look into it: it holds the gold SQL.
         turn: 0-based index of the turn in the episode.
+        sample: the episode's index in its question's group.
     """
 
     session: str
@@ -42,6 +43,7 @@ class Request:
     seed: int
     example: Example
     turn: int
+    sample: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

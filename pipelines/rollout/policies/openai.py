@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines import config
 from pipelines.errors import RecipeError
-from pipelines.rollout.decoding.stops import cut
-from pipelines.rollout.endpoints import Connection, Endpoint, endpoint
+from pipelines.rollout.endpoints import Endpoint, endpoint
 from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.teachers.answers import as_turn
+from pipelines.teachers.asking import Asker
+from pipelines.teachers.log import Spent
 
-MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
-
-
-@dataclasses.dataclass(slots=True)
-class Usage:
-    """What the endpoint counted, over the policy's life."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+if TYPE_CHECKING:
+    from pipelines.protocols.base import Protocol
 
 
 class OpenAIPolicy(Policy):
@@ -29,21 +23,29 @@ class OpenAIPolicy(Policy):
     Args:
         name: what errors call the endpoint, and recorded in each trajectory.
         concurrency: episodes, and so requests, in flight at once.
-
-    Attributes:
-        usage: tokens that the endpoint counted.
+        responses: the folder of the logs of answers (`teachers/log.py`); None keeps none.
+        protocol: whose tags a thinking model's reasoning and a server's parsed tool calls are written back into.
 
     Raises:
         ResourceError: the environment variable that should hold the key is empty.
     """
 
-    def __init__(self, endpoint: Endpoint, name: str, concurrency: int = 16) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        concurrency: int = 16,
+        responses: Path | None = None,
+        protocol: Protocol | None = None,
+    ) -> None:
         self.name, self.live = name, concurrency
-        self.usage = Usage()
-        self._connection = Connection(endpoint, name)
+        self.asker = Asker(endpoint, name, responses, concurrency)
+        self._agent = protocol.agent if protocol is not None else ()
 
     @classmethod
-    def named(cls, teacher: config.Teacher) -> OpenAIPolicy:
+    def named(
+        cls, teacher: config.Teacher, responses: Path | None = None, protocol: Protocol | None = None
+    ) -> OpenAIPolicy:
         """The endpoint that a recipe's teacher section names.
 
         Raises:
@@ -53,52 +55,22 @@ class OpenAIPolicy(Policy):
             raise RecipeError(
                 "the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME."
             )
-        return cls(endpoint(teacher.endpoint), teacher.endpoint, teacher.concurrency)
+        return cls(endpoint(teacher.endpoint), teacher.endpoint, teacher.concurrency, responses, protocol)
+
+    @property
+    def usage(self) -> Spent:
+        """What this run has paid for, as the endpoint counted it."""
+        return self.asker.bought
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn; see `Connection.ask` for what it raises."""
-        answer = await self._connection.ask(lambda client: client.chat.completions.create(**self._body(request)))
-        if answer.usage is not None:
-            self.usage.prompt_tokens += answer.usage.prompt_tokens
-            self.usage.completion_tokens += answer.usage.completion_tokens
-        self.usage.requests += 1
-        if not answer.choices:
-            return Completion("")
-        choice = answer.choices[0]
-        text = choice.message.content or ""
-        if choice.finish_reason == "length":
-            return Completion(cut(text, request.stop), finish="length")
-        return Completion(close_tag(cut(text, request.stop), request.stop, getattr(choice, "stop_reason", None)))
+        answer = await self.asker.ask(
+            request.messages, request.sampling, request.stop, request.max_tokens, request.sample
+        )
+        keep = self.asker.endpoint.reasoning == "keep"
+        text = as_turn(answer, request.stop, self._agent, keep)
+        return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._connection.close()
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        settings = self._connection.endpoint
-        body = {
-            "model": settings.model,
-            "messages": [{"role": role, "content": text} for role, text in request.messages],
-            "temperature": request.sampling.temperature,
-            "top_p": request.sampling.top_p,
-            "seed": (request.seed + request.turn) % 2**31,
-            "stop": list(request.stop)[:MOST_STOPS],
-            settings.max_tokens_key: request.max_tokens,
-        }
-        return {key: value for key, value in body.items() if key not in settings.omit} | {"extra_body": settings.extra}
-
-
-def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
-    """The text with the stop string that the server took away.
-
-    Args:
-        said: the stop string by the server's own word (vLLM says it); else it is the closing tag of the last tag that
-            the text leaves open.
-    """
-    if text.endswith(stops):
-        return text
-    if isinstance(said, str) and said in stops:
-        return text + said
-    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
-    last = max(opened, default=-1)
-    return text + opened[last] if last >= 0 else text
+        await self.asker.close()

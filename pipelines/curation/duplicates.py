@@ -1,0 +1,117 @@
+"""Near-duplicate trajectories, by plan and by SQL shape: measured, cut, and what diversity is left."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from pipelines.types import Trajectory
+
+KEYWORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "select from where group by having order limit offset join left right full outer cross natural on using union "
+        "all intersect except distinct and or not in exists between like ilike is null case when then else end "
+        "asc desc with recursive over partition rows values true false ",
+    )
+)
+_WORD = re.compile(r"\w+")
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`|\[[^\]]*\]|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\w+|<>|[<>!=]=|\|\||\S"""
+)
+
+
+@functools.lru_cache(maxsize=65536)
+def sql_shape(sql: str, names: bool = False) -> str:
+    """A query's tokens in lower case with every literal as `?` and without aliases and qualifiers; unless `names`, with
+    every table and column as `x`. Any text has a shape; two layouts of one query have the same.
+
+    It reads tokens and no tree: thousands of queries a second, in any dialect.
+    """
+    tokens = _TOKEN.findall(_COMMENT.sub(" ", sql))
+    shape: list[str] = []
+    for index, token in enumerate(tokens):
+        follows = tokens[index + 1] if index + 1 < len(tokens) else ""
+        word = token.lower()
+        if word == "." or follows == "." or word == ";":
+            continue
+        if word in ("as", "inner") or (shape and tokens[index - 1].lower() == "as" and follows != "("):
+            continue
+        shape.append(_masked(word, follows, names))
+    return " ".join(shape)
+
+
+def _masked(word: str, follows: str, names: bool) -> str:
+    if word[0] in "'\"" or word[0].isdigit():
+        return "?"
+    if word[0] in "`[":
+        return word[1:-1] if names else "x"
+    is_name = (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and follows != "("
+    return "x" if is_name and not names else word
+
+
+def plan(trajectory: Trajectory) -> tuple[str, ...]:
+    """What an episode does: each turn's action with the shape of its SQL; wording and values left out."""
+    return tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
+
+
+def signature(trajectory: Trajectory, database: str) -> tuple[str, ...]:
+    """Equal for near-duplicates: the same database, the same plan, and the same answer but for its values."""
+    return (database, *plan(trajectory), sql_shape(trajectory.final_sql or "", names=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """What is kept, in order, and which indices are near-duplicates of an earlier one."""
+
+    kept: list[int]
+    dropped: list[int]
+
+
+def cut(trajectories: Sequence[Trajectory], database_of: Callable[[str], str], most: int) -> Cut:
+    """Keep the first `most` of each set of near-duplicates.
+
+    Args:
+        database_of: a question's database, by example id.
+    """
+    seen: collections.Counter[tuple[str, ...]] = collections.Counter()
+    kept: list[int] = []
+    dropped: list[int] = []
+    for index, trajectory in enumerate(trajectories):
+        name = signature(trajectory, database_of(trajectory.example_id))
+        seen[name] += 1
+        (kept if seen[name] <= most else dropped).append(index)
+    return Cut(kept, dropped)
+
+
+def diversity(trajectories: Sequence[Trajectory], database_of: Callable[[str], str]) -> dict[str, float]:
+    """How different trajectories are.
+
+    Returns `near_duplicates` (share that repeats an earlier one), `plans` and `sql_shapes` (how many there are),
+    `plan_entropy` (bits of the distribution over plans) and `distinct_2` (distinct word pairs of the reasoning over all
+    of them).
+    """
+    if not trajectories:
+        return {}
+    plans = collections.Counter(plan(one) for one in trajectories)
+    shapes = {sql_shape(one.final_sql or "") for one in trajectories}
+    shares = [count / len(trajectories) for count in plans.values()]
+    pairs = [pair for one in trajectories for turn in one.turns for pair in _pairs(turn.action.reasoning)]
+    return {
+        "near_duplicates": len(cut(trajectories, database_of, 1).dropped) / len(trajectories),
+        "plans": float(len(plans)),
+        "sql_shapes": float(len(shapes)),
+        "plan_entropy": -sum(share * math.log2(share) for share in shares),
+        "distinct_2": len(set(pairs)) / len(pairs) if pairs else 0.0,
+    }
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    words = _WORD.findall(text.lower())
+    return list(itertools.pairwise(words))

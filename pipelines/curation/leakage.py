@@ -1,0 +1,86 @@
+"""Whether training questions are those of a benchmark: by exact text, by normalised text, and by their SQL's shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pipelines.curation.duplicates import sql_shape
+from pipelines.types import Example
+
+_WORD = re.compile(r"\w+")
+_FILLERS = frozenset(
+    re.findall(
+        r"\w+", "a an the of to in is are was were do does please what which who show list give find tell me all"
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leak:
+    """A training question that a held-out one repeats.
+
+    Attributes:
+        kind: "exact", "normalised" (words but for case, accents, fillers and order), or "sql" (the same query on tables
+            and columns of the same names, but for its values).
+        same_database: whether both ask the same database; a leak across databases is mostly a common phrase.
+    """
+
+    kind: str
+    train: str
+    held_out: str
+    question: str
+    same_database: bool
+
+
+def normalised(question: str) -> tuple[str, ...]:
+    """A question's words, sorted: without case, accents, punctuation and fillers."""
+    plain = unicodedata.normalize("NFKD", question).encode("ascii", "ignore").decode().lower()
+    return tuple(sorted(word for word in _WORD.findall(plain) if word not in _FILLERS))
+
+
+def leaks(train: Sequence[Example], held_out: Sequence[Example]) -> list[Leak]:
+    """Each training question with the first held-out one that it repeats, by the strictest kind that holds.
+
+    SQL counts only where both ask the same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
+    """
+    tests: tuple[tuple[str, Callable[[Example], Any]], ...] = (
+        ("exact", lambda one: one.question.strip()),
+        ("normalised", lambda one: normalised(one.question) or one.question),
+        ("sql", lambda one: (one.database.id, sql_shape(one.gold_sql, names=True))),
+    )
+    found: dict[int, Leak] = {}
+    for kind, name in tests:
+        known = _index(held_out, name)
+        for index, example in enumerate(train):
+            others = known.get(name(example))
+            if index not in found and others:
+                other = next((one for one in others if one.database.id == example.database.id), others[0])
+                same = other.database.id == example.database.id
+                found[index] = Leak(kind, example.id, other.id, example.question, same)
+    return [found[index] for index in sorted(found)]
+
+
+def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[Any, list[Example]]:
+    known: dict[Any, list[Example]] = {}
+    for example in examples:
+        known.setdefault(name(example), []).append(example)
+    return known
+
+
+def report(train: Sequence[Example], held_out: Sequence[Example]) -> dict[str, Any]:
+    """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
+    found = leaks(train, held_out)
+    kinds = ("exact", "normalised", "sql")
+    shared = {one.database.id for one in train} & {one.database.id for one in held_out}
+    return {
+        "train": len(train),
+        "held_out": len(held_out),
+        "shared_databases": sorted(shared),
+        "any_database": {kind: sum(one.kind == kind for one in found) for kind in kinds},
+        "same_database": {kind: sum(one.kind == kind and one.same_database for one in found) for kind in kinds},
+        "leaks": [dataclasses.asdict(one) for one in found],
+    }

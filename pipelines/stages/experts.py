@@ -1,0 +1,61 @@
+"""Endpoints that recipes ask about their data: cleaners and the linker at the door, extractors of gold schemas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pipelines.curation.gold_schema import Extractor
+from pipelines.data.base import Rejected, resolve
+from pipelines.stages.context import Context
+from pipelines.stages.inputs import schemas
+from pipelines.types import Example
+
+FLAGGED = "flagged_by_all"
+
+
+def ask_experts(ctx: Context, pool: str, kept: Sequence[Example]) -> tuple[list[Example], list[Rejected]]:
+    """The examples of one pool after cleaning and linking, where the recipe names endpoints for it, and what was cut.
+
+    Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
+    question must be answerable to be trained on (Reasoning-SQL, 4.1).
+    """
+    data = ctx.recipe.data
+    if not kept or not (data.cleaners or data.linker):
+        return list(kept), []
+    from pipelines.teachers import cleaning, linker
+    from pipelines.teachers.asking import Asker
+
+    training, schema = pool in ("sft", "rl"), schemas(ctx.recipe)
+    here = {example.id: example for example in resolve(kept, ctx.folder)}
+    flagged: list[Rejected] = []
+    if data.cleaners and training:
+        askers = [Asker.named(name, ctx.responses) for name in data.cleaners]
+        bad = [one for one in cleaning.check(askers, list(here.values()), schema) if one.dropped]
+        flagged = [Rejected(one.example.id, FLAGGED, " / ".join(one.reasons)) for one in bad]
+        kept = [example for example in kept if example.id not in {one.row for one in flagged}]
+    if data.linker:
+        from pipelines.sql.analysis import schema_items
+
+        cases = [here[example.id] for example in kept]
+        gold = {one.id: schema_items(one.gold_sql, schema(one.database), one.database.engine) for one in cases}
+        linked = linker.link(Asker.named(data.linker, ctx.responses), cases, schema, gold if training else None)
+        kept = [_with_meta(example, other) for example, other in zip(kept, linked, strict=True)]
+    return list(kept), flagged
+
+
+def _with_meta(example: Example, linked: Example) -> Example:
+    """The example, its database still as the dataset names it, with what the linker added."""
+    return dataclasses.replace(example, meta=linked.meta)
+
+
+def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extractor]:
+    """The extractors that the recipe names endpoints for; each has been asked about all examples."""
+    names = ctx.recipe.gold_schema.extractors
+    if not names:
+        return {}
+    from pipelines.teachers import linker
+    from pipelines.teachers.asking import Asker
+
+    schema = schemas(ctx.recipe)
+    return {name: linker.extractor(Asker.named(name, ctx.responses), examples, schema) for name in names}

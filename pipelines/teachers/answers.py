@@ -1,0 +1,149 @@
+"""What a chat endpoint answered, read from its JSON whatever the server's habits, and as a turn of our protocols."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pipelines.rollout.decoding.stops import cut
+from pipelines.rollout.endpoints import Malformed
+
+Kind = Literal["ok", "truncated", "refused", "empty"]
+_THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer, as it is kept.
+
+    Attributes:
+        kind: how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word.
+        reasoning: a thinking model's own field; "" where there is none.
+        calls: (name, arguments as JSON text) of tool calls that the server took out of the text.
+        stopped: the stop string that ended it, where the server says so.
+    """
+
+    text: str
+    kind: Kind = "ok"
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    stopped: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """JSON values for the log."""
+        return {**dataclasses.asdict(self), "calls": [list(call) for call in self.calls]}
+
+
+def from_record(record: Mapping[str, Any]) -> Answer:
+    """An answer from what `record` gave."""
+    names = {field.name for field in dataclasses.fields(Answer)}
+    kept = {name: value for name, value in record.items() if name in names}
+    return Answer(**{**kept, "calls": tuple((name, text) for name, text in record["calls"])})
+
+
+def read(value: Mapping[str, Any]) -> Answer:
+    """The first choice of a chat completion.
+
+    Raises:
+        Malformed: it is not one: no choices, or fields of other types.
+    """
+    try:
+        choice = value["choices"][0]
+        message = choice["message"]
+        usage = value.get("usage") or {}
+        text = _text(message.get("content"))
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        calls = tuple(_call(call["function"]) for call in message.get("tool_calls") or ())
+        refusal = message.get("refusal") or ""
+        tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        raise Malformed("the answer has no choice with a message") from None
+    if not isinstance(reasoning, str) or not isinstance(refusal, str):
+        raise Malformed("the answer's fields have other types")
+    kind: Kind = "ok"
+    if finish == "length":
+        kind = "truncated"
+    elif refusal or finish == "content_filter":
+        kind = "refused"
+    elif not text.strip() and not calls:
+        kind = "empty"
+    said = stopped if isinstance(stopped, str) else None
+    return Answer(text or refusal, kind, reasoning, calls, said, *tokens)
+
+
+def _text(content: Any) -> str:
+    """A message's text, which some servers give in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if part.get("type") in ("text", "output_text"))
+    if content is not None and not isinstance(content, str):
+        raise TypeError
+    return content or ""
+
+
+def _call(function: Mapping[str, Any]) -> tuple[str, str]:
+    arguments = function["arguments"]
+    return str(function["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
+    """The answer as the text of an agent's turn.
+
+    Tool calls that the server parsed are written back into the protocol's tags; a `<think>` block or a reasoning field
+    becomes the protocol's reasoning block where the text has none; the text is cut after its first stop string, and one
+    that the server swallowed is put back.
+
+    Args:
+        stops: the closing tags that end a turn.
+        agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
+    """
+    text, thought = answer.text, answer.reasoning
+    if agent and agent[0] != "think" and "think" not in agent and (found := _THINK.match(text)):
+        text, thought = text[found.end() :], thought or found[1]
+    if agent and answer.calls:
+        text = "\n".join(filter(None, [text.rstrip(), *(_written(*call, agent) for call in answer.calls)]))
+    text = cut(text, stops)
+    if answer.kind != "truncated":
+        text = close_tag(text, tuple(stops), answer.stopped)
+    if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
+        text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
+    return text
+
+
+def _written(name: str, arguments: str, agent: Sequence[str]) -> str:
+    """A parsed tool call in the protocol's own words; of a protocol without calls, the SQL in its tag."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = arguments
+    if "tool_call" in agent or "sql" not in agent:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': value}, ensure_ascii=False)}\n</tool_call>"
+    sql = value.get("sql") if isinstance(value, Mapping) else None
+    return f"<sql>{sql}</sql>" if isinstance(sql, str) else ""
+
+
+def _harmless(thought: str, agent: Sequence[str]) -> str:
+    """Reasoning in which the protocol's tags are words: a thinking model rehearses its answer there."""
+    names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
+    return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
+
+
+def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
+    """The text with the stop string that the server took away.
+
+    Args:
+        said: the stop string by the server's own word (vLLM says it); else it is the closing tag of the last tag that
+            the text leaves open.
+    """
+    if text.endswith(stops):
+        return text
+    if isinstance(said, str) and said in stops:
+        return text + said
+    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
+    last = max(opened, default=-1)
+    return text + opened[last] if last >= 0 else text

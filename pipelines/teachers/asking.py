@@ -1,0 +1,232 @@
+"""Asking one endpoint: look into the log, stay within budget and pace, send, keep the answer, hand it on."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import Sampling
+from pipelines.errors import BoundaryError, EndpointError
+from pipelines.rollout.endpoints import Connection, Endpoint, body_of, endpoint
+from pipelines.rollout.policies.base import Message
+from pipelines.teachers import answers, streams
+from pipelines.teachers.answers import Answer
+from pipelines.teachers.limits import Budget
+from pipelines.teachers.log import ResponseLog, Spent
+
+MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
+CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them
+GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
+
+
+class Asker:
+    """One endpoint as a function from a conversation to an answer that is bought at most once.
+
+    Args:
+        endpoint: its settings.
+        name: what errors and the log call it.
+        responses: the folder of the logs; None keeps nothing (evaluating a hosted model, say).
+        concurrency: requests in flight at once.
+
+    Attributes:
+        bought: what this run has paid; the log's own count goes back to the first run.
+        found: answers that were there already.
+        used: tokens of the prompt and the answer behind each answer handed out, by key, whichever run paid.
+
+    Raises:
+        ResourceError: the environment variable that should hold the key is empty.
+    """
+
+    def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
+        self.endpoint, self.name, self.concurrency = endpoint, name, concurrency
+        self.bought, self.found = Spent(), 0
+        self.used: dict[str, tuple[int, int]] = {}
+        self._connection = Connection(endpoint, name)
+        self.log = ResponseLog(responses, name) if responses is not None else None
+        self.budget = Budget(
+            name,
+            self.log.spent if self.log is not None else self.bought,
+            endpoint.cap_tokens,
+            endpoint.cap_cost,
+            endpoint.price_in,
+            endpoint.price_out,
+            endpoint.currency,
+        )
+        self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    @classmethod
+    def named(cls, name: str, responses: Path | None, concurrency: int = 16) -> Asker:
+        """The endpoint of that name in `conf/local/endpoints.yaml`.
+
+        Raises:
+            RecipeError: there is none.
+        """
+        return cls(endpoint(name), name, responses, concurrency)
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        sample: int = 0,
+    ) -> Answer:
+        """One answer; see `Connection.ask` for errors.
+
+        Args:
+            sample: which of several answers to the same conversation.
+        """
+        body = self._body(messages, sampling, stop, max_tokens or sampling.turn_tokens)
+        key = self._key(body, sample)
+        if "seed" not in self.endpoint.omit:
+            body["seed"] = int(key[:8], 16) >> 1
+        async with self._semaphore():
+            answer = await self._find_or_buy(body, key, sample)
+        self.used[key] = answer.prompt_tokens, answer.completion_tokens
+        return answer
+
+    async def _find_or_buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
+        if self.log is None:
+            return await self._buy(body)
+        async with self.log.claim(key) as record:
+            if record is None:
+                return await self._buy(body, key, sample)
+            self.found += 1
+            return answers.from_record(record)
+
+    def take_used(self) -> dict[str, float]:
+        """Answers, tokens and cost of what was handed out since the last call."""
+        prompt, completion = (sum(used[place] for used in self.used.values()) for place in (0, 1))
+        numbers = {"answers": float(len(self.used)), "prompt_tokens": float(prompt)}
+        numbers |= {"completion_tokens": float(completion), "cost": self.budget.cost(prompt, completion)}
+        self.used.clear()
+        return numbers
+
+    def ask_all(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        sampling: Sampling = GREEDY,
+        on_done: Callable[[int], None] | None = None,
+    ) -> list[Answer | None]:
+        """Answers in order, many in flight; None where the endpoint failed on one after all retries.
+
+        Args:
+            on_done: called with 1 for each answer, for a progress bar.
+
+        Raises:
+            UserError: what the user must mend.
+            BoundaryError: every one failed.
+        """
+        return asyncio.run(self.ask_all_async(conversations, sampling, on_done))
+
+    async def ask_all_async(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        sampling: Sampling = GREEDY,
+        on_done: Callable[[int], None] | None = None,
+    ) -> list[Answer | None]:
+        """As `ask_all`, inside a running event loop."""
+        done: list[Answer | None] = [None] * len(conversations)
+        queue = iter(enumerate(conversations))
+
+        async def work() -> None:
+            for index, messages in queue:
+                try:
+                    done[index] = await self.ask(messages, sampling)
+                except EndpointError as error:
+                    failures.append(error)
+                if on_done is not None:
+                    on_done(1)
+
+        failures: list[EndpointError] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.concurrency, len(conversations))):
+                    group.create_task(work())
+        except BaseExceptionGroup as many:
+            raise many.exceptions[0] from None
+        finally:
+            await self.close()
+        if failures and len(failures) == len(conversations):
+            raise BoundaryError(f"endpoint {self.name!r} answered none of {len(failures)} requests: {failures[0]}")
+        return done
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop; the log stays open."""
+        await self._connection.close()
+
+    def _semaphore(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._gate is None or self._gate[0] is not loop:
+            self._gate = loop, asyncio.Semaphore(self.concurrency)
+        return self._gate[1]
+
+    async def _buy(self, body: Mapping[str, Any], key: str = "", sample: int = 0) -> Answer:
+        """Send a request and keep its answer before anybody uses it."""
+        most = _most(body, self.endpoint)
+        await self.budget.reserve(most)
+        try:
+            answer = await self._connection.ask(lambda client: self._send(client, body), sum(most))
+            used = answer.prompt_tokens, answer.completion_tokens
+            self._connection.pace.settle(sum(most), sum(used))
+            if self.log is not None:
+                about = {"model": self.endpoint.model, "sample": sample}
+                self.log.append(key, used, {**about, **answer.record()})
+        finally:
+            self.budget.release(most)
+        self.bought.requests += 1
+        self.bought.prompt_tokens += used[0]
+        self.bought.completion_tokens += used[1]
+        return answer
+
+    async def _send(self, client: Any, body: Mapping[str, Any]) -> Answer:
+        import httpx
+
+        if self.endpoint.stream:
+            return answers.read(await streams.collect(client, body))
+        response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
+        return answers.read(body_of(response.content))
+
+    def _body(
+        self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int
+    ) -> dict[str, Any]:
+        settings = self.endpoint
+        said = _merged(messages) if settings.system == "merge" else messages
+        body = {
+            "model": settings.model,
+            "messages": [{"role": role, "content": text} for role, text in said],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            settings.max_tokens_key: max_tokens,
+        }
+        if stop:
+            body["stop"] = list(stop)[:MOST_STOPS]
+        return {name: value for name, value in body.items() if name not in settings.omit} | settings.extra
+
+    def _key(self, body: Mapping[str, Any], sample: int) -> str:
+        """(endpoint, model, request hash, sample index) as 32 hex digits. The seed is no part of it: another recipe's
+        seed is no reason to pay again.
+        """
+        text = json.dumps([self.name, self.endpoint.model, body, sample], sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """The conversation without the system role: its text begins the first user message."""
+    system = "\n\n".join(text for role, text in messages if role == "system")
+    rest = [message for message in messages if message[0] != "system"]
+    first = next((index for index, (role, _) in enumerate(rest) if role == "user"), None)
+    if not system or first is None:
+        return rest or [("user", system)]
+    rest[first] = ("user", f"{system}\n\n{rest[first][1]}")
+    return rest
+
+
+def _most(body: Mapping[str, Any], settings: Endpoint) -> tuple[int, int]:
+    """Tokens of the prompt (a guess) and of the answer (its limit) that a request takes at most."""
+    chars = sum(len(message["content"]) + 16 for message in body["messages"])
+    return chars // CHARS_PER_TOKEN + 1, int(body.get(settings.max_tokens_key) or GREEDY.turn_tokens)

@@ -1,0 +1,96 @@
+"""An endpoint as the judge of wrong answers, and how far it can be trusted: agreement, place and length checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pipelines.config import RewardTerm
+from pipelines.rewards import judge
+from pipelines.rewards.judge import Messages
+from pipelines.teachers.asking import Asker
+from pipelines.teachers.cleaning import kappa
+from pipelines.types import Example, Outcome
+
+RIGHT = 0.75  # a grade from here on says "right"
+Grades = list[float | None]
+
+
+def grader(
+    terms: Sequence[RewardTerm], responses: Path
+) -> Callable[[list[Outcome], Mapping[str, Example]], list[Outcome]]:
+    """What fills in the grades that a panel's judge term needs: nothing where no endpoint is named.
+
+    Each (question, gold SQL, answer) is asked once, also across runs: the prompt is a function of them and answers are
+    kept (`teachers/log.py`).
+
+    Raises:
+        RecipeError: there is no such endpoint.
+    """
+    term = next((one for one in terms if one.term == "judge" and one.options.get("by", "static") != "static"), None)
+    if term is None:
+        return lambda outcomes, examples: outcomes
+    asker = Asker.named(str(term.options["by"]), responses)
+    scale = float(term.options.get("scale", 2.0))
+
+    def fill(outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
+        return judge.grade(outcomes, dict(examples), lambda prompts: ask(asker, prompts), scale)
+
+    return fill
+
+
+def ask(asker: Asker, prompts: Sequence[Messages]) -> list[str | None]:
+    """The judge's answers, many in flight; None where it failed."""
+    return [answer.text if answer else None for answer in asker.ask_all(prompts)] if prompts else []
+
+
+def check(
+    asker: Asker, outcomes: Sequence[Outcome], examples: Mapping[str, Example], scale: float = 2.0
+) -> dict[str, float]:
+    """How far a judge agrees with execution, and whether place or length move it.
+
+    It is asked about right answers too, which rewards never do. Returns `answers`, `unread` (answers without a grade),
+    `right_accepted` (share of right answers graded right), `wrong_accepted` (of wrong ones), `kappa` with execution,
+    `place_shift` (mean change of the grade when the prediction is shown first), and `length_shift` (when the prediction
+    is padded with a comment and white space that change nothing).
+    """
+    cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]
+    plain = [judge.messages(examples[one.example_id], one.trajectory.final_sql or "", scale) for one in cases]
+    padded = [judge.messages(examples[one.example_id], pad(one.trajectory.final_sql or ""), scale) for one in cases]
+    swapped = [(rules, (role, swap(text))) for rules, (role, text) in plain]
+    grades, turned, longer = (_grades(asker, part, scale) for part in (plain, swapped, padded))
+    read = [(one.correct, grade >= RIGHT) for one, grade in zip(cases, grades, strict=True) if grade is not None]
+    return {
+        "answers": float(len(cases)),
+        "unread": float(sum(grade is None for grade in grades)),
+        "right_accepted": _share([said for right, said in read if right]),
+        "wrong_accepted": _share([said for right, said in read if not right]),
+        "kappa": kappa(read),
+        "place_shift": _shift(grades, turned),
+        "length_shift": _shift(grades, longer),
+    }
+
+
+def swap(case: str) -> str:
+    """The judge's case with the predicted query before the reference."""
+    head, _, rest = case.partition("\n\nReference query:\n")
+    gold, _, predicted = rest.partition("\n\nPredicted query:\n")
+    return f"{head}\n\nPredicted query:\n{predicted}\n\nReference query:\n{gold}"
+
+
+def pad(sql: str) -> str:
+    """The same query, longer."""
+    return f"-- The query below was written with care; each of its steps was checked.\n{sql}\n\n-- End of the query.\n"
+
+
+def _grades(asker: Asker, prompts: Sequence[Messages], scale: float) -> Grades:
+    return [judge.read_grade(text, scale) for text in ask(asker, prompts)]
+
+
+def _shift(before: Grades, after: Grades) -> float:
+    moves = [b - a for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+    return sum(moves) / max(1, len(moves))
+
+
+def _share(values: Sequence[bool]) -> float:
+    return sum(values) / max(1, len(values))

@@ -1,0 +1,111 @@
+"""Schema experts behind endpoints: who links a question to the schema, and who reads a gold SQL's tables and columns.
+
+Both answer in one JSON form, and what they name is held to the database's own schema: a name that it does not have
+makes a linker's answer smaller and an extractor's void.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pipelines.curation.gold_schema import Extractor
+from pipelines.sql.schema import Schema
+from pipelines.teachers import prompts
+from pipelines.teachers.asking import Asker
+from pipelines.types import Database, Example, SchemaItems
+
+Schemas = Callable[[Database], Schema]
+
+
+def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
+    """The tables and columns that an answer names, lower-cased; None where it cannot be read.
+
+    Args:
+        strict: a name that the schema does not have makes the whole answer unreadable; else it is left out.
+    """
+    value = prompts.read_object(text)
+    if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
+        return None
+    known = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
+    columns = [
+        (str(table).lower(), str(name).lower())
+        for table, names in value["columns"].items()
+        for name in (names if isinstance(names, list) else [])
+    ]
+    tables = [str(table).lower() for table in value["tables"]] + [table for table, _ in columns]
+    there = {table for table in tables if table in known}
+    pairs = {(table, name) for table, name in columns if name in known.get(table, ())}
+    if strict and (there != set(tables) or pairs != set(columns)):
+        return None
+    return SchemaItems(frozenset(there), frozenset(pairs)) if there else None
+
+
+def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Extractor:
+    """An LLM extractor for the consensus (TRUST-SQL's 2 of 3): all examples are asked at once, then looked up."""
+    cases = {example.id: example for example in examples}
+    asked = asker.ask_all(
+        [
+            prompts.conversation(prompts.EXTRACT, prompts.about(schemas(one.database), "", "", SQL=one.gold_sql))
+            for one in cases.values()
+        ]
+    )
+    said = {name: answer.text if answer else None for name, answer in zip(cases, asked, strict=True)}
+
+    def items(example: Example) -> SchemaItems | None:
+        return read_items(said.get(example.id), schemas(example.database), strict=True)
+
+    return items
+
+
+def link(
+    asker: Asker, examples: Sequence[Example], schemas: Schemas, gold: Mapping[str, SchemaItems | None] | None = None
+) -> list[Example]:
+    """Examples with the linker's choice in `meta["linked_schema"]`, which `schema_view: filtered` shows.
+
+    An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
+
+    Args:
+        gold: united with the choice, for training questions (Reasoning-SQL, 4.1); None for held-out ones.
+    """
+    asked = asker.ask_all(
+        [
+            prompts.conversation(prompts.LINK, prompts.about(schemas(one.database), one.question, one.evidence))
+            for one in examples
+        ]
+    )
+    linked = []
+    for example, answer in zip(examples, asked, strict=True):
+        schema = schemas(example.database)
+        items = read_items(answer.text if answer else None, schema, strict=False) or _whole(schema)
+        more = (gold or {}).get(example.id)
+        if more is not None:
+            items = SchemaItems(items.tables | more.tables, items.columns | more.columns)
+        linked.append(dataclasses.replace(example, meta={**example.meta, "linked_schema": _listed(items)}))
+    return linked
+
+
+def _whole(schema: Schema) -> SchemaItems:
+    pairs = {(table.name.lower(), column.name.lower()) for table in schema.tables for column in table.columns}
+    return SchemaItems(frozenset(table.name.lower() for table in schema.tables), frozenset(pairs))
+
+
+def _listed(items: SchemaItems) -> dict[str, Any]:
+    return {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns) if pair[0]]}
+
+
+def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
+    """How much of the gold schema a linker kept, and how much of what it kept is gold: means over examples with both.
+
+    Returns `strict_recall` (share of examples that lack nothing), `recall` and `precision` of columns.
+    """
+    rows = []
+    for example in linked:
+        items = gold.get(example.id)
+        kept = {(table, name) for table, name in example.meta["linked_schema"]["columns"]}
+        if items is not None and items.columns:
+            hit = len(kept & items.columns)
+            rows.append((items.columns <= kept, hit / len(items.columns), hit / max(1, len(kept))))
+    names = ("strict_recall", "recall", "precision")
+    return {name: sum(row[place] for row in rows) / max(1, len(rows)) for place, name in enumerate(names)}

@@ -1,0 +1,40 @@
+"""Several teachers in one dataset: which of them answers a question's sample, by shares, whatever runs beside it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.config import Teacher
+from pipelines.protocols.base import Protocol
+from pipelines.rollout.policies.base import Policy
+
+
+def pick(shares: Sequence[float], name: str) -> int:
+    """An index with a chance proportional to its share, decided by the name alone.
+
+    Args:
+        shares: positive; they need not add up to 1.
+    """
+    draw = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64 * sum(shares)
+    for index, share in enumerate(shares):
+        draw -= share
+        if draw < 0:
+            return index
+    return len(shares) - 1
+
+
+def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path) -> Policy:
+    """The policy of one teacher section: the scripted oracle, or an endpoint with the log of its answers.
+
+    Raises:
+        RecipeError: an endpoint without a name, or one that `conf/local/endpoints.yaml` does not have.
+    """
+    if teacher.kind == "oracle":
+        from pipelines.rollout.policies.oracle import OraclePolicy
+
+        return OraclePolicy(protocol, teacher.error_rate)
+    from pipelines.rollout.policies.openai import OpenAIPolicy
+
+    return OpenAIPolicy.named(teacher, responses, protocol)

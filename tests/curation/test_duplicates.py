@@ -1,0 +1,69 @@
+"""Near-duplicates: the same plan on the same database, whatever the words and values."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pipelines.config import Filter
+from pipelines.curation import duplicates, filtering
+from pipelines.types import Action, ActionKind, Turn
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("SELECT name FROM singer WHERE age > 3", "select NAME from singer where age>30;", True),
+        ("SELECT T1.a FROM t AS T1", "SELECT a FROM t", True),
+        ("SELECT a FROM t WHERE b = 'x'", 'SELECT a FROM t WHERE b = "it\'s"', True),
+        ("SELECT a FROM t INNER JOIN u ON t.i = u.i", "SELECT a FROM t JOIN u ON t.i = u.i", True),
+        ("SELECT a FROM t -- why\n", "SELECT a FROM t", True),
+        ("SELECT a FROM t", "SELECT b FROM u", False),
+        ("SELECT max(a) FROM t", "SELECT min(a) FROM t", False),
+        ("SELECT a FROM t", "SELECT DISTINCT a FROM t", False),
+    ],
+)
+def test_a_shape_forgets_values_aliases_and_layout(one: str, other: str, alike: bool) -> None:
+    assert (duplicates.sql_shape(one, names=True) == duplicates.sql_shape(other, names=True)) is alike
+
+
+def test_without_names_all_tables_and_columns_are_alike() -> None:
+    assert duplicates.sql_shape("SELECT a FROM t WHERE c = 1") == "select x from x where x = ?"
+    assert duplicates.sql_shape("SELECT b FROM u WHERE d = 'z'") == "select x from x where x = ?"
+    assert duplicates.sql_shape("SELECT count(*) FROM `my t`") == "select count ( * ) from x"
+
+
+@pytest.mark.parametrize("text", ["", "'", '"', "`", "[", "--", "/*", "SELECT '", ".", "a.b.c", "\x00", "é"])
+def test_any_text_has_a_shape(text: str) -> None:
+    assert isinstance(duplicates.sql_shape(text), str)
+
+
+def said(outcome: Any, sql: str, words: str) -> Any:
+    """The outcome with one probe in those words, and its answer."""
+    turns = (Turn("", Action(ActionKind.SQL, "SELECT 1", words)), Turn("", Action(ActionKind.SOLUTION, sql, "so")))
+    return dataclasses.replace(outcome, trajectory=dataclasses.replace(outcome.trajectory, turns=turns, final_sql=sql))
+
+
+def test_near_duplicates_are_cut_before_anything_else(outcome: Any) -> None:
+    a = said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here")
+    b = said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look there")
+    c = said(outcome("c"), "SELECT z FROM t WHERE y = 1", "look here")
+    chosen = filtering.select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "d", "c": "d"})
+    assert [one.example_id for one in chosen.kept] == ["a", "c"]
+    assert chosen.reasons == {"near_duplicate": 1}
+    elsewhere = filtering.select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "e", "c": "d"})
+    assert len(elsewhere.kept) == 3
+
+
+def test_diversity_in_numbers(outcome: Any) -> None:
+    made = [
+        said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here now").trajectory,
+        said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look here now").trajectory,
+        said(outcome("c"), "SELECT count(*) FROM t", "look there").trajectory,
+        said(outcome("d"), "SELECT count(*) FROM t", "look up").trajectory,
+    ]
+    found = duplicates.diversity(made, lambda id: "d")
+    assert found["near_duplicates"] == 0.5
+    assert (found["plans"], found["sql_shapes"], found["plan_entropy"]) == (2.0, 2.0, 1.0)
+    # pairs: look-here, here-now, look-here, here-now, look-there, look-up
+    assert found["distinct_2"] == pytest.approx(4 / 6)
