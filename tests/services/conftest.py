@@ -125,9 +125,15 @@ class Site:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
-    def newest_run(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.api("flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 1})[0]
-        return found
+    def newest_run(self, flow: str | None = None, parent: str | None = None) -> dict[str, Any]:
+        """The flow run that was created last, of a flow or started by another run; {} when there is none."""
+        query: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+        if flow is not None:
+            query["flows"] = {"name": {"any_": [flow]}}
+        if parent is not None:
+            query["flow_runs"] = {"parent_flow_run_id": {"any_": [parent]}}
+        found: list[dict[str, Any]] = self.api("flow_runs/filter", query)
+        return found[0] if found else {}
 
     def healthy(self) -> bool:
         try:

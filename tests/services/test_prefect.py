@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import SMALL, SMALL_DATA, Site, processes, wait_for
+from .conftest import SMALL, SMALL_DATA, Site, end, processes, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -128,6 +129,52 @@ def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None:
+    worker = site.start("gpu-worker")
+    try:
+        done = site.deployment_run("retrain/miniature", SMALL, "--watch", gpu_pool=True)
+    finally:
+        end(worker)
+    assert done.returncode == 0, done.stdout + done.stderr
+    chain = site.newest_run("retrain")
+    elsewhere = [site.newest_run(flow) for flow in ("train", "evaluate")]
+    assert [run["work_pool_name"] for run in (chain, *elsewhere)] == ["cpu", "gpu", "gpu"]
+    assert {run["state"]["type"] for run in elsewhere} == {"COMPLETED"}
+    stages = {row["stage"]: row["state"] for row in json.loads(artifacts(site, chain["id"])["stages"]["data"])}
+    assert stages["grpo"] == stages["evaluate_grpo"] == "there"
+
+
+def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
+    started = site.deployment_run("retrain/miniature", [*SMALL_DATA, "seed=9"], gpu_pool=True)
+    assert started.returncode == 0, started.stdout + started.stderr
+    chain = site.newest_run("retrain")["id"]
+    waiting = wait_for(
+        lambda: site.newest_run("train", parent=chain), 240, "train/gpu is scheduled; nobody works on it"
+    )
+    assert site.run(f"prefect flow-run cancel {chain}").returncode == 0
+    wait_for(
+        lambda: site.api(f"flow_runs/{waiting['id']}")["state"]["type"].startswith("CANCEL"), 60, "it is cancelled"
+    )
+
+
+def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -> None:
+    quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
+    command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --until filter {quoted}"
+    assert site.run(command).returncode == 0
+    plain = cpu_seconds(lambda: site.run(command))
+    orchestrated = cpu_seconds(lambda: site.run(f"{command} --engine prefect"))
+    print(f"all cached: plain {plain:.1f} CPU s, a flow with its own server {orchestrated:.1f}")
+    assert orchestrated - plain < 30
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    """CPU seconds of the processes that a call starts and waits for, their own children included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    call()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def test_without_a_server_a_run_brings_its_own_and_takes_it_along(site: Site, tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Headless Chromium over its DevTools protocol: open a page, wait for a text, click a button, take a picture."""
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer, passing over events."""
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            answer: dict[str, Any] = json.loads(self._socket.recv(timeout=60))
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression."""
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def open(self, url: str) -> None:
+        self.call("Page.navigate", url=url)
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until the page shows the text."""
+        deadline = time.monotonic() + seconds
+        while text not in (self.evaluate("document.body ? document.body.innerText : ''") or ""):
+            assert time.monotonic() < deadline, f"the page does not show {text!r}"
+            time.sleep(0.3)
+
+    def click(self, text: str) -> None:
+        """The innermost of the last elements with exactly that text, by a real mouse event."""
+        spot = self.evaluate(
+            "(() => { const found = [...document.body.querySelectorAll('*')]"
+            f".filter(e => (e.innerText || '').trim() === {json.dumps(text)}).pop();"
+            "found.scrollIntoView({block: 'center'}); const box = found.getBoundingClientRect();"
+            "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **spot)
+
+    def picture(self, path: Path, rest: float = 2.0) -> None:
+        """What is to be seen, as PNG, after `rest` seconds in which what moves comes to rest."""
+        time.sleep(rest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextmanager
+def browser(folder: Path, width: int = 1400, height: int = 1000) -> Iterator[Page]:
+    """A browser with one tab, its profile in `folder`."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+    command += [f"--window-size={width},{height}", f"--user-data-dir={folder}", "--remote-debugging-port=0"]
+    process = subprocess.Popen(
+        [*command, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        port = _port(folder / "DevToolsActivePort")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
+            tab = next(one for one in json.load(answer) if one["type"] == "page")
+        with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+            yield Page(socket)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _port(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text().strip():
+        assert time.monotonic() < deadline, "Chromium did not start"
+        time.sleep(0.2)
+    return int(path.read_text().splitlines()[0])

@@ -1,0 +1,100 @@
+"""A run started from the UI's form in a real browser; the pictures of docs/ are taken here."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from .browser import CHROMIUM, Page, browser
+from .conftest import ROOT, SMALL, SMALL_DATA, Site, end, free_port, wait_for
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
+# SQLTRAIN_PICTURES=1 renews the pictures of docs/; otherwise they are taken and thrown away.
+RENEW = os.environ.get("SQLTRAIN_PICTURES") == "1"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    with browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return ROOT / "docs" / "images" if RENEW else tmp_path
+
+
+def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site: Site, page: Page, pictures: Path) -> None:
+    deployment = next(one for one in site.api("deployments/filter", {}) if one["name"] == "miniature")
+    filled = urllib.parse.quote(json.dumps({"recipe": "miniature", "overrides": SMALL}))
+    page.open(f"http://127.0.0.1:{site.port}/deployments/deployment/{deployment['id']}/run?parameters={filled}")
+    page.wait_for("A file of conf/recipes.")
+    page.wait_for("Submit")
+    page.picture(pictures / "prefect-form.png")
+    before = site.newest_run().get("id")
+    page.click("Submit")
+    wait_for(lambda: site.newest_run().get("id") != before, 60, "the form made a flow run")
+    run = site.newest_run()
+    assert run["parameters"]["recipe"] == "miniature"
+    assert run["parameters"]["overrides"] == SMALL
+    wait_for(lambda: site.newest_run()["state"]["type"] not in ("SCHEDULED", "PENDING", "RUNNING"), 600, "it ended")
+    assert site.newest_run()["state"]["type"] == "COMPLETED", site.newest_run()["state"]["message"]
+    page.open(f"http://127.0.0.1:{site.port}/runs/flow-run/{run['id']}")
+    page.wait_for("Completed")
+    page.wait_for("Artifacts")
+    page.picture(pictures / "prefect-run.png", rest=12.0)  # its graph is drawn by WebGL, here in software
+    page.click("Artifacts")
+    page.wait_for("execution-accuracy")
+    page.picture(pictures / "prefect-artifacts.png")
+
+
+def test_mlflow_compares_runs(site: Site, page: Page, pictures: Path) -> None:
+    for seed in (0, 1):
+        quoted = " ".join(f"'{one}'" for one in [*SMALL_DATA, f"seed={seed}"])
+        assert site.run(f"sqltrain run miniature --until filter {quoted}").returncode == 0
+    port = free_port()
+    command = ["bash", "-c", f"exec {site.block('mlflow').replace('5000', str(port))}"]
+    with (site.folder / "mlflow.log").open("wb") as log:
+        server = subprocess.Popen(
+            command, cwd=ROOT, env=site.environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        wait_for(lambda: _answers(port), 120, "MLflow's server is up")
+        page.open(f"http://127.0.0.1:{port}/#/experiments/1/runs")
+        page.wait_for("miniature seed 1")
+        page.wait_for("miniature seed 0")
+        page.picture(pictures / "mlflow-runs.png")
+        runs = urllib.parse.quote(json.dumps(_parents(site)))
+        page.open(f"http://127.0.0.1:{port}/#/compare-runs?runs={runs}&experiments=%5B%221%22%5D")
+        page.wait_for("filter/acceptance")
+        page.picture(pictures / "mlflow-compare.png")
+    finally:
+        end(server)
+
+
+def _parents(site: Site) -> list[str]:
+    """The two newest parent runs."""
+    with closing(sqlite3.connect(site.store / "mlflow.db")) as database:
+        rows = database.execute(
+            "SELECT run_uuid FROM runs WHERE name LIKE 'miniature seed%' ORDER BY start_time DESC LIMIT 2"
+        )
+        return [run_id for (run_id,) in rows]
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except OSError:
+        return False
