@@ -27,6 +27,8 @@ def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expr | None:
         return None  # hostile text reaches corners of the parser that raise more than its own errors
     if not trees or not isinstance(trees[0], exp.Query | exp.Values):
         return None
+    if isinstance(trees[0], exp.Select) and not trees[0].expressions:  # a bare "SELECT"
+        return None
     return trees[0]
 
 

@@ -19,6 +19,7 @@ BATCH = 32
 STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
 KILL_FACTOR = 1.15  # of the limit, without a new statement: the worker's own timer has failed
 KILL_MARGIN = 0.5
+START_SECONDS = 60.0  # to start a worker or open a database, on a machine that is busy
 STILLBORN = 3  # workers that may die before they reach a job
 
 
@@ -35,7 +36,7 @@ class Pool:
         self._selector = selector
         self._homes: list[deque[Task]] = [deque() for _ in range(size)]
         self._workers: list[Worker | None] = [None] * (size + 1)
-        self._pulses: dict[Worker, tuple[int, float]] = {}
+        self._pulses: dict[Worker, tuple[object, float]] = {}
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Take jobs; they run as soon as a worker has room."""
@@ -120,11 +121,12 @@ class Pool:
                 continue
             for task in reversed(worker.take_back()):
                 self._home(task).appendleft(task)
-            pulse, since = self._pulses.get(worker, (-1, now))
+            pulse, since = self._pulses.get(worker, (None, now))
+            running = worker.in_statement()
             if pulse != worker.pulse():
                 self._pulses[worker] = worker.pulse(), now
-            elif now - since > self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN:
-                self._bury(slot, worker, hung=True)
+            elif now - since > (self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN if running else START_SECONDS):
+                self._bury(slot, worker, hung=running)
         self._dispatch(now)
 
     def _bury(self, slot: int, worker: Worker, hung: bool = False) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.wire import HEADER, RETIRED, Board, pack, unpack_replies
+from pipelines.sql.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
@@ -113,6 +113,7 @@ class Worker:
         self._received = bytearray()
         self._next = 1
         self._recalled = 0
+        self._answered = False
         self.answered_at = time.monotonic()
 
     @property
@@ -175,6 +176,7 @@ class Worker:
         if number >= self.batches[0]:
             self.batches.popleft()
         self.answered_at = time.monotonic()
+        self._answered = True
         if reply is not None:
             task.finish(reply)
 
@@ -192,9 +194,14 @@ class Worker:
         self._board.recall(self._recalled + 1)
         return waiting
 
-    def pulse(self) -> int:
-        """Statements started so far."""
-        return self._board.at()[2]
+    def pulse(self) -> tuple[int, int, int]:
+        """Changes whenever the worker starts something."""
+        return self._board.at()
+
+    def in_statement(self) -> bool:
+        """Whether it should be running a statement, and is not still starting or opening a database."""
+        at, phase, _ = self._board.at()
+        return bool(self.held) and not phase & OPENING and (self._answered or at >= self.held[0][0])
 
     def end(self) -> End:
         """End the process and say how it ended."""
@@ -204,7 +211,8 @@ class Worker:
         retired = code == RETIRED
         culprit = None if retired else next((task for number, task in self.held if number == at), None)
         others = [task for _, task in self.held if task is not culprit and not task.done]
-        return End(Death(code == -signal.SIGALRM, phase), retired, culprit, others)
+        timeout = code == -signal.SIGALRM and not phase & OPENING
+        return End(Death(timeout, phase & 1), retired, culprit, others)
 
     def _exit_code(self) -> int:
         """Its own exit code if it ends by itself within a moment (its stream ends before its exit is seen)."""

@@ -19,6 +19,7 @@ HEADER = struct.Struct("<Q")
 BOARD = struct.Struct("<III")
 RECALL = struct.Struct("<I")
 RECALL_AT = 64
+OPENING = 2  # a bit of the phase
 BOARD_BYTES = mmap.PAGESIZE
 RETIRED = 3  # exit status of a worker that ran out of memory: a fresh one has all of it again
 
@@ -116,6 +117,11 @@ class Board:
         """The worker starts a statement of this job; phase 0 is the gold (or only) one, 1 the prediction."""
         self._statements = (self._statements + 1) & 0xFFFFFFFF
         BOARD.pack_into(self._page, 0, job, phase, self._statements)
+
+    def opening(self, is_opening: bool) -> None:
+        """The worker opens a database for its statement, or is done with that."""
+        job, phase, statements = self.at()
+        BOARD.pack_into(self._page, 0, job, phase | OPENING if is_opening else phase & ~OPENING, statements)
 
     def at(self) -> tuple[int, int, int]:
         """(job, phase, statements so far) as the worker noted them."""

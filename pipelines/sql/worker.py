@@ -33,10 +33,11 @@ from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, OpenFail
 from pipelines.sql.wire import HEADER, RETIRED, Board, Replies, read_exactly, unpack_request, write_all
 
 OPEN_DATABASES = 128
+OPEN_SECONDS = 20.0
 FLUSH_CELLS = 20_000
 FLUSH_SECONDS = 0.02
 ORPHAN_POLL_MS = 5_000
-GRACE, SLACK = 1.1, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
+GRACE, SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
 
 Opener = Callable[[str, Bounds, Callable[[float], None]], Session]
 
@@ -60,23 +61,23 @@ class Timer:
     """Ends this process, from inside a native function too, when a statement is past its limit.
 
     A system call for each statement would cost some 1 % of Spider's queries, so a timer that was set a moment ago is
-    left to serve the next statement: it fires at 1.1 to 1.15 times the limit.
+    left to serve the next statement: it fires at 1.05 to 1.1 times the limit.
     """
 
     def __init__(self) -> None:
-        self._set_at = 0.0
+        self._set_at = self._seconds = 0.0
 
     def arm(self, seconds: float) -> None:
         """A statement starts that may take this long."""
         now = perf_counter()
-        if not self._set_at or now - self._set_at > seconds * SLACK:
+        if seconds != self._seconds or now - self._set_at > seconds * SLACK:
             signal.setitimer(signal.ITIMER_REAL, seconds * (GRACE + SLACK))
-            self._set_at = now
+            self._set_at, self._seconds = now, seconds
 
     def disarm(self) -> None:
         """No statement runs."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._set_at = 0.0
+        self._seconds = 0.0
 
 
 def confine(memory_mb: int) -> None:
@@ -93,9 +94,10 @@ def confine(memory_mb: int) -> None:
 class Databases:
     """Open sessions and kept gold results; both are dropped when the file changes."""
 
-    def __init__(self, open_session: Opener, bounds: Bounds, timer: Timer) -> None:
+    def __init__(self, open_session: Opener, bounds: Bounds, timer: Timer, board: Board) -> None:
         self._open = open_session
         self._timer = timer
+        self._board = board
         self._bounds = bounds
         self._sessions: OrderedDict[str, tuple[Any, Session]] = OrderedDict()
         self._gold: OrderedDict[tuple[str, str], tuple[Raw, int]] = OrderedDict()
@@ -124,8 +126,10 @@ class Databases:
         if kept is not None:
             self._sessions.move_to_end(location)
             return kept[1]
-        self._timer.arm(self._bounds.timeout_s)
+        self._timer.arm(OPEN_SECONDS)  # a slow server or disk is not the query's fault, nor its time
+        self._board.opening(True)
         session = self._open(location, self._bounds, self._timer.arm)
+        self._board.opening(False)
         self._sessions[location] = _stamp(location), session
         if len(self._sessions) > OPEN_DATABASES:
             self._sessions.popitem(last=False)[1][1].close()
@@ -206,8 +210,8 @@ class Judge:
             scores[name] = score
         return scores, _facts(gold), _facts(predicted)
 
-    def exhausted(self, raw: Raw) -> tuple[Any, ...]:
-        """The reply when memory ran out: laid at the query that was at hand."""
+    def broken(self, raw: Raw) -> tuple[Any, ...]:
+        """The reply when something broke: laid at the query that was at hand."""
         if self._board.at()[1] == 0:
             return {}, _facts(raw), None
         return {}, (OK, None, 0, 0.0), _facts(raw)
@@ -253,7 +257,7 @@ class Server:
     def __init__(self, engine: str, bounds: Bounds, board: Board) -> None:
         self._board = board
         self._timer = Timer()
-        self._databases = Databases(opener(engine), bounds, self._timer)
+        self._databases = Databases(opener(engine), bounds, self._timer, board)
         self._judge = Judge(self._databases, bounds, board)
         self._parent = os.getppid()
         self._tired = False
@@ -315,7 +319,10 @@ class Server:
         except MemoryError:
             self._tired = True
             raw = failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
-            reply = self._judge.exhausted(raw) if job[0] == "judge" else raw
+            reply = self._judge.broken(raw) if job[0] == "judge" else raw
+        except Exception as error:  # a driver's own defect must not cost the worker and the jobs behind
+            raw = failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+            reply = self._judge.broken(raw) if job[0] == "judge" else raw
         return tuple(reply)
 
     def _flush(self) -> None:

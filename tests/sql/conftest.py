@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from servers import Server, binaries, postgres
 from shops import build_shop
 
+from pipelines.sql.dialects.copies import make_reader, to_postgres
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionResult
 
@@ -27,3 +29,16 @@ def engine() -> Iterator[SqlEngine]:
 @pytest.fixture
 def run(engine: SqlEngine, shop: Database) -> Run:
     return lambda sql: engine.execute_many([(shop, sql)])[0]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real PostgreSQL server with the shop in it."""
+    programs = binaries()
+    if programs is None:
+        pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
+    with postgres(programs) as admin:
+        make_reader(admin, "reader", "secret")
+        reader = admin.replace("user=owner", "user=reader password=secret")
+        shop = build_shop(tmp_path_factory.mktemp("source") / "shop.sqlite")
+        yield Server(admin, reader, to_postgres(shop, admin, reader))

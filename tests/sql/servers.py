@@ -7,11 +7,30 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.types import Database
+
 USERS = ("postgres", "nobody")  # who may run the server when the tests run as root
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server.
+
+    Attributes:
+        admin: its superuser's connection string.
+        reader: that of a role that may only read what it is granted.
+        shop: the test shop in it.
+    """
+
+    admin: str
+    reader: str
+    shop: Database
 
 
 def binaries() -> Path | None:
@@ -35,24 +54,23 @@ def _free_port() -> int:
 
 
 @contextmanager
-def postgres(folder: Path, programs: Path) -> Iterator[str]:
+def postgres(programs: Path) -> Iterator[str]:
     """Run a server and give its superuser's connection string."""
     user, port = _user(), _free_port()
+    folder = Path(tempfile.mkdtemp(prefix="sqltrain-postgres-"))  # pytest's own folders are closed to other users
     data = folder / "data"
 
     def call(*command: str) -> None:
-        subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, env={"PATH": os.environ["PATH"]})
+        done = subprocess.run(command, user=user, cwd=folder, capture_output=True, text=True, env={"PATH": os.defpath})
+        assert done.returncode == 0, done.stderr
 
     if user is not None:
-        for parent in (folder, *folder.parents):  # pytest keeps its folders to their owner
-            if parent.stat().st_mode & 0o055 != 0o055 and parent.stat().st_uid == os.getuid():
-                parent.chmod(parent.stat().st_mode | 0o055)
         shutil.chown(folder, user)
     call(str(programs / "initdb"), "-D", str(data), "-U", "owner", "--auth=trust", "-E", "UTF8", "--no-sync")
     options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories= -c fsync=off -c shared_buffers=16MB"
-    start = ("start", "-D", str(data), "-w", "-o", options, "-l", str(folder / "log"))
-    call(str(programs / "pg_ctl"), *start)
     try:
+        call(str(programs / "pg_ctl"), "start", "-D", str(data), "-w", "-o", options, "-l", str(folder / "log"))
         yield f"host=127.0.0.1 port={port} user=owner dbname=postgres"
     finally:
         call(str(programs / "pg_ctl"), "stop", "-D", str(data), "-m", "immediate")
+        shutil.rmtree(folder)

@@ -130,7 +130,7 @@ def shop(folder: Path) -> Database:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[SqlEngine]:
-    with SqlEngine(Limits(timeout_s=0.5, max_rows=1000, max_bytes=1_000_000, memory_mb=128)) as engine:
+    with SqlEngine(Limits(timeout_s=1, max_rows=1000, max_bytes=1_000_000, memory_mb=128)) as engine:
         yield engine
 
 
@@ -185,7 +185,7 @@ def test_the_clock_fires_within_a_fifth(engine: SqlEngine, shop: Database, name:
     took = time.monotonic() - start
     assert result.status is ExecutionStatus.TIMEOUT, result
     assert result.error_class == "timeout"
-    assert 0.45 <= took <= 0.6, took
+    assert 0.95 <= took <= 1.2, took
     assert run(engine, shop, "SELECT count(*) FROM customer").rows == ((4,),)
 
 
@@ -195,7 +195,7 @@ def test_a_locked_database_is_told_in_time_and_is_not_the_querys_fault(engine: S
     holder.execute("BEGIN EXCLUSIVE")
     start = time.monotonic()
     result = run(engine, database, "SELECT count(*) FROM customer")
-    assert time.monotonic() - start <= 0.6
+    assert time.monotonic() - start <= 1.2
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_locked")
     holder.execute("ROLLBACK")
     holder.close()

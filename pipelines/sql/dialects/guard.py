@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, Raw, failure
 
 MAX_SQL = 1_000_000
+MAX_DEPTH = 200  # of brackets: the parsers of these engines take time and memory that grow fast with it
 
 _TOKEN = re.compile(
     r"""
@@ -112,6 +113,10 @@ def check(sql: str, engine: str) -> Raw | None:
     """Why a statement may not run; None if it may."""
     if len(sql) > MAX_SQL:
         return failure(LIMIT, "sql_too_long", "the query is longer than a million characters")
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        return failure(ERROR, "syntax", "the query is not valid text")
     tokens, rest = _tokens(sql)
     if rest.strip(" \t\n;"):
         several = rest.startswith(";")
@@ -122,6 +127,12 @@ def check(sql: str, engine: str) -> Raw | None:
         return failure(ERROR, "empty", "there is no query to run")
     if tokens[0][1] not in STARTS[engine]:
         return failure(REFUSED if tokens[0][1] in STATEMENTS else ERROR, *_start(tokens[0][1]))
+    depth = deepest = 0
+    for _, word in tokens:
+        depth += (word == "(") - (word == ")")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        return failure(ERROR, "too_complex", f"brackets nest more than {MAX_DEPTH} deep")
     for index, (kind, word) in enumerate(tokens):
         if kind in ("word", "name"):
             reason = _refused(tokens, index, word, engine)

@@ -116,8 +116,6 @@ class PostgresSession(Session):
             return failure(UNAVAILABLE, error.error_class, error.message)
         except MemoryError:
             return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
-        except UnicodeEncodeError:
-            return failure(ERROR, "syntax", "the query is not valid text")
         except (psycopg.Error, ValueError, OverflowError) as error:
             return self._explain(error)
 
@@ -150,6 +148,8 @@ class PostgresSession(Session):
             return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         if not state:  # no answer of the server: the connection broke, or a value is beyond what Python holds
             return failure(UNAVAILABLE if isinstance(error, psycopg.OperationalError) else ERROR, "connection", message)
+        if "is not allowed here" in message:  # SELECT INTO, to a cursor a syntax error
+            return failure(REFUSED, "not_authorized", message)
         status, error_class = _STATES.get(state) or _STATES.get(state[:2]) or (ERROR, "runtime")
         if status == TIMEOUT:
             message = f"the query ran longer than {self._bounds.timeout_s:g} s"

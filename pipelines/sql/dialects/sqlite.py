@@ -184,7 +184,7 @@ class SqliteSession(Session):
 
     def _confine(self) -> None:
         connection, bounds = self._connection, self._bounds
-        connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 900)}")  # ms; a lock is told before time is out
+        connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 900)}")  # ms; before the hard timer
         connection.execute(f"PRAGMA cache_size=-{max(2000, bounds.memory_mb * 4)}")  # KiB; sorts fit in it if they can
         connection.execute("PRAGMA trusted_schema=0")
         self._meet_virtual_tables()

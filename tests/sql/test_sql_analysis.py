@@ -1,0 +1,165 @@
+"""What is said of a query without running it, and what SQLite's authorizer says of the same query."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.sql.analysis import bigrams, hardness, is_ordered, schema_items
+from pipelines.sql.authorizer import read_items
+from pipelines.sql.schema import Schema, introspect
+from pipelines.types import Database, SchemaItems
+
+
+@pytest.fixture(scope="module")
+def schema(shop: Database) -> Schema:
+    return introspect(shop)
+
+
+def items(*columns: str, tables: str = "") -> SchemaItems:
+    pairs = {tuple(column.split(".")) for column in columns}
+    return SchemaItems(frozenset({table for table, _ in pairs} | set(tables.split())), frozenset(pairs))  # type: ignore[arg-type]
+
+
+ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT name FROM customer WHERE city = 'Paris'", items("customer.name", "customer.city")),
+        ("SELECT count(*) FROM customer", items(tables="customer")),
+        ("SELECT * FROM customer", items(*ALL)),
+        ("SELECT c.* FROM customer c JOIN purchase p ON c.id = p.customer_id", items(*ALL, "purchase.customer_id")),
+        (
+            "SELECT T1.name FROM customer AS T1 JOIN purchase AS T2 ON T1.id = T2.customer_id WHERE T2.item = 'pen'",
+            items("customer.name", "customer.id", "purchase.customer_id", "purchase.item"),
+        ),
+        (
+            "SELECT NAME FROM Customer WHERE ID IN (SELECT customer_id FROM purchase)",
+            items("customer.name", "customer.id", "purchase.customer_id"),
+        ),
+        (
+            "SELECT name FROM customer c WHERE EXISTS (SELECT 1 FROM purchase WHERE customer_id = c.id)",
+            items("customer.name", "customer.id", "purchase.customer_id"),
+        ),
+        ("WITH z AS (SELECT city, credit FROM customer) SELECT city FROM z", items("customer.city", "customer.credit")),
+        ("SELECT x FROM (SELECT name AS x FROM customer)", items("customer.name")),
+        ("SELECT name AS n FROM customer ORDER BY n", items("customer.name")),
+        ("SELECT name FROM customer UNION SELECT item FROM purchase", items("customer.name", "purchase.item")),
+        ("SELECT 'x' FROM customer WHERE name = \"Ada\"", items("customer.name")),
+        ("SELECT sum(amount) OVER (PARTITION BY item) FROM purchase", items("purchase.amount", "purchase.item")),
+        ("SELECT 1", items()),
+    ],
+)
+def test_two_ways_to_find_what_a_query_reads_agree(
+    shop: Database, schema: Schema, sql: str, expected: SchemaItems
+) -> None:
+    assert schema_items(sql, schema) == expected
+    assert read_items(shop, sql) == expected
+
+
+def test_the_authorizer_is_not_asked_about_the_columns_of_using(shop: Database, schema: Schema) -> None:
+    sql = "SELECT a.name FROM customer a JOIN customer b USING (city)"
+    assert schema_items(sql, schema) == items("customer.name", "customer.city")
+    assert read_items(shop, sql) == items("customer.name")
+
+
+def test_a_name_that_does_not_exist_is_kept_and_marked(shop: Database, schema: Schema) -> None:
+    assert schema_items("SELECT nope FROM customer", schema) == items(".nope", tables="customer").__class__(
+        frozenset({"customer"}), frozenset({("", "nope")})
+    )
+    assert schema_items("SELECT c.nope FROM customer c", schema) == items("customer.nope")
+    assert schema_items("SELECT a FROM nope", schema) == SchemaItems(frozenset({"nope"}), frozenset({("", "a")}))
+    assert read_items(shop, "SELECT nope FROM customer") is None
+
+
+@pytest.mark.parametrize("sql", ["", "SELECT", "SELEC name", "DROP TABLE customer", "SELECT 1; SELECT 2", "ATTACH 'x' AS y"])
+def test_what_is_no_query_has_no_items(shop: Database, schema: Schema, sql: str) -> None:
+    assert read_items(shop, sql) is None
+    if "1; " not in sql:
+        assert schema_items(sql, schema) is None
+
+
+def test_the_authorizer_answers_for_sqlite_only(shop: Database) -> None:
+    assert read_items(Database("x", "duckdb", shop.location), "SELECT 1") is None
+    assert read_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
+
+
+def test_schema_items_speak_other_dialects(schema: Schema) -> None:
+    found = schema_items("SELECT name::text FROM customer WHERE city ILIKE 'p%'", schema, "postgres")
+    assert found == items("customer.name", "customer.city")
+    assert schema_items("FROM customer SELECT name", schema, "duckdb") == items("customer.name")
+
+
+def test_bigrams_by_hand() -> None:
+    assert bigrams("SELECT a FROM t;") == {("select", "a"), ("a", "from"), ("from", "t")}
+    assert bigrams("select A\nfrom T -- x") == bigrams("SELECT a FROM t")
+    assert bigrams("SELECT 'A b' >= 1.5") == {("select", "'A b'"), ("'A b'", ">="), (">=", "1.5")}
+    assert bigrams("SELECT") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT a FROM t ORDER BY a", True),
+        ("SELECT a FROM t order\n by a LIMIT 1;", True),
+        ("SELECT a FROM t", False),
+        ("SELECT a FROM t WHERE b = (SELECT b FROM t ORDER BY c LIMIT 1)", False),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
+        ("(SELECT a FROM t ORDER BY a)", True),
+        ("((SELECT a FROM t ORDER BY a));", True),
+        ("(SELECT a FROM t ORDER BY a) UNION (SELECT a FROM u ORDER BY a)", False),
+        ("SELECT a FROM t UNION SELECT a FROM u ORDER BY 1", True),
+        ("WITH z AS (SELECT a FROM t ORDER BY a) SELECT a FROM z", False),
+        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
+        ("SELECT a FROM t WHERE b = 'ORDER BY'", False),
+        ("SELECT a FROM t -- ORDER BY a", False),
+        ("SELECT `order by` FROM t", False),
+        ("", False),
+    ],
+)
+def test_is_ordered(sql: str, expected: bool) -> None:
+    assert is_ordered(sql) is expected
+
+
+WORDS = st.sampled_from(
+    ["SELECT", "FROM", "WHERE", "(", ")", ",", "a", "b", "t", "*", "=", "'x'", '"', "ORDER", "BY", "GROUP", "UNION", ";", "--", "/*", "*/", "AS", "JOIN", "ON", "CASE", "WITH", "NOT", "IN", "1", ".", "[", "]", "`", "\n"]
+)
+
+
+@given(st.lists(WORDS, max_size=40).map(" ".join) | st.text(max_size=60))
+def test_any_text_is_survived(schema: Schema, text: str) -> None:
+    schema_items(text, schema)
+    hardness(text)
+    is_ordered(text)
+    bigrams(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT " + "(" * 50_000,
+        "SELECT " + "(" * 59 + "1" + ")" * 59,
+        "SELECT " + "CASE WHEN " * 2000,
+        "SELECT " + "NOT " * 5000 + "1",
+        "SELECT " + "a." * 3000 + "b FROM t",
+        "SELECT 1 " + "UNION SELECT 1 " * 1500,
+        "SELECT " + "- " * 9000 + "1",
+        "SELECT a FROM t WHERE " + "a = 1 OR " * 2000 + "b = 2",
+        "SELECT a FROM " + "(SELECT a FROM " * 55 + "t" + ")" * 55,
+        "[" * 10_000,
+        "'" * 9_999,
+        "/*" * 10_000,
+    ],
+)
+def test_no_text_takes_long(schema: Schema, text: str) -> None:
+    start = time.process_time()
+    schema_items(text, schema)
+    hardness(text)
+    is_ordered(text)
+    bigrams(text)
+    assert time.process_time() - start < 2.5
