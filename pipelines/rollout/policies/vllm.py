@@ -7,19 +7,21 @@ as the server's batches round alike: vLLM does not promise it.
 
 from __future__ import annotations
 
-import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.errors import EndpointError, ResourceError
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding.stops import cut
-from pipelines.rollout.endpoints import Connection, Endpoint
+from pipelines.rollout.decoding.stops import StopStrings, cut
+from pipelines.rollout.endpoints import Connection, ContextOverflow, Endpoint
 from pipelines.rollout.policies.base import Completion, Policy, Request
 
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
+FAILOVER_S = 10.0  # of failures, after which a server is left when there are others
+MOST_STOPS = 4  # that a server takes; at others the turn is cut here
 OWN_KEYS = {
     "return_token_ids": True,
     "skip_special_tokens": False,  # a protocol's tag may be one, and stop strings are sought in the text
@@ -29,6 +31,8 @@ OWN_KEYS = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
+
+log = logging.getLogger(__name__)
 
 
 class VllmPolicy(Policy):
@@ -53,44 +57,64 @@ class VllmPolicy(Policy):
         self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint)))
         self.live = LIVE_PER_SERVER * len(servers)
         served = [_served(url) for url in servers]
-        self._connections = [
-            Connection(Endpoint(base_url=url, model=model), url)
+        haste: dict[str, Any] = {"retries": 2, "patience_s": FAILOVER_S} if len(servers) > 1 else {}
+        self._connections = {
+            url: Connection(Endpoint(base_url=url, model=model, **haste), url)
             for url, (model, _) in zip(servers, served, strict=True)
-        ]
+        }
+        self._up = list(servers)
         self.context = min((context for _, context in served if context), default=None)
-        self._turns = itertools.cycle(range(len(servers)))
-        self._home: dict[str, int] = {}
+        self._dealt = 0
+        self._home: dict[str, str] = {}
+        self._stops: dict[tuple[str, ...], StopStrings] = {}
         end_ids = (self.codec.end_id, self.codec.tokenizer.eos_token_id)
         self._end_ids = frozenset(index for index in end_ids if index is not None)
 
     def open(self, session: str) -> None:
         """See `Policy.open`."""
-        self._home[session] = next(self._turns)
+        self._home[session] = self._up[self._dealt % len(self._up)]
+        self._dealt += 1
 
     def release(self, session: str) -> None:
         """See `Policy.release`."""
         self._home.pop(session, None)
 
     async def generate(self, request: Request) -> Completion:
-        """One agent turn. When the episode's server fails, the next one is asked; see `Connection.ask` for errors."""
-        home = self._home.get(request.session, 0)
-        for attempt in range(len(self._connections)):
+        """One agent turn. A server that fails is left for the others, for the rest of the run.
+
+        Raises:
+            EndpointError, ResourceError: see `Connection.ask`; of the last server, when all have failed.
+        """
+        while True:
+            url = self._home[request.session]
             try:
-                return await self._ask(self._connections[(home + attempt) % len(self._connections)], request)
-            except EndpointError:
-                if attempt == len(self._connections) - 1:
+                choice = await self._ask(self._connections[url], request)
+            except ContextOverflow:
+                raise
+            except (EndpointError, ResourceError):
+                if self._up == [url]:
                     raise
-        raise AssertionError("unreachable")
+                self._leave(url, request.session)
+            else:
+                return self._completion(choice, request)
 
     async def close(self) -> None:
-        """Close the connections."""
-        for connection in self._connections:
+        """Close the connections; servers that failed are tried again by the next run."""
+        for connection in self._connections.values():
             await connection.close()
+        self._up = list(self._connections)
 
-    async def _ask(self, connection: Connection, request: Request) -> Completion:
+    def _leave(self, url: str, session: str) -> None:
+        """A server failed: it gets no more requests, and the session goes elsewhere."""
+        if url in self._up:
+            log.warning("vLLM server %s failed: going on with %d others", url, len(self._up) - 1)
+            self._up.remove(url)
+        self.open(session)
+
+    async def _ask(self, connection: Connection, request: Request) -> Any:
         body = self._body(request, connection.endpoint.model)
         answer = await connection.ask(lambda client: client.completions.create(**body))
-        return self._completion(answer.choices[0], request)
+        return answer.choices[0]
 
     def _body(self, request: Request, model: str) -> dict[str, Any]:
         sampling = request.sampling
@@ -101,7 +125,7 @@ class VllmPolicy(Policy):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": (request.seed * 2654435761 + request.turn) % 2**31,
-            "stop": list(request.stop),
+            "stop": list(request.stop)[:MOST_STOPS],
             "logprobs": 1,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
@@ -113,10 +137,19 @@ class VllmPolicy(Policy):
         ids = getattr(choice, "token_ids", None)
         if not ids:
             raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
-        said = ids[:-1] if ids[-1] in self._end_ids else ids
+        end = self._end(ids, request.stop)
+        said = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
         text = cut(self.codec.decode(said), request.stop)
-        logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs and _comparable(request) else ()
-        return Completion(text, tuple(ids), logprobs, "length" if choice.finish_reason == "length" else "stop")
+        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and _comparable(request) else ()
+        cut_short = end == len(ids) and choice.finish_reason == "length"
+        return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
+
+    def _end(self, ids: Sequence[int], stop: tuple[str, ...]) -> int:
+        """How many ids the turn has, up to the one that completes its first stop string."""
+        if stop not in self._stops:
+            self._stops[stop] = StopStrings(self.codec.tokenizer, stop, self.codec.decode)
+        found = (index for index in range(1, len(ids)) if self._stops[stop].ended(ids[:index]))
+        return next(found, len(ids))
 
 
 def _comparable(request: Request) -> bool:
