@@ -40,7 +40,7 @@ NAMES = {
 }
 
 
-class GrpoTrainer(GRPOTrainer):  # type: ignore[misc]
+class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer with dual tracks, rows of no weight left out of the forward, and micro-batches of like length.
 
     Args:
@@ -59,9 +59,6 @@ class GrpoTrainer(GRPOTrainer):  # type: ignore[misc]
         self.forward: Forward | None = None  # of the current batch, so that a second track costs no second one
         self.inside_loss = False
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """None: a stage's manifest says what made it."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their judging."""

@@ -39,7 +39,7 @@ class Fixed(Sampler[int]):
         return len(self.indices)
 
 
-class SftTrainer(SFTTrainer):  # type: ignore[misc]
+class SftTrainer(settings.Lean, SFTTrainer):  # type: ignore[misc]
     """TRL's trainer with batches of like length, and Muon where the recipe asks for it."""
 
     def __init__(self, *, plan: Plan, indices: Sequence[int], **kwargs: Any) -> None:
@@ -55,9 +55,6 @@ class SftTrainer(SFTTrainer):  # type: ignore[misc]
         if optimizer is None and self.plan.recipe.sft.optimizer.kind == "muon":
             self.optimizer = optim.build(self.model if model is None else model, self.plan.recipe.sft.optimizer)
         return super().create_optimizer(model)
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """None: a stage's manifest says what made it."""
 
 
 def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
