@@ -163,16 +163,16 @@ def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --until filter {quoted}"
     assert site.run(command).returncode == 0
-    plain = cpu_seconds(lambda: site.run(command))
-    orchestrated = cpu_seconds(lambda: site.run(f"{command} --engine prefect"))
+    plain = cpu_seconds(site, command)
+    orchestrated = cpu_seconds(site, f"{command} --engine prefect")
     print(f"all cached: plain {plain:.1f} CPU s, a flow with its own server {orchestrated:.1f}")
     assert orchestrated - plain < 30
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU seconds of the processes that a call starts and waits for, their own children included."""
+def cpu_seconds(site: Site, command: str) -> float:
+    """CPU seconds of a command and all that it starts and waits for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    call()
+    assert site.run(command).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
