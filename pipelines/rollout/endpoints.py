@@ -27,6 +27,7 @@ from pipelines.teachers.limits import Pace
 from pipelines.teachers.retry import Breaker, delay, retry_after
 
 ENDPOINTS = CONF / "local" / "endpoints.yaml"
+ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
 EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})
 Answer = TypeVar("Answer")
@@ -84,12 +85,16 @@ class Endpoint(Section):
     stream: bool = False
 
 
-def endpoint(name: str, path: Path = ENDPOINTS) -> Endpoint:
+def endpoint(name: str, path: Path | None = None) -> Endpoint:
     """The endpoint of that name.
+
+    Args:
+        path: the file that holds it; by default `conf/local/endpoints.yaml`, or what SQLTRAIN_ENDPOINTS names.
 
     Raises:
         RecipeError: there is no such entry, or it has an unknown or a missing key.
     """
+    path = path or Path(os.environ.get(ENDPOINTS_VARIABLE) or ENDPOINTS)
     entries = read_yaml(path) if path.is_file() else {}
     if name not in entries:
         close = difflib.get_close_matches(name, list(entries), n=1)

@@ -37,4 +37,7 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
 
 
 def test_questions_of_fillers_alone_are_not_all_alike() -> None:
-    assert leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")]) == []
+    assert (
+        leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
+        == []
+    )

@@ -187,3 +187,25 @@ def test_it_plays_a_question_of_any_source(music, sql):
     assert [turn.action.kind for turn in trajectory.turns] == [ActionKind.SQL, ActionKind.SOLUTION]
     assert trajectory.final_sql == "SELECT name FROM singer WHERE country = 'France'"
     assert trajectory.turns[1].action.reasoning == "country has France"
+
+
+@pytest.mark.parametrize("prompt", ["brief", "scout"])
+def test_a_scout_proposes_before_it_looks(music, sql, prompt):
+    example = Example("1", "Who is French?", music, "SELECT name FROM singer WHERE country = 'France'")
+    settings = Protocol(name="react", prompt=prompt, options={"scout": True})
+    (trajectory,) = play([example], settings, sql)
+    assert [turn.action.kind for turn in trajectory.turns] == [
+        ActionKind.PROPOSE,
+        ActionKind.SQL,
+        ActionKind.SOLUTION,
+    ]
+    assert trajectory.well_formed
+    assert build(settings).track_turns(trajectory) == {"full": 3, "schema": 1}
+
+
+@pytest.mark.parametrize(("name", "prompt"), [("react", "bare"), ("single_turn", "direct")])
+def test_without_reasoning_it_says_none(music, sql, name, prompt):
+    example = Example("1", "Who is French?", music, "SELECT name FROM singer WHERE country = 'France'")
+    (trajectory,) = play([example], Protocol(name=name, prompt=prompt, reasoning=False), sql)
+    assert not any(turn.action.reasoning or "reasoning>" in turn.text for turn in trajectory.turns)
+    assert trajectory.well_formed

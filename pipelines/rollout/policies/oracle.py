@@ -34,7 +34,8 @@ GUESS = ("try {asked}", "maybe it is {asked}")
 SLIP = ("query {table}", "read {table}")
 PROPOSE = ("this is enough", "these will do")
 CONFIRM = ("it runs", "the result fits")
-PLAIN = ("answer", "now answer", "this is clear", "no need to check")
+LINK = ("use", "take", "read")
+PLAIN = ("answer", "now answer")
 MOST_PROBES = 3
 
 LIST_TABLES = {  # a table's columns are seen in its first row, in any engine
@@ -98,19 +99,35 @@ class OraclePolicy(ScriptedPolicy):
         self._scripts.pop(session, None)
 
     def script(self, example: Example, seed: int) -> list[Action]:
-        """The whole episode; its last action is the answer."""
+        """The whole episode; its last action is the answer. Without reasoning where the protocol demands none."""
+        actions = self._actions(example, seed)
+        if self._protocol.config.reasoning:
+            return actions
+        return [dataclasses.replace(action, reasoning="") for action in actions]
+
+    def _actions(self, example: Example, seed: int) -> list[Action]:
         rng = random.Random(f"{seed}/{example.id}")
         sql = example.gold_sql.strip().rstrip(";").strip()
+        linked = self._linking(example, rng)
         if self._protocol.name == "single_turn":
-            return [Action(ActionKind.SOLUTION, sql, rng.choice(PLAIN))]
+            return [Action(ActionKind.SOLUTION, sql, linked)]
         found = lookups(example, self._schema(example))
         mistaken = rng.random() < self._error_rate
-        answer = " , ".join(dict.fromkeys(one.finding for one in found)) or rng.choice(PLAIN)
+        answer = " , ".join([*dict.fromkeys(one.finding for one in found), linked])
         if self._phases:
             return self._in_phases(example, sql, answer, found, mistaken, rng)
         mistake = self._mistake(example, sql, found, rng) if mistaken else []
         looks = [*self._catalogue(example, rng), *mistake, *self._probes(found, rng)]
-        return [*looks, Action(ActionKind.SOLUTION, sql, answer)]
+        scouted = self._scouted(example, rng, looks)
+        return [*scouted, Action(ActionKind.SOLUTION, sql, answer)]
+
+    def _scouted(self, example: Example, rng: random.Random, looks: list[Action]) -> list[Action]:
+        """The looks, with the proposal of ReAct's scout before them where the prompt shows the schema, else after."""
+        if ActionKind.PROPOSE not in getattr(self._protocol, "kinds", {}).values():
+            return looks
+        proposal = [action for action in self._proposal(example, rng) if self._can_say(action)]
+        shown = self._protocol.config.schema_view not in ("hidden", "names")
+        return [*proposal, *looks] if shown else [*looks, *proposal]
 
     def _in_phases(
         self, example: Example, sql: str, answer: str, found: Sequence[Lookup], mistaken: bool, rng: random.Random
@@ -151,6 +168,20 @@ class OraclePolicy(ScriptedPolicy):
         schema = self._schema(example)
         items = schema_items(example.gold_sql, schema, example.database.engine) if schema else None
         return items or SchemaItems(frozenset(), frozenset())
+
+    def _linking(self, example: Example, rng: random.Random) -> str:
+        """The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying."""
+        reads = example.meta.get("reads") or self._reads(example)
+        if not reads:
+            return rng.choice(PLAIN)
+        return f"{rng.choice(LINK)} {' , '.join(' '.join([table, *columns]) for table, columns in reads.items())}"
+
+    def _reads(self, example: Example) -> dict[str, list[str]]:
+        items, schema, text = self._items(example), self._schema(example), example.gold_sql.lower()
+        keys = _keys(schema)
+        tables = sorted(items.tables, key=lambda table: (text.find(table), table))
+        columns = sorted(items.columns - keys, key=lambda pair: (text.find(pair[1]), pair))
+        return {table: [column for owner, column in columns if owner == table] for table in tables}
 
     def _catalogue(self, example: Example, rng: random.Random) -> list[Action]:
         """Looks at what the prompt does not show: the tables' names, then the columns of those that are needed."""
@@ -221,6 +252,16 @@ def _owners(schema: Schema | None) -> dict[str, set[str]]:
         for column in table.columns:
             owners.setdefault(column.name.lower(), set()).add(table.name.lower())
     return owners
+
+
+def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
+    """Columns that identify or join, in lower case."""
+    keys: set[tuple[str, str]] = set()
+    for table in schema.tables if schema else ():
+        names = [column.name for column in table.columns if column.primary_key]
+        names += [key.column for key in table.foreign_keys]
+        keys.update((table.name.lower(), name.lower()) for name in names)
+    return frozenset(keys)
 
 
 def _compared(tree: exp.Expr, owners: dict[str, set[str]]) -> Iterator[tuple[exp.Column, str]]:

@@ -1,0 +1,60 @@
+"""`sqltrain invent`: questions for a database that has none, as a JSONL file that recipes read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flows import screen
+from flows.asking import SUFFIXES
+from flows.progress import Bars
+from pipelines.config import Recipe
+from pipelines.errors import DataError
+from pipelines.store import Store, write_atomic
+from pipelines.types import Database, Example
+
+
+def invent(
+    recipe: Recipe, store: Store, database: Path, count: int, teacher: str, checker: str | None, out: Path
+) -> dict[str, float]:
+    """Write up to `count` examples to `out` and say how the drafts ended.
+
+    Args:
+        recipe: its seed, and its limits of SQL execution.
+        teacher, checker: endpoints of `conf/local/endpoints.yaml`; without a checker the teacher answers itself back.
+
+    Raises:
+        DataError: there is no such database, or nothing could be made.
+    """
+    if not database.is_file():
+        raise DataError(f"no such database: {database}", "Pass --database FILE.sqlite.")
+    from pipelines.sql.schema import introspect
+    from pipelines.stages.context import RESPONSES
+    from pipelines.stages.inputs import sql_engine
+    from pipelines.teachers.asking import Asker
+    from pipelines.teachers.invent import Inventor
+
+    where = Database(database.stem, SUFFIXES.get(database.suffix, "sqlite"), str(database.resolve()))
+    asker = Asker.named(teacher, store.root / RESPONSES)
+    other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker
+    with sql_engine(recipe) as sql, Bars(screen.console) as bars:
+        bars.begin("invent", count, "questions")
+        made = Inventor(where, introspect(where, values=3), sql, asker, other, recipe.seed).make(count, bars.advance)
+    if not made.examples:
+        reasons = ", ".join(f"{reason} {n}" for reason, n in made.counts.most_common())
+        raise DataError(
+            f"no question could be made of {database}: {reasons}", "Try another teacher, or more questions."
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, "".join(_line(example) for example in made.examples))
+    screen.console.print(
+        f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}"
+    )
+    return {reason: float(n) for reason, n in sorted(made.counts.items())}
+
+
+def _line(example: Example) -> str:
+    """One line of the JSONL reader's format, with what made it beside."""
+    row = {"id": example.id, "question": example.question, "database": example.database.location}
+    more = {"sql": example.gold_sql, "hardness": example.hardness, **example.meta}
+    return json.dumps({**row, **more}, ensure_ascii=False) + "\n"

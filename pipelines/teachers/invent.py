@@ -1,0 +1,208 @@
+"""Questions for a user who has a database and no questions: SQL is proposed, run, asked in words, and answered back.
+
+A teacher writes a query over the schema and its sampled values; the sandbox runs it; the teacher puts it as a question
+in one of several styles; another teacher, who sees only schema and question, answers it. What both queries agree on is
+kept, as many of each hardness level as can be had. (SynSQL's and OmniSQL's chain, with the answer back as the filter.)
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from pipelines.config import Sampling
+from pipelines.curation.duplicates import sql_shape
+from pipelines.errors import DataError
+from pipelines.sql.engine import Pair, SqlEngine
+from pipelines.sql.hardness import hardness
+from pipelines.sql.schema import Schema
+from pipelines.teachers import prompts
+from pipelines.teachers.asking import Asker
+from pipelines.types import HARDNESS_LEVELS, Database, Example, ExecutionResult
+
+STYLES = {
+    "plain": "one plain question, as a colleague would ask it",
+    "formal": "one formal sentence, as in a report's specification",
+    "terse": "a few key words, as typed into a search box",
+    "command": "an instruction that begins with a verb such as List, Show or Count",
+    "indirect": "an indirect question that begins with I would like to know or Can you tell me",
+}
+LEVELS = {
+    "easy": "one table, at most one condition, no grouping",
+    "medium": "a join of two tables, or grouping, or two conditions, or an order with a limit",
+    "hard": "grouping with HAVING over a join, or a subquery, or three conditions",
+    "extra": "a nested subquery or a set operation together with a join and grouping",
+}
+PROPOSE = """You write {engine} queries that people who work with a database would really need. Write one SELECT query \
+of this level: {level}. Use stored values that the schema's comments show. It must return rows. Answer with the query \
+alone in a ```sql fence."""
+ASK = """You put SQL queries into words. Write the question that the query answers, as {style}. Name every condition, \
+and every result column in its order; say nothing of tables, columns or SQL. Call stored values what people call them. \
+Answer with the question alone."""
+ANSWER = """You answer questions about a database. Write one {engine} query that returns exactly what is asked, and no \
+other columns. Answer with the query alone in a ```sql fence."""
+DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
+_FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
+PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A proposed query that ran.
+
+    Attributes:
+        number: of the try; with the seed it decides its tables, level and style.
+        level: what was asked for; the query's own hardness counts.
+    """
+
+    number: int
+    sql: str
+    style: str
+    level: str
+
+
+@dataclasses.dataclass
+class Invented:
+    """Kept examples, and how many drafts ended how."""
+
+    examples: list[Example]
+    counts: collections.Counter[str]
+
+
+class Inventor:
+    """Makes examples for one database.
+
+    Args:
+        teacher: proposes queries and puts them into words.
+        checker: answers back; best another model.
+        equality: by which its result must equal the proposed query's.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        schema: Schema,
+        sql: SqlEngine,
+        teacher: Asker,
+        checker: Asker,
+        seed: int = 0,
+        equality: str = "bird",
+    ) -> None:
+        if not schema.tables:
+            raise DataError(f"the database {database.id} has no tables")
+        self.database, self.schema, self.sql = database, schema, sql
+        self.teacher, self.checker, self.seed, self.equality = teacher, checker, seed, equality
+        self._shapes: set[str] = set()
+
+    def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
+        """Up to `count` examples, a quarter of each hardness level where they can be had.
+
+        Fewer come back when `DRAFTS_PER_QUESTION` tries a question did not do.
+        """
+        made = Invented([], collections.Counter())
+        number, spare = 0, list[Example]()
+        while len(made.examples) < count and number < count * DRAFTS_PER_QUESTION:
+            batch = range(number, min(number + max(count, 4), count * DRAFTS_PER_QUESTION))
+            number = batch.stop
+            for example in self._examples(batch, made.counts):
+                here = sum(one.hardness == example.hardness for one in made.examples)
+                if len(made.examples) < count and here < -(-count // len(HARDNESS_LEVELS)):
+                    made.examples.append(example)
+                    if on_kept is not None:
+                        on_kept(1)
+                else:
+                    spare.append(example)
+        fill = spare[: count - len(made.examples)]
+        made.counts["over_level"] += len(spare) - len(fill)
+        made.examples += fill
+        made.counts["kept"] = len(made.examples)
+        return made
+
+    def _examples(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Example]:
+        """What comes of these tries."""
+        drafts = self._propose(numbers, counts)
+        engine = self.database.engine
+        asked = [
+            prompts.conversation(ASK.format(style=STYLES[one.style]), self._about("", SQL=one.sql)) for one in drafts
+        ]
+        questions = [_line(answer.text) if answer else "" for answer in self.teacher.ask_all(asked)]
+        worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
+        counts["no_question"] += len(drafts) - len(worded)
+        rules = ANSWER.format(engine=engine)
+        answers = self.checker.ask_all([prompts.conversation(rules, self._about(question)) for _, question in worded])
+        pairs = [
+            Pair(self.database, draft.sql, read_sql(answer.text if answer else None))
+            for (draft, _), answer in zip(worded, answers, strict=True)
+        ]
+        verdicts = self.sql.judge_many(pairs, [self.equality])
+        kept = [one.scores.get(self.equality) == 1.0 and not one.broken for one in verdicts]
+        counts["answers_differ"] += kept.count(False)
+        return [self._example(*pair) for pair, good in zip(worded, kept, strict=True) if good]
+
+    def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
+        """Proposed queries that run, return something, and are not like an earlier one."""
+        plans = [self._plan(number) for number in numbers]
+        asked = [
+            prompts.conversation(PROPOSE.format(engine=self.database.engine, level=LEVELS[level]), case)
+            for level, _, case in plans
+        ]
+        answers = self.teacher.ask_all(asked, PROPOSING)
+        texts = [read_sql(answer.text if answer else None) for answer in answers]
+        results = self.sql.execute_many([(self.database, text or "") for text in texts])
+        drafts = []
+        for number, (level, style, _), text, result in zip(numbers, plans, texts, results, strict=True):
+            problem = self._problem(text, result)
+            if problem is None and text is not None:
+                drafts.append(Draft(number, text, style, level))
+                self._shapes.add(_same(text))
+            else:
+                counts[str(problem)] += 1
+        return drafts
+
+    def _problem(self, text: str | None, result: ExecutionResult) -> str | None:
+        if text is None:
+            return "no_sql"
+        if not result.ok:
+            return f"sql_{result.error_class or result.status.value}"
+        if not any(cell is not None and cell != 0 for row in result.rows for cell in row):
+            return "empty_result"
+        return "near_duplicate" if _same(text) in self._shapes else None
+
+    def _plan(self, number: int) -> tuple[str, str, str]:
+        """Level, style and case of a try: the tables to start from are drawn, so that tries differ."""
+        rng = random.Random(f"{self.seed}/{number}")
+        names = sorted(table.name for table in self.schema.tables)
+        start = ", ".join(rng.sample(names, min(len(names), rng.randint(1, 3))))
+        level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
+        about = self._about("", **{"Start from": start, "Draft": f"number {number}: unlike the obvious one"})
+        return level, rng.choice(sorted(STYLES)), about
+
+    def _about(self, question: str, **parts: str) -> str:
+        return prompts.about(self.schema, question or "none yet", "", **parts)
+
+    def _example(self, draft: Draft, question: str) -> Example:
+        meta = {"style": draft.style, "teacher": self.teacher.name, "checker": self.checker.name}
+        name = f"{self.database.id}_{draft.number:05d}"
+        level = hardness(draft.sql, self.database.engine)
+        return Example(name, question, self.database, draft.sql, "", level, "invented", meta)
+
+
+def read_sql(text: str | None) -> str | None:
+    """The query of an answer: in its last fence, or the whole text where it begins like one; None for any other."""
+    if not text:
+        return None
+    fenced = _FENCE.findall(text)
+    sql = (fenced[-1] if fenced else text).strip().rstrip(";").strip()
+    return sql if re.match(r"(select|with)\b", sql, re.IGNORECASE) else None
+
+
+def _same(sql: str) -> str:
+    """What two drafts share that ask the same but for values."""
+    return sql_shape(sql, names=True)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).strip("\"' ")[:1000]

@@ -1,0 +1,33 @@
+"""A miniature recipe with an endpoint as its teacher, and running it up to a stage."""
+
+from pathlib import Path
+
+from pipelines import recipes
+from pipelines.config import Recipe
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store
+
+KEY = "sk-very-secret-0123456789"
+
+
+def recipe_of(databases: int, *more: str) -> Recipe:
+    """The miniature with an endpoint as its teacher, cut to so many databases of 12 questions."""
+    small = "{kind: miniature, split: SPLIT, options: {databases: 2, questions: 4}}"
+    overrides = [
+        f"data.sft={{kind: miniature, split: train, options: {{databases: {databases}, questions: 12}}}}",
+        f"data.rl=[{small.replace('SPLIT', 'train')}]",
+        f"data.dev={small.replace('SPLIT', 'dev')}",
+        f"data.test={small.replace('SPLIT', 'test')}",
+        "synthesis.teacher.kind=endpoint",
+        "synthesis.teacher.endpoint=teacher",
+    ]
+    return recipes.load("miniature", [*overrides, *more])
+
+
+def make(recipe: Recipe, store: Store, until: str) -> Path:
+    """Run a recipe up to a stage and return its folder."""
+    steps = graph.plan(recipe, store, until)
+    for step in steps:
+        graph.execute(step, recipe, store, Silent(), steps)
+    return steps[-1].folder

@@ -1,0 +1,160 @@
+"""A teacher that fails in 30 of 100 requests: the same dataset as without faults, and no answer paid twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from teacher_world import KEY, make, recipe_of
+
+from pipelines.errors import ResourceError
+from pipelines.store import Store
+from pipelines.teachers import retry
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from teacher_world import make, recipe_of
+from pathlib import Path
+from pipelines.store import Store
+make(recipe_of(int(sys.argv[2])), Store(Path(sys.argv[1])), "synthesize")
+"""
+
+
+def answers(store: Path) -> list[str]:
+    """The keys in the log of answers, in order."""
+    return [line[8:40] for line in (store / "responses" / "teacher.jsonl").read_text().splitlines()]
+
+
+def resident() -> int:
+    """Memory of this process now, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") // 2**20
+
+
+def both(tmp_path: Path, databases: int, servers: Any, replies: Any, name: Any, timeout_s: float) -> tuple[Any, int]:
+    """Synthesise without and with faults; check all that must hold, and return the faulty server and MiB that grew."""
+    recipe = recipe_of(databases)
+    clean, faulty = Store(tmp_path / "clean"), Store(tmp_path / "faulty")
+    say = replies(recipe, clean)
+    make(recipe, faulty, "data")
+    whole = servers(say)
+    name(whole)
+    expected = (make(recipe, clean, "synthesize") / "data.parquet").read_bytes()
+    broken = servers(say, fault_rate=0.3)
+    name(broken, timeout_s=timeout_s)
+    before = resident()
+    made = make(recipe, faulty, "synthesize")
+    grown = resident() - before
+    assert (made / "data.parquet").read_bytes() == expected
+    assert (made / "metrics.json").read_bytes() == (clean.folder("synthesize", made.name) / "metrics.json").read_bytes()
+    assert set(broken.delivered.values()) == {1}
+    assert broken.delivered.keys() == whole.delivered.keys()
+    assert sorted(answers(faulty.root)) == sorted(set(answers(clean.root)))
+    return broken, grown
+
+
+def test_faults_change_nothing(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.02)
+    broken, _ = both(tmp_path, 2, servers, replies, name_endpoint, timeout_s=2.0)
+    assert len(broken.faults) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_thousand_questions_with_faults(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.05)
+    broken, grown = both(tmp_path, 84, servers, replies, name_endpoint, timeout_s=10.0)
+    asked = sum(broken.delivered.values()) + sum(broken.faults.values())
+    assert 0.25 < sum(broken.faults.values()) / asked < 0.35
+    assert len(broken.faults) == 7
+    assert grown < 64  # MiB, of the second of two equal runs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_five_times_it_ends_with_the_same_dataset(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any
+) -> None:
+    recipe, databases = recipe_of(20), 20
+    clean, killed = Store(tmp_path / "clean"), Store(tmp_path / "killed")
+    say = replies(recipe, clean)
+    make(recipe, killed, "data")
+    whole = servers(say)
+    name_endpoint(whole)
+    expected = (make(recipe, clean, "synthesize") / "data.parquet").read_bytes()
+    slow = servers(say, latency_s=0.1)
+    name_endpoint(slow)
+    for kill in range(5):
+        target = (kill + 1) * len(whole.delivered) // 7
+        child = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(killed.root), str(databases), str(Path(__file__).parent)], cwd=ROOT
+        )
+        while len(slow.delivered) < target and child.poll() is None:
+            time.sleep(0.005)
+        assert child.poll() is None, "it was to be killed, and ended"
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    made = make(recipe, killed, "synthesize")
+    assert (made / "data.parquet").read_bytes() == expected
+    assert len(answers(killed.root)) == len(set(answers(killed.root))) == len(whole.delivered)
+    twice = sum(count - 1 for count in slow.delivered.values())
+    assert twice <= 5 * 16  # only what was on its way when the process died: at most the 16 in flight, five times
+
+
+def test_the_key_is_nowhere(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, store = recipe_of(1), Store(tmp_path / "store")
+    server = servers(replies(recipe, store))
+    name_endpoint(server)
+    caplog.set_level("DEBUG")
+    make(recipe, store, "filter")
+    assert KEY.encode() in server.headers[0]  # it was used
+    assert KEY not in caplog.text
+    files = [path for path in store.root.rglob("*") if path.is_file()]
+    assert any(path.name == "card.md" for path in files)
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_second_recipe_pays_nothing_for_the_same_questions(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any
+) -> None:
+    recipe, store = recipe_of(1), Store(tmp_path / "store")
+    server = servers(replies(recipe, store))
+    name_endpoint(server)
+    first = make(recipe, store, "synthesize")
+    asked = sum(server.delivered.values())
+    other = recipe_of(1, "synthesis.teacher.concurrency=3")
+    second = make(other, store, "synthesize")
+    assert second != first
+    assert (second / "data.parquet").read_bytes() == (first / "data.parquet").read_bytes()
+    assert sum(server.delivered.values()) == asked
+
+
+def test_the_cap_stops_cleanly_and_a_higher_one_goes_on(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any
+) -> None:
+    recipe, store = recipe_of(1), Store(tmp_path / "store")
+    server = servers(replies(recipe, store))
+    name_endpoint(server, price_in=1000, price_out=2000, cap_cost=4.0, currency="EUR")
+    with pytest.raises(ResourceError, match=r"has spent \d\.\d\d of 4\.00 EUR.*Raise it in the entry 'teacher'"):
+        make(recipe, store, "synthesize")
+    paid = sum(server.delivered.values())
+    assert 0 < paid == len(answers(store.root))
+    name_endpoint(server, price_in=1000, price_out=2000)
+    made = make(recipe, store, "synthesize")
+    assert set(server.delivered.values()) == {1}
+    cost = json.loads((made / "costs.json").read_text())["teacher"]
+    assert cost["answers"] == sum(server.delivered.values())
+    assert cost["cost"] == pytest.approx((cost["prompt_tokens"] + 2 * cost["completion_tokens"]) / 1e3)
