@@ -186,7 +186,30 @@ def test_it_plays_a_question_of_any_source(music, sql):
     (trajectory,) = play([example], PROTOCOLS["react_full"], sql)
     assert [turn.action.kind for turn in trajectory.turns] == [ActionKind.SQL, ActionKind.SOLUTION]
     assert trajectory.final_sql == "SELECT name FROM singer WHERE country = 'France'"
-    assert trajectory.turns[1].action.reasoning == "country has France"
+    assert re.fullmatch(
+        "country has France , (use|take|read) singer name country", trajectory.turns[1].action.reasoning
+    )
+
+
+def test_the_answers_reasoning_links_the_question_to_what_the_sql_reads(music):
+    join = (
+        "SELECT T1.name FROM singer AS T1 JOIN concert AS T2 ON T1.singer_id = T2.singer_id "
+        "WHERE T2.venue = 'Old Hall' ORDER BY T1.country"
+    )
+    (*_, answer) = OraclePolicy(build(PROTOCOLS["react"]), 0.0).script(Example("1", "q", music, join), seed=0)
+    assert re.fullmatch(
+        "venue has Old Hall , (use|take|read) singer name singer_id country , concert singer_id venue",
+        answer.reasoning,
+    )
+
+
+def test_a_generated_question_brings_its_links_along(examples):
+    oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0)
+    for example in examples:
+        said = oracle.script(example, 0)[-1].reasoning.rpartition(" , ")[2].split()
+        table = list(example.meta["reads"])[-1]
+        assert said[-len(example.meta["reads"][table]) - 1 :] == [table, *example.meta["reads"][table]]
+        assert all(column in example.gold_sql.split() for column in said[said.index(table) :])
 
 
 @pytest.mark.parametrize("prompt", ["brief", "scout"])

@@ -122,6 +122,7 @@ class Asked:
     question: str
     sql: str
     filters: tuple[Filter, ...]
+    reads: dict[str, list[str]]
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -130,6 +131,7 @@ class Asked:
             "family": self.family.name,
             "needs_probe": any(f.asked != f.stored for f in self.filters),
             "filters": [dataclasses.asdict(f) for f in self.filters],
+            "reads": self.reads,
         }
 
 
@@ -251,4 +253,17 @@ def _word(family: Family, slots: Slots, database: MiniDatabase, split: Split, rn
             owner = _owner(family, slots, database)
             kept = stored(slots[column], slots[value], owner.categories[slots[column]])
             filters.append(Filter(owner.name, slots[column], slots[value], kept))
-    return Asked(family, template.format(**words), render(family, slots, database), tuple(filters))
+    return Asked(
+        family, template.format(**words), render(family, slots, database), tuple(filters), _reads(family, slots)
+    )
+
+
+def _reads(family: Family, slots: Slots) -> dict[str, list[str]]:
+    """Tables in the order of the SQL, each with the columns that are read of it; keys left out."""
+    reads: dict[str, list[str]] = {slots[slot]: [] for slot in re.findall(r"{([thp])}(?!_id)", family.sql)}
+    for qualifier, plain, slot in re.findall(r"(?:{([hp])} \. )?(?:\b(name)\b|{([cdgn])})", family.sql):
+        owner = qualifier or (family.of if slot in ("c", "d") else "t" if "t" in slots else "p")
+        column = plain or slots[slot]
+        if column not in reads[slots[owner]]:
+            reads[slots[owner]].append(column)
+    return reads
