@@ -1,14 +1,13 @@
-"""One question to a trained model, its turns shown as they happen; and any checkpoint folder evaluated."""
+"""One question to a trained model, its turns shown as they happen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import DataError
-from pipelines.store import Store, read_json
+from pipelines.store import Store
 from pipelines.types import Database, EngineName, Example, Turn
 
 SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
@@ -40,7 +39,7 @@ def ask(
     if not database.is_file():
         raise DataError(f"no such database: {database}", "Pass --database FILE.sqlite.")
     if model is not None:
-        _require_model(model)
+        require_model(model)
     folder = model or newest_model(recipe, store)
     engine = SUFFIXES.get(database.suffix, "sqlite")
     example = Example("ask", question, Database(database.stem, engine, str(database.resolve())), gold_sql="")
@@ -77,40 +76,12 @@ def ask(
         show(f"it does not run: {result.error}")
 
 
-def evaluate_folder(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
-    """Evaluate a checkpoint folder on the recipe's held-out questions; shards of a killed evaluation are kept.
+def require_model(folder: Path) -> None:
+    """Fail where there is no checkpoint.
 
     Raises:
         DataError: there is no model in the folder.
     """
-    _require_model(model)
-    from flows import screen
-    from flows.progress import Bars
-    from pipelines.stages import evaluate, graph
-    from pipelines.stages.context import Context
-    from pipelines.stages.inputs import examples
-    from pipelines.stages.sources import folder_digest
-
-    steps = graph.plan(recipe, store, until="data")
-    with Bars(screen.console) as bars:
-        data = graph.execute(steps[0], recipe, store, bars, steps).folder
-        about = {
-            "recipe": recipe.slice("evaluation", *graph.SAMPLING),
-            "data": steps[0].key,
-            "model": folder_digest(model),
-        }
-        key = recipes.digest(about)
-
-        def build(folder: Path) -> None:
-            context = Context("evaluate", recipe, folder, {"data": data}, bars)
-            evaluate.evaluate_questions(context, examples(data, "test"), str(model.resolve()), gold=None)
-
-        folder = store.make("evaluate_folder", key, build, about, lambda: bars.say("another run does it; waiting"))
-    result = graph.StageResult(f"evaluate {model.name}", key, folder, read_json(folder / "metrics.json"), False)
-    screen.conclude(recipe, store, [result], as_json)
-
-
-def _require_model(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
 

@@ -174,24 +174,55 @@ def evaluate(
     recipe: RecipeName,
     overrides: Overrides = None,
     model: Annotated[Path | None, typer.Option(help="Any checkpoint folder, instead of the recipe's own.")] = None,
+    policy: Annotated[str | None, typer.Option(help="oracle, or endpoint:NAME of conf/local/endpoints.yaml.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a recipe's checkpoints, or any checkpoint folder, on its held-out questions.
+    """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
 
     Examples:
 
       sqltrain evaluate miniature
 
-      sqltrain evaluate miniature --model ~/checkpoint evaluation.samples=4
+      sqltrain evaluate miniature --model ~/checkpoint protocol.max_turns_eval=3 protocol.schema_view=hidden
+
+      sqltrain evaluate sql_trail --policy endpoint:big include=local/bird_dev
     """
-    from flows import asking, screen
+    from flows import screen
 
     loaded, store = open_recipe(recipe, overrides or [])
-    if model is not None:
-        asking.evaluate_folder(loaded, store, model, as_json)
+    if model is not None and policy is not None:
+        raise UserError("--model and --policy name two different policies", "Pass one of them.")
+    if model is not None or policy is not None:
+        from flows import evaluating
+
+        if model is not None:
+            evaluating.evaluate_model(loaded, store, model, as_json)
+        elif policy is not None:
+            evaluating.evaluate_named(loaded, store, policy, as_json)
         return
     results = screen.run(loaded, store, "evaluate")
     screen.conclude(loaded, store, results, as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
+    equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,
+    flips: Annotated[int, typer.Option(help="Questions that flipped to print for each pair.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write every table here: Markdown, LaTeX, CSV, Parquet.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluations question by question: which flipped, and whether the difference is more than chance.
+
+    Examples:
+
+      sqltrain compare store/evaluate_sft/KEY store/evaluate_grpo/KEY
+
+      sqltrain compare mine=scores/mine theirs=scores/theirs.jsonl --equality bird --json
+    """
+    from flows import compare as comparing
+
+    comparing.compare(runs, equality, flips, out, as_json)
 
 
 @app.command()

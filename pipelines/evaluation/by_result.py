@@ -13,7 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.types import Example, ExecutionResult, Scalar
+from pipelines.errors import DataError
+from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.types import Example, ExecutionResult, ExecutionStatus, Scalar
 
 EQUALITY = "spider2"
 META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order
@@ -29,10 +31,42 @@ Cell = str | float | None
 Gold = Mapping[str, Any]
 
 
-def gold_of(example: Example) -> Gold | None:
-    """The accepted results of an example that has them."""
-    gold: Gold | None = example.meta.get(META)
-    return gold
+def is_asked_for(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
+    """Whether answers are judged by result files here, and not by gold queries.
+
+    Raises:
+        DataError: the equalities ask for both, or for what some example does not have.
+    """
+    asked = EQUALITY in equalities
+    if asked and len(set(equalities)) > 1:
+        raise DataError(
+            f"equality {EQUALITY} stands alone, beside it is {', '.join(equalities)}", "Take include=data/spider2_lite."
+        )
+    wrong = [one.id for one in examples if (META not in one.meta if asked else not one.gold_sql)]
+    if wrong:
+        lack = "accepted results" if asked else "gold SQL"
+        raise DataError(
+            f"{len(wrong)} examples have no {lack}, the first is {wrong[0]}",
+            f"Equality {EQUALITY} is for Spider 2.0's questions, and only it: include=data/spider2_lite.",
+        )
+    return asked
+
+
+def judge_many(pairs: Sequence[Pair], golds: Sequence[Gold], sql: SqlEngine) -> list[Verdict]:
+    """Verdicts under this equality, in order; each different answer runs once."""
+    asked = [(pair.database, pair.predicted_sql) for pair in pairs]
+    jobs = list(dict.fromkeys((database, text) for database, text in asked if text is not None))
+    results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
+    found = [None if pair.predicted_sql is None else results[pair.database, pair.predicted_sql] for pair in pairs]
+    return [_verdict(result, gold) for result, gold in zip(found, golds, strict=True)]
+
+
+def _verdict(result: ExecutionResult | None, gold: Gold) -> Verdict:
+    rows = len(gold["results"][0]) - 1
+    if result is None:
+        return Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, rows)
+    scores = {EQUALITY: score(gold, result)}
+    return Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), rows)
 
 
 def score(gold: Gold, result: ExecutionResult) -> float:
@@ -47,11 +81,6 @@ def score(gold: Gold, result: ExecutionResult) -> float:
         if all(any(_same(column, other, ordered) for other in answer) for column in accepted):
             return 1.0
     return 0.0
-
-
-def gold_rows(gold: Gold) -> int:
-    """Rows of the first accepted result."""
-    return len(gold["results"][0]) - 1
 
 
 def _text(cell: Scalar) -> str:

@@ -14,6 +14,10 @@ from pipelines.evaluation.summary import Level, Summary
 from pipelines.evaluation.tables import Cell, Column, Table
 
 COMMON_HINTS = 14
+PHASES = (
+    Column("lists all first", "percent", "first turns that list every table's columns"),
+    Column("unverified", "percent", "proposed schemas with a name that nothing had shown"),
+)
 
 
 def all_tables(data: ReportData) -> Iterator[Table]:
@@ -73,6 +77,7 @@ def equalities(data: ReportData) -> Table | None:
 
 def behaviour(data: ReportData) -> Table:
     """What each system does for its accuracy, and what that costs."""
+    phases = any(summary.listing or summary.unverified for summary in data.summaries)
     columns = (
         Column("system"),
         Column("turns", "mean", "mean agent turns a question"),
@@ -82,15 +87,17 @@ def behaviour(data: ReportData) -> Table:
         Column("reasoning", "mean", "mean characters of thinking"),
         Column("well-formed", "percent", "episodes whose every turn is well-formed"),
         Column("probed", "percent", "of the questions that need a look at stored values"),
+        *(PHASES if phases else ()),
         Column("points / 1,000", "mean", "EX points gained over the first system per 1,000 training examples"),
     )
     rows: list[tuple[Cell, ...]] = []
     for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
         costs = (summary.turns, summary.tool_calls, summary.tokens_in, summary.tokens_out, summary.reasoning_chars)
-        shares = (summary.format, summary.probes)
+        shares = [summary.format, summary.probes]
         means = (cost.mean if cost else None for cost in costs)
-        values = (share.value if share else None for share in shares)
-        rows.append((system.name, *means, *values, _efficiency(data, index)))
+        values = [share.value if share else None for share in shares]
+        phased = [share.value if share else None for share in (summary.listing, summary.unverified)] if phases else []
+        rows.append((system.name, *means, *values, *phased, _efficiency(data, index)))
     note = "Means over the greedy episodes; shares in percent."
     return Table("behaviour", "Behaviour and cost", columns, tuple(rows), note, tuple(range(len(rows))))
 

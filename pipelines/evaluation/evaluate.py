@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from pipelines.evaluation import by_result
 from pipelines.evaluation.errors import diagnose
 from pipelines.evaluation.material import Preview
 from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode
 from pipelines.evaluation.voting import FORMS, signature
+from pipelines.protocols import knowledge, probes
+from pipelines.rewards.outcome import Analysis
 from pipelines.rewards.terms import jaccard
-from pipelines.sql.analysis import bigrams, hardness, schema_items
+from pipelines.sql.analysis import hardness
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.schema import Schema, quoted
 from pipelines.types import (
@@ -29,6 +32,7 @@ from pipelines.types import (
 PREVIEW_ROWS = 8
 CELL_CHARS = 80
 MAX_VALUES = 1000  # distinct values of a column that an error analysis looks at
+WITHOUT_GOLD_SQL = ("generation", "syntax", "hallucination")  # classes that can be told from the answer alone
 Schemas = Callable[[Database], Schema]
 
 
@@ -50,13 +54,18 @@ def judge(
 
     Raises:
         ValueError: no equality is named.
+        DataError: an example has accepted results and no gold query, or the other way round, for these equalities.
     """
     if not equalities:
         raise ValueError("a verdict needs a named equality")
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
-    verdicts = sql.judge_many(pairs, equalities)
+    if by_result.is_asked_for([examples[trajectory.example_id] for trajectory in trajectories], equalities):
+        golds = [examples[trajectory.example_id].meta[by_result.META] for trajectory in trajectories]
+        verdicts = by_result.judge_many(pairs, golds, sql)
+    else:
+        verdicts = sql.judge_many(pairs, equalities)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
-    analyst = _Analyst(sql, schemas, gold_schemas)
+    analyst = _Analyst(sql, Analysis(schemas, gold_schemas))
     return [
         _record(analyst, examples[trajectory.example_id], trajectory, verdict, signatures.get(pair), mode)
         for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
@@ -79,8 +88,9 @@ def previews(
     for record in records:
         if record.mode == "greedy" and record.diagnosis is not None and record.executable:
             example = examples[record.example_id]
-            totals[example.database, example.gold_sql] = record.gold_rows
             totals[example.database, record.final_sql or ""] = record.n_rows
+            if example.gold_sql:
+                totals[example.database, example.gold_sql] = record.gold_rows
     results = sql.execute_many(list(totals), PREVIEW_ROWS)
     return {
         (database.id, text): Preview(result.columns, tuple(tuple(map(_cell, row)) for row in result.rows), total)
@@ -112,29 +122,15 @@ def _signatures(
 
 @dataclasses.dataclass
 class _Analyst:
-    """What the analysis of an answer needs beside its verdict; queries and columns are looked at once."""
+    """What an error analysis needs beside the static side of a verdict; columns are looked at once."""
 
     sql: SqlEngine
-    schemas: Schemas
-    gold_schemas: Mapping[str, SchemaItems] | None
-    _items: dict[tuple[Database, str], SchemaItems | None] = dataclasses.field(default_factory=dict)
+    static: Analysis
     _values: dict[tuple[Database, str, str], tuple[Scalar, ...]] = dataclasses.field(default_factory=dict)
-
-    def items(self, database: Database, sql: str | None) -> SchemaItems | None:
-        """Tables and columns of a query; None when there is none or it does not parse."""
-        if sql is None:
-            return None
-        if (database, sql) not in self._items:
-            self._items[database, sql] = schema_items(sql, self.schemas(database), database.engine)
-        return self._items[database, sql]
 
     def linking(self, example: Example, sql: str | None) -> Linking | None:
         """An answer's schema items against the gold schema."""
-        if self.gold_schemas is None:
-            gold = self.items(example.database, example.gold_sql)
-        else:
-            gold = self.gold_schemas.get(example.id)
-        return Linking.of(self.items(example.database, sql), gold)
+        return Linking.of(self.static.items(sql, example.database), self.static.gold(example))
 
     def values(self, database: Database, table: str, column: str) -> tuple[Scalar, ...]:
         """Distinct values stored in a column, the first `MAX_VALUES`."""
@@ -152,7 +148,7 @@ class _Analyst:
         failure = Failure(
             predicted_sql=trajectory.final_sql,
             gold_sql=example.gold_sql,
-            schema=self.schemas(example.database),
+            schema=self.static.schemas(example.database),
             engine=example.database.engine,
             status=verdict.predicted,
             error_class=verdict.error_class,
@@ -163,7 +159,8 @@ class _Analyst:
             scores=verdict.scores,
             values=lambda table, column: self.values(example.database, table, column),
         )
-        return diagnose(failure)
+        found = diagnose(failure)
+        return found if example.gold_sql or found.error in WITHOUT_GOLD_SQL else None
 
 
 def _record(
@@ -197,8 +194,17 @@ def _record(
         tokens_out=trajectory.n_agent_tokens if known else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
         linking=None if broken else analyst.linking(example, final),  # a database that is gone has no schema
-        bigrams=jaccard(bigrams(final) if final is not None else frozenset(), bigrams(example.gold_sql)),
+        bigrams=jaccard(analyst.static.bigrams(final), analyst.static.bigrams(example.gold_sql)),
         diagnosis=None if broken else analyst.diagnosis(example, trajectory, verdict),
         difficulty=str(example.meta.get("difficulty", "")),
         needs_probe=example.meta.get("needs_probe"),
+        lists_first=_lists_first(trajectory),
+        unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
     )
+
+
+def _lists_first(trajectory: Trajectory) -> bool | None:
+    """Whether an agent that explores lists everything in its first turn."""
+    if trajectory.protocol != "phases" or not trajectory.turns:
+        return None
+    return probes.lists_everything(trajectory.turns[0].action.content)

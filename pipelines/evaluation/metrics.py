@@ -161,6 +161,21 @@ def probe_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | N
     return mean_by_question(needing, lambda record: float(record.tool_calls > 0), seed)
 
 
+def listing_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+    """The share of questions whose first turn lists every table's columns: the reward hack of TRUST-SQL, 5.4.
+
+    None where the agent has no explore phase.
+    """
+    exploring = [record for record in records if record.lists_first is not None]
+    return mean_by_question(exploring, lambda record: float(bool(record.lists_first)), seed)
+
+
+def unverified_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+    """Of the questions with a proposed schema, the share with a name that nothing had shown (TRUST-SQL, 3.2)."""
+    proposing = [record for record in records if record.unverified is not None]
+    return mean_by_question(proposing, lambda record: float(bool(record.unverified)), seed)
+
+
 def syntax_rate(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
     """The share of questions whose final SQL ran (SQL-Trail, equation 8 and table 6's "Syntax Acc")."""
     return mean_by_question(records, lambda record: float(record.executable), seed)

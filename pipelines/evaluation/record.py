@@ -171,6 +171,9 @@ class EpisodeRecord:
         linking: against the gold schema; None when there is no gold schema.
         bigrams: Jaccard similarity of token bigrams with the gold SQL (SQL-Trail, equation 9).
         diagnosis: why it is wrong by some equality; None when it is right by all, or broken.
+        lists_first: whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None where
+            the agent has no explore phase.
+        unverified: names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without one.
     """
 
     example_id: str
@@ -200,6 +203,8 @@ class EpisodeRecord:
     diagnosis: Diagnosis | None = None
     difficulty: str = ""
     needs_probe: bool | None = None
+    lists_first: bool | None = None
+    unverified: int | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -39,8 +39,12 @@ def csv(data: ReportData) -> dict[str, str]:
 
 
 def write_tables(data: ReportData, folder: Path) -> None:
-    """Write `tables.md`, `tables.tex` and one CSV file a table into a folder that exists."""
+    """Write `tables.md`, `tables.tex`, and each table as CSV and as Parquet, into a folder that exists."""
+    from pipelines import frames
+
     for name, text in {"tables.md": markdown(data), "tables.tex": latex(data)}.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     for stem, text in csv(data).items():
         (folder / f"{stem}.csv").write_text(text, encoding="utf-8", errors="backslashreplace")
+    for table in contents.all_tables(data):
+        frames.write(folder / f"{table.slug}.parquet", tables.to_frame(table))

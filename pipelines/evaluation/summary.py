@@ -47,6 +47,8 @@ class Summary:
         linking, bigrams: likeness to the gold schema and the gold SQL's text.
         errors: wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
         by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
+        listing: episodes that list every table's columns in their first turn; unverified: proposals with a name that
+            nothing had shown. None where the agent has no such phases.
     """
 
     equality: str
@@ -73,6 +75,8 @@ class Summary:
     by_difficulty: tuple[Level, ...]
     by_database: tuple[Level, ...]
     by_links: tuple[Level, ...]
+    listing: Estimate | None = None
+    unverified: Estimate | None = None
 
     @property
     def headline(self) -> Estimate | None:
@@ -134,6 +138,8 @@ def summarise(
         by_difficulty=_levels(good, lambda record: record.difficulty, (), equality, seed),
         by_database=_levels(good, lambda record: record.database, (), equality, seed),
         by_links=_levels(good, _links, (), equality, seed),
+        listing=metrics.listing_share(chief, seed),
+        unverified=metrics.unverified_share(chief, seed),
     )
 
 
@@ -202,7 +208,7 @@ def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "n_broken", summary.n_broken
     for name, estimate in summary.ex.items():
         yield from _bounds(f"ex_{name}", estimate)
-    for name in ("sampled", "probes", "syntax", "format"):
+    for name in ("sampled", "probes", "syntax", "format", "listing", "unverified"):
         yield from _bounds(name, getattr(summary, name))
     for point in summary.points:
         yield f"pass_at_{point.k}", point.pass_at.value

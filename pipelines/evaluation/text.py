@@ -61,8 +61,8 @@ def show_end(console: Console, summaries: Mapping[str, Summary], look: Mapping[s
         console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)
 
 
-def show_comparison(console: Console, each: Comparison) -> None:
-    """Print one comparison: the difference and its tests, then the first questions that flipped."""
+def show_comparison(console: Console, each: Comparison, shown: int = SHOWN_FLIPS) -> None:
+    """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
     found = each.paired
     bounds = f"[{numbers.points(found.low)}, {numbers.points(found.high)}]"
     console.print(
@@ -79,8 +79,8 @@ def show_comparison(console: Console, each: Comparison) -> None:
     if each.needed is not None:
         tests += f"; {numbers.count(each.needed)} questions would show a difference of this size"
     console.print(_line(tests), soft_wrap=True)
-    for flip in each.flips[:SHOWN_FLIPS]:
+    for flip in each.flips[:shown]:
         sign = "+" if flip.gained else "−"
         console.print(_line(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
-    if len(each.flips) > SHOWN_FLIPS:
-        console.print(_line(f"  and {len(each.flips) - SHOWN_FLIPS} more that flipped"))
+    if len(each.flips) > shown:
+        console.print(_line(f"  and {len(each.flips) - shown} more that flipped"))

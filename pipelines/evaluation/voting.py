@@ -14,6 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from pipelines import config
 from pipelines.types import ExecutionResult, Scalar
 
 MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
@@ -50,6 +51,11 @@ class Rule:
 
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
+
+    @classmethod
+    def of(cls, evaluation: config.Evaluation) -> Rule:
+        """The rule that a recipe states."""
+        return cls(evaluation.empty, evaluation.failing)
 
 
 PLAIN = Rule()  # every usable result votes, as the papers' "execution-result consensus" has it

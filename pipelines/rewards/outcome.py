@@ -35,7 +35,7 @@ def judge_trajectories(
     """
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
     verdicts = sql.judge_many(pairs, [equality])
-    analysis = _Analysis(schemas, gold_schemas)
+    analysis = Analysis(schemas, gold_schemas)
     return [
         _outcome(trajectory, examples[trajectory.example_id], verdict, equality, max_turns, analysis)
         for trajectory, verdict in zip(trajectories, verdicts, strict=True)
@@ -47,33 +47,45 @@ def _pair(trajectory: Trajectory, example: Example) -> Pair:
 
 
 @dataclass
-class _Analysis:
-    """What the static side of an outcome needs; each query is taken apart once, though a group repeats it."""
+class Analysis:
+    """The static side of a verdict, for rewards and for evaluation; each query is taken apart once.
+
+    Attributes:
+        schemas: gives a database's schema.
+        gold_schemas: consensus gold schemas by example id; None takes the gold SQL's own items.
+    """
 
     schemas: Schemas
     gold_schemas: Mapping[str, SchemaItems] | None
-    items: dict[tuple[str, str], SchemaItems | None] = field(default_factory=dict)
-    pairs: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)
+    _items: dict[tuple[str, str], SchemaItems | None] = field(default_factory=dict)
+    _pairs: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
-    def schema_items(self, sql: str, database: Database) -> SchemaItems | None:
+    def items(self, sql: str | None, database: Database) -> SchemaItems | None:
+        """Tables and columns of a query; None when there is none or it does not parse."""
+        if not sql:
+            return None
         key = (database.location, sql)
-        if key not in self.items:
-            self.items[key] = schema_items(sql, self.schemas(database), database.engine)
-        return self.items[key]
+        if key not in self._items:
+            self._items[key] = schema_items(sql, self.schemas(database), database.engine)
+        return self._items[key]
 
     def gold(self, example: Example) -> SchemaItems | None:
+        """The gold schema of an example; None where it has none."""
         if self.gold_schemas is not None:
             return self.gold_schemas.get(example.id)
-        return self.schema_items(example.gold_sql, example.database)
+        return self.items(example.gold_sql, example.database)
 
-    def bigrams(self, sql: str) -> frozenset[tuple[str, str]]:
-        if sql not in self.pairs:
-            self.pairs[sql] = bigrams(sql)
-        return self.pairs[sql]
+    def bigrams(self, sql: str | None) -> frozenset[tuple[str, str]]:
+        """Adjacent token pairs of a query; none of no query."""
+        if sql is None:
+            return frozenset()
+        if sql not in self._pairs:
+            self._pairs[sql] = bigrams(sql)
+        return self._pairs[sql]
 
 
 def _outcome(
-    trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: _Analysis
+    trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: Analysis
 ) -> Outcome:
     final = trajectory.final_sql
     return Outcome(
@@ -86,8 +98,8 @@ def _outcome(
         broken=verdict.broken or trajectory.stop is StopReason.BROKEN,
         hardness=example.hardness or hardness(example.gold_sql),
         max_turns=max_turns,
-        predicted_schema=None if final is None else analysis.schema_items(final, example.database),
+        predicted_schema=analysis.items(final, example.database),
         gold_schema=analysis.gold(example),
-        predicted_bigrams=frozenset() if final is None else analysis.bigrams(final),
+        predicted_bigrams=analysis.bigrams(final),
         gold_bigrams=analysis.bigrams(example.gold_sql),
     )

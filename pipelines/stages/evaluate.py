@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 
 from pipelines import frames
 from pipelines.config import Recipe, Sampling
-from pipelines.evaluation import evaluate, summary
+from pipelines.evaluation import efficiency, evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, scored
 from pipelines.evaluation.record import EpisodeRecord, Mode
+from pipelines.evaluation.voting import Rule
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.base import Policy
+from pipelines.stages.answers import TIMING, Answers, Line, note_time
 from pipelines.stages.context import Context, checkpoint_of
 from pipelines.stages.inputs import (
     DATA,
@@ -32,6 +36,8 @@ from pipelines.types import Example, Trajectory, from_dict, to_dict
 
 RECORDS = "records.jsonl"
 ONCE = "once"  # the greedy pass in which the agent must answer without looking
+ORACLE, ENDPOINT = "oracle", "endpoint:"
+EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the results, not among them
 
 
 def build(ctx: Context) -> None:
@@ -41,22 +47,45 @@ def build(ctx: Context) -> None:
     evaluate_questions(ctx, questions, checkpoint_of(trained), ctx.inputs.get("gold_schema"))
 
 
-def evaluate_questions(ctx: Context, questions: Sequence[Example], checkpoint: str, gold: Path | None) -> None:
-    """Evaluate any checkpoint on any questions; finished shards survive a kill."""
+def evaluate_questions(
+    ctx: Context, questions: Sequence[Example], answerer: str, gold: Path | None, answers: Path | None = None
+) -> None:
+    """Evaluate any policy on any questions; finished shards survive a kill.
+
+    Args:
+        answerer: a checkpoint folder or hub name, or what `answering` says.
+        answers: a folder that keeps each question's episodes; those that are there are not made again.
+    """
     recipe = ctx.recipe
     shards = Shards(questions, recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    shards.run(start, (recipe, checkpoint, gold), recipe.rollout.processes, ctx.progress)
+    shards.run(start, (recipe, answerer, gold, answers), recipe.rollout.processes, ctx.progress)
     rows = list(shards.rows())
     kept = [row for row in rows if row["pass"] != ONCE]
     whole = [from_dict(Trajectory, row["trajectory"]) for row in kept]
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in kept]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
+    judged = records(ctx.folder, "greedy", "sampled")
     figures = summary.summarise(
-        records(ctx.folder, "greedy", "sampled"), recipe.execution.equality, recipe.evaluation.ks, seed=recipe.seed
+        judged, recipe.execution.equality, recipe.evaluation.ks, Rule.of(recipe.evaluation), recipe.seed
     )
     write_json(ctx.folder / "summary.json", to_dict(figures))
     ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe)})
+    if recipe.evaluation.ves_repeats:
+        write_json(ctx.folder / EFFICIENCY, {"r_ves": _r_ves(recipe, judged, questions)})
+
+
+def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float:
+    """R-VES of the greedy answers that are right under the recipe's equality."""
+    asked = {question.id: question for question in questions}
+    greedy = [record for record in scored(judged) if record.mode == "greedy"]
+    right = [
+        (asked[record.example_id].database, record.final_sql, asked[record.example_id].gold_sql)
+        for record in greedy
+        if record.final_sql and record.right(recipe.execution.equality) and asked[record.example_id].gold_sql
+    ]
+    with sql_engine(recipe, workers=1) as sql:
+        return efficiency.measure(right, len(greedy), sql, recipe.evaluation.ves_repeats)
 
 
 def records(folder: Path, *passes: str) -> list[EpisodeRecord]:
@@ -92,38 +121,88 @@ def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     return found
 
 
-def start(recipe: Recipe, checkpoint: str, gold: Path | None) -> Run:
-    """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
+def answering(name: str, recipe: Recipe) -> Policy:
+    """The policy that is evaluated.
+
+    Args:
+        name: "oracle" for the scripted teacher without its mistakes, "endpoint:NAME" for an entry of
+            `conf/local/endpoints.yaml`, anything else is a checkpoint folder or a hub name.
+
+    Raises:
+        RecipeError: there is no such endpoint.
+        DataError: there is no such model.
+    """
+    if name == ORACLE:
+        from pipelines.rollout.policies.oracle import OraclePolicy
+
+        return OraclePolicy(build_protocol(recipe.protocol), 0.0)
+    if name.startswith(ENDPOINT):
+        from pipelines.rollout.endpoints import endpoint
+        from pipelines.rollout.policies.openai import OpenAIPolicy
+
+        entry = name.removeprefix(ENDPOINT)
+        protocol = build_protocol(recipe.protocol)
+        return OpenAIPolicy(endpoint(entry), entry, recipe.synthesis.teacher.concurrency, protocol=protocol)
     single_thread()
-    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
-    model, settings = policy(checkpoint, recipe), recipe.evaluation
-    equalities = tuple(dict.fromkeys((recipe.execution.equality, *settings.equalities)))
+    return policy(name, recipe)
+
+
+def _bought(model: Policy) -> tuple[int, int]:
+    """Prompt and completion tokens that an endpoint has counted so far."""
+    usage = getattr(model, "usage", None)
+    return (0, 0) if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One way of asking every question: what `records` calls it, how it samples, its turn cap, and how often."""
+
+    name: str
+    mode: Mode
+    sampling: Sampling
+    max_turns: int
+    samples: int
+
+
+def passes(recipe: Recipe) -> list[Pass]:
+    """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once."""
+    settings, turns = recipe.evaluation, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
-    turns = recipe.protocol.max_turns_eval
-    passes: list[tuple[str, Mode, Sampling, int, int]] = [
-        ("greedy", "greedy", greedy, turns, 1),
-        ("sampled", "sampled", settings.sampling, turns, settings.samples),
-    ]
-    if settings.forced_single_turn:
-        passes.append((ONCE, "greedy", greedy, 0, 1))
+    once = [Pass(ONCE, "greedy", greedy, 0, 1)] if settings.forced_single_turn else []
+    sampled = Pass("sampled", "sampled", settings.sampling, turns, settings.samples)
+    return [Pass("greedy", "greedy", greedy, turns, 1), sampled, *once]
+
+
+def start(recipe: Recipe, answerer: str, gold: Path | None, answers: Path | None = None) -> Run:
+    """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
+    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
+    model = answering(answerer, recipe)
+    equalities = tuple(dict.fromkeys((recipe.execution.equality, *recipe.evaluation.equalities)))
+
+    def ask(each: Pass, questions: Sequence[Example], timing: Path) -> list[Line]:
+        before = _bought(model)
+        engine = RolloutEngine(model, build_protocol(recipe.protocol), sql, each.sampling, each.max_turns, schema)
+        done = engine.run(
+            [
+                EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
+                for question in questions
+                for sample in range(each.samples)
+            ]
+        )
+        paid = tuple(after - earlier for after, earlier in zip(_bought(model), before, strict=True))
+        note_time(timing, each.name, len(done), engine.timing, (paid[0], paid[1]))
+        by_id = {question.id: question for question in questions}
+        judged = evaluate.judge(done, by_id, sql, schema, equalities, each.mode, links)
+        return [
+            {"pass": each.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
+            for trajectory, record in zip(done, judged, strict=True)
+        ]
 
     def run(questions: Sequence[Any], path: Path) -> str:
-        by_id = {question.id: question for question in questions}
-        lines: list[dict[str, Any]] = []
-        for name, mode, sampling, max_turns, samples in passes:
-            engine = RolloutEngine(model, build_protocol(recipe.protocol), sql, sampling, max_turns, schema)
-            done = engine.run(
-                [
-                    EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
-                    for question in questions
-                    for sample in range(samples)
-                ]
-            )
-            judged = evaluate.judge(done, by_id, sql, schema, equalities, mode, links)
-            lines += [
-                {"pass": name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
-                for trajectory, record in zip(done, judged, strict=True)
-            ]
+        kept, timing, asked = Answers(answers), path.parent.parent / TIMING, passes(recipe)
+        fresh = kept.missing(questions)
+        made = [line for each in asked for line in ask(each, fresh, timing)] if fresh else []
+        lines = kept.merge(questions, made, [each.name for each in asked])
         write_lines(path, lines)
         right = [line["record"]["scores"][equalities[0]] for line in lines if line["pass"] == "greedy"]
         return f"greedy {100 * sum(right) / max(1, len(right)):.0f} %"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import polars as pl
 
 from pipelines import frames
+from pipelines.config import Recipe, Source
 from pipelines.evaluation import report
 from pipelines.evaluation.evaluate import previews
 from pipelines.evaluation.material import ReportData, System
+from pipelines.evaluation.voting import Rule
 from pipelines.sql.schema import render
 from pipelines.stages.context import Context
 from pipelines.stages.evaluate import records
@@ -24,7 +28,7 @@ WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_g
 
 
 def build(ctx: Context) -> None:
-    """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX and CSV."""
+    """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX, CSV and Parquet."""
     ctx.progress.begin(ctx.stage, 1, "page")
     data = gather(ctx)
     report.write(data, ctx.folder / "report.html")
@@ -37,10 +41,22 @@ def build(ctx: Context) -> None:
 
 def gather(ctx: Context) -> ReportData:
     """What the finished stages say, as the report's data."""
-    recipe = ctx.recipe
     systems = tuple(_system(ctx, name, when) for name, when in WHEN.items() if name in ctx.inputs)
+    base = of_systems(ctx.recipe, systems, ctx.inputs["data"])
+    return dataclasses.replace(
+        base,
+        curves={
+            name.upper(): _lines(ctx.inputs[name] / "curves.jsonl") for name in ("sft", "grpo") if name in ctx.inputs
+        },
+        pass_rates=_pass_rates(ctx),
+        group=ctx.recipe.difficulty.group,
+    )
+
+
+def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> ReportData:
+    """A report of any systems that answered the test questions of a finished data stage."""
     asked = {record.example_id for system in systems for record in system.records}
-    questions = {one.id: one for one in examples(ctx.inputs["data"], "test") if one.id in asked}
+    questions = {one.id: one for one in examples(data, "test") if one.id in asked}
     schema = schemas(recipe)
     with sql_engine(recipe) as sql:
         results = previews([record for system in systems for record in system.records], questions, sql)
@@ -50,30 +66,54 @@ def gather(ctx: Context) -> ReportData:
         systems=systems,
         examples=questions,
         schemas={one.database.id: render(schema(one.database), "ddl") for one in questions.values()},
-        curves={
-            name.upper(): _lines(ctx.inputs[name] / "curves.jsonl") for name in ("sft", "grpo") if name in ctx.inputs
-        },
-        pass_rates=_pass_rates(ctx),
-        group=recipe.difficulty.group,
         results=results,
-        facts={"recipe": recipe.name, "seed": str(recipe.seed), "protocol": recipe.protocol.name},
+        facts={
+            "recipe": recipe.name,
+            "seed": str(recipe.seed),
+            "protocol": recipe.protocol.name,
+            **left_out(data, len(questions), recipe.data.test),
+        },
         ks=recipe.evaluation.ks,
+        rule=Rule.of(recipe.evaluation),
         seed=recipe.seed,
     )
 
 
 def _system(ctx: Context, name: str, when: str) -> System:
-    folder = ctx.inputs[name]
-    frame = frames.read(folder / DATA)
-    made = frames.from_frame(frame, Trajectory)
-    trained = _trained_on(ctx) if name != "evaluate_model" else None
-    return System(when, tuple(records(folder, "greedy", "sampled")), tuple(made), trained, note=folder.name)
+    return system(ctx.inputs[name], when, _trained_on(ctx, name))
 
 
-def _trained_on(ctx: Context) -> int | None:
-    """Demonstrations that SFT saw, and questions that GRPO drew on."""
-    numbers = [read_json(ctx.inputs[name] / "metrics.json") for name in ("filter", "difficulty") if name in ctx.inputs]
-    return sum(int(one.get("kept", 0) + one.get("balanced", 0) + one.get("explore", 0)) for one in numbers) or None
+def system(folder: Path, name: str, trained: int | None = None) -> System:
+    """The system of a finished evaluation."""
+    made = frames.from_frame(frames.read(folder / DATA), Trajectory)
+    return System(name, tuple(records(folder, "greedy", "sampled")), tuple(made), trained, note=folder.name)
+
+
+def _trained_on(ctx: Context, name: str) -> int | None:
+    """Training examples up to here: demonstrations that SFT saw and, after GRPO, the questions that it drew on."""
+    seen = 0.0
+    if name != "evaluate_model" and "sft" in ctx.inputs:
+        seen += read_json(ctx.inputs["filter"] / "metrics.json").get("kept", 0)
+    if name == "evaluate_grpo" and "difficulty" in ctx.inputs:
+        chosen = read_json(ctx.inputs["difficulty"] / "metrics.json")
+        seen += chosen.get("balanced", 0) + chosen.get("explore", 0)
+    elif name == "evaluate_grpo":
+        seen += read_json(ctx.inputs["data"] / "metrics.json").get("rl_examples", 0)
+    return int(seen) or None
+
+
+def left_out(data: Path, usable: int, source: Source) -> dict[str, str]:
+    """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
+    path = data / "quarantine.jsonl"
+    rows = [row for row in _lines(path) if row["pool"] == "test"] if path.is_file() else []
+    if not rows:
+        return {}
+    reasons = Counter(str(row["reason"]).replace("_", " ") for row in rows)
+    why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+    whole = source.count is None and source.hardness is None
+    return {
+        "questions": f"{usable:,} of {usable + len(rows):,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"
+    }
 
 
 def _pass_rates(ctx: Context) -> tuple[float, ...]:

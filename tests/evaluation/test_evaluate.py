@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipelines.errors import DataError
 from pipelines.evaluation import evaluate, text
 from pipelines.evaluation.compare import Comparison, compare
 from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord, Mode
@@ -299,3 +300,50 @@ def test_a_comparison_in_a_terminal_names_its_tests_and_no_escape_code_passes(re
     assert "gained 7, lost 1; McNemar p 0.070" in shown
     assert "− q0" in shown
     assert "\x1b" not in shown
+
+
+def phases_episode(first: str, proposal: str) -> Trajectory:
+    turns = (
+        Turn("", Action(ActionKind.EXPLORE, first), "name\nships", ExecutionStatus.OK, None, 1),
+        Turn("", Action(ActionKind.PROPOSE, proposal), "noted"),
+        Turn("", Action(ActionKind.SOLUTION, GOLD)),
+    )
+    return Trajectory("q", 0, "mine", "phases", (), turns, GOLD, StopReason.SOLUTION)
+
+
+def test_phases_are_watched_for_listing_everything_and_for_unseen_names(
+    judge: Callable[..., list[EpisodeRecord]],
+) -> None:
+    honest = phases_episode("SELECT DISTINCT flag FROM ships", '{"tables": ["ships"], "columns": {"ships": ["flag"]}}')
+    hacked = phases_episode("SELECT sql FROM sqlite_master", '{"tables": ["ships"], "columns": {"ships": ["crew"]}}')
+    first, second, plain = judge(honest, hacked, episode(GOLD))
+    assert (first.lists_first, first.unverified) == (False, 0)
+    assert (second.lists_first, second.unverified) == (True, 1)  # crew was never shown
+    assert (plain.lists_first, plain.unverified) == (None, None)
+
+
+def test_examples_with_accepted_results_are_judged_by_them(harbour: Database, engine: SqlEngine) -> None:
+    accepted = {"results": [[["ship"], ["Aurora"], ["Dunlin"]]], "columns": [[]], "ignore_order": True}
+    example = Example("q", "?", harbour, "", hardness="extra", meta={"gold_results": accepted})
+
+    def run(*answers: str | None, equalities: tuple[str, ...] = ("spider2",)) -> list[EpisodeRecord]:
+        made = [evaluate.of_prediction("q", sql, "mine") for sql in answers]
+        return evaluate.judge(made, {"q": example}, engine, functools.cache(introspect), equalities, "sampled")
+
+    right, wrong, invented, none = run(GOLD, "SELECT name FROM ports", "SELECT crew FROM ships", None)
+    assert [one.scores for one in (right, wrong, invented, none)] == [
+        {"spider2": 1.0},
+        {"spider2": 0.0},
+        {"spider2": 0.0},
+        {"spider2": 0.0},
+    ]
+    assert (right.gold_rows, right.broken, right.linking) == (2, False, None)
+    assert wrong.diagnosis is None  # without a gold query, linking and logic cannot be told apart
+    assert invented.diagnosis is not None
+    assert invented.diagnosis.error == "hallucination"
+    assert none.diagnosis is not None
+    assert none.diagnosis.error == "generation"
+    with pytest.raises(DataError, match="stands alone"):
+        run(GOLD, equalities=("spider2", "strict"))
+    with pytest.raises(DataError, match="no gold SQL"):
+        run(GOLD, equalities=("strict",))

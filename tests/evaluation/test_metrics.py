@@ -205,3 +205,18 @@ def test_data_efficiency_gives_sql_trails_table_9(before: float, after: float, p
 def test_data_efficiency_needs_examples() -> None:
     with pytest.raises(ValueError, match="training examples"):
         metrics.data_efficiency(0.1, 0.2, 0)
+
+
+def test_listing_everything_first_and_unverified_names_are_shares_of_those_that_could(record: Make) -> None:
+    records = [
+        record(example_id="a", lists_first=True, unverified=2),
+        record(example_id="b", lists_first=False, unverified=0),
+        record(example_id="c", lists_first=False),  # explored and never proposed
+        record(example_id="d"),  # an agent without phases
+    ]
+    listing, unverified = metrics.listing_share(records), metrics.unverified_share(records)
+    assert listing is not None
+    assert unverified is not None
+    assert (listing.value, listing.n) == (pytest.approx(1 / 3), 3)
+    assert (unverified.value, unverified.n) == (0.5, 2)
+    assert metrics.listing_share(records[3:]) is None

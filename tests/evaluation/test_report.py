@@ -196,7 +196,8 @@ def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
     report.write_tables(base, tmp_path)
     slugs = [table.slug for table in contents.all_tables(base)]
     assert len(slugs) == len(set(slugs))
-    assert {path.name for path in tmp_path.iterdir()} == {"tables.md", "tables.tex"} | {f"{slug}.csv" for slug in slugs}
+    each = {f"{slug}.{form}" for slug in slugs for form in ("csv", "parquet")}
+    assert {path.name for path in tmp_path.iterdir()} == {"tables.md", "tables.tex"} | each
     assert (tmp_path / "tables.tex").read_text().count("\\begin{table}") == len(slugs)
     for name in NAMES:
         assert name in report.markdown(base)
@@ -265,3 +266,17 @@ def test_records_of_several_equalities_get_a_table(record: Callable[..., Episode
     base = report_data(questions=1, samples=0)
     one = dataclasses.replace(base, systems=(System("one", (record(),)),))
     assert contents.equalities(one) is None
+
+
+def test_parquet_holds_the_raw_values_with_their_types(tmp_path: Path) -> None:
+    import polars
+
+    report.write_tables(report_data(), tmp_path)
+    leader = polars.read_parquet(tmp_path / "leader.parquet")
+    assert leader["system"].to_list() == list(NAMES)
+    assert leader["EX greedy"].dtype == polars.Float64
+    assert leader["EX greedy n"].to_list() == [36, 36, 36]
+    errors = polars.read_parquet(tmp_path / "errors.parquet")
+    assert errors.columns == ["error class", *NAMES]
+    twice = tables.Table("t", "", (tables.Column("a"), tables.Column("a", "count")), (("=\ud800", 1.0),))
+    assert tables.to_frame(twice).to_dicts() == [{"a": "=\\ud800", "a 2": 1.0}]

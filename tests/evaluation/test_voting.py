@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.config import Evaluation
 from pipelines.evaluation.voting import Candidate, Form, Rule, majority_at_k, signature, vote
 from pipelines.types import ExecutionResult, ExecutionStatus, Scalar
 
@@ -148,3 +149,8 @@ def test_any_row_has_a_signature_that_row_order_does_not_change(rows: list[tuple
     forms: tuple[Form, ...] = ("bag", "set")
     for form in forms:
         assert signature(result(*rows), form) == signature(result(*reversed(rows)), form)
+
+
+def test_a_recipe_states_who_votes() -> None:
+    assert Rule.of(Evaluation()) == Rule("vote", "abstain")
+    assert Rule.of(Evaluation(empty="last", failing="vote")) == Rule("last", "vote")

@@ -1,0 +1,126 @@
+"""An evaluation's answers by question, kept so that none is made twice, and where the time of making them went."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.recipes import digest
+from pipelines.store import write_atomic
+from pipelines.types import Example, to_dict
+
+if TYPE_CHECKING:
+    from pipelines.rollout.engine import Timing
+
+TIMING = "timing.jsonl"
+Line = dict[str, Any]  # {"pass": ..., "trajectory": ..., "record": ...}
+
+
+class Answers:
+    """The episodes of each question, in one file a question.
+
+    Args:
+        folder: of one policy under one set of settings: its name must tell both. None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def of(self, question: Example) -> list[Line] | None:
+        """The lines of a question; None where it was not asked yet."""
+        path = self._path(question)
+        if path is None or not path.is_file():
+            return None
+        lines: list[Line] = json.loads(path.read_text(encoding="utf-8"))
+        return lines
+
+    def missing(self, questions: Sequence[Example]) -> list[Example]:
+        """Questions that were not asked yet."""
+        return [question for question in questions if self.of(question) is None]
+
+    def merge(self, questions: Sequence[Example], made: list[Line], passes: Sequence[str]) -> list[Line]:
+        """Keep what was made, and return all lines: by pass, by question, by sample."""
+        if self._folder is None:
+            return made
+        self._folder.mkdir(parents=True, exist_ok=True)
+        new: dict[str, list[Line]] = {}
+        for line in made:
+            new.setdefault(line["trajectory"]["example_id"], []).append(line)
+        found = {question.id: new.get(question.id) or self.of(question) or [] for question in questions}
+        for question in questions:
+            path = self._path(question)
+            if question.id in new and path is not None:
+                write_atomic(path, json.dumps(new[question.id], ensure_ascii=False))
+        return [line for name in passes for lines in found.values() for line in lines if line["pass"] == name]
+
+    def _path(self, question: Example) -> Path | None:
+        return None if self._folder is None else self._folder / f"{digest(_facts(question))}.json"
+
+
+def _facts(question: Example) -> dict[str, Any]:
+    """All of a question, with its database by the bytes of its file instead of by its place."""
+    facts = to_dict(question)
+    path = Path(question.database.location)
+    if question.database.engine != "postgres" and path.is_file():
+        stat = path.stat()
+        facts["database"]["location"] = _bytes(path, stat.st_size, stat.st_mtime_ns)
+    return facts
+
+
+@functools.lru_cache(4096)
+def _bytes(path: Path, size: int, changed_ns: int) -> str:
+    """The digest of a file's bytes, taken once as long as it does not change."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """What one episode took on average; episodes overlap, so the seconds are no shares of the wall clock.
+
+    Attributes:
+        generate_s, sql_s: waiting for the policy, and for the database.
+        bought_in, bought_out: prompt and completion tokens that an endpoint counted; 0.0 where there was none.
+    """
+
+    episodes: int
+    generate_s: float
+    sql_s: float
+    bought_in: float = 0.0
+    bought_out: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from a question to its answer."""
+        return self.generate_s + self.sql_s
+
+
+def note_time(path: Path, name: str, episodes: int, timing: Timing, bought: tuple[int, int] = (0, 0)) -> None:
+    """Add a line to a side file, which is no part of what a stage made; processes may share the file.
+
+    Args:
+        bought: prompt and completion tokens that an endpoint counted.
+    """
+    paid = dict(zip(("bought_in", "bought_out"), bought, strict=True))
+    line = json.dumps({"pass": name, "episodes": episodes, **dataclasses.asdict(timing), **paid})
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def latencies(folder: Path) -> Mapping[str, Latency]:
+    """Mean latency by pass ("greedy", "sampled", "once"); {} where no time was noted."""
+    path = folder / TIMING
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    found: dict[str, Latency] = {}
+    for name in dict.fromkeys(row["pass"] for row in rows if "pass" in row):
+        mine = [row for row in rows if row.get("pass") == name]
+        episodes = sum(row["episodes"] for row in mine)
+        if episodes:
+            names = ("generate_s", "sql_s", "bought_in", "bought_out")
+            found[name] = Latency(episodes, *(sum(row[key] for row in mine) / episodes for key in names))
+    return found

@@ -1,0 +1,149 @@
+"""`sqltrain compare`: evaluations from a stage's folder or a bare file, which questions flipped, and its tests."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import polars
+import pytest
+
+from flows import cli
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.stages.answers import note_time
+from pipelines.types import ExecutionStatus, StopReason, to_dict, write_jsonl
+
+RECORD = EpisodeRecord(
+    example_id="q0",
+    database="harbour_0",
+    hardness="easy",
+    mode="greedy",
+    sample=0,
+    final_sql="SELECT 1",
+    scores={"strict": 1.0, "bird": 1.0},
+    broken=False,
+    failure=None,
+    status=ExecutionStatus.OK,
+    n_rows=1,
+    gold_rows=1,
+    signature=None,
+    stop=StopReason.SOLUTION,
+    forced=False,
+    well_formed=True,
+    turns=1,
+    tool_calls=0,
+    failed_calls=0,
+    tokens_in=None,
+    tokens_out=None,
+    reasoning_chars=0,
+    linking=None,
+    bigrams=1.0,
+)
+
+
+def records(right: str) -> list[EpisodeRecord]:
+    """One greedy record a character: "1" is right under both equalities, "b" under bird only, "0" wrong."""
+    scores = {"1": {"strict": 1.0, "bird": 1.0}, "b": {"strict": 0.0, "bird": 1.0}, "0": {"strict": 0.0, "bird": 0.0}}
+    return [
+        dataclasses.replace(RECORD, example_id=f"q{index}", database=f"harbour_{index % 4}", scores=scores[letter])
+        for index, letter in enumerate(right)
+    ]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    """A stage's folder (with a pass that is another system's), and a bare file of records."""
+    before = tmp_path / "evaluate_sft"
+    before.mkdir()
+    rows = [{"pass": "greedy", "record": to_dict(one)} for one in records("1110000b")]
+    rows += [{"pass": "once", "record": to_dict(one)} for one in records("11111111")]
+    (before / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (before / "summary.json").write_text('{"equality": "strict"}')
+    write_jsonl(tmp_path / "after.jsonl", records("0111110b"))
+    return [str(before), f"after={tmp_path / 'after.jsonl'}"]
+
+
+def sqltrain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_flips_and_tests_by_hand(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs, "--json")
+    assert code == 0
+    found = json.loads(out.splitlines()[-1])
+    (one,) = found["comparisons"]
+    assert found["equality"] == "strict"
+    assert (one["before"], one["after"], one["gained"], one["lost"]) == ("evaluate_sft", "after", 3, 1)
+    assert [(flip["example_id"], flip["gained"]) for flip in one["flips"]] == [
+        ("q0", False),
+        ("q3", True),
+        ("q4", True),
+        ("q5", True),
+    ]
+    assert one["p_mcnemar"] == pytest.approx(0.625)  # 2 * (C(4,0) + C(4,1)) / 2^4
+    assert (one["accuracy_before"], one["accuracy_after"]) == (3 / 8, 5 / 8)
+    assert found["runs"]["after"]["figures"]["ex_strict"] == 5 / 8
+
+
+def test_another_equality_and_tables_for_a_paper(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out_folder = tmp_path / "tables"
+    arguments = ("compare", *runs, "--equality", "bird", "--flips", "1", "--out", str(out_folder))
+    code, out, _ = sqltrain(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert "bird, 8 questions): 50.0 → 75.0 %" in out
+    assert "and 3 more that flipped" in out
+    paired = polars.read_parquet(out_folder / "paired.parquet")
+    assert paired["gained"].to_list() == [3]
+    assert (out_folder / "tables.tex").is_file()
+
+
+def test_the_time_that_answers_took_is_read_from_its_side_file(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipelines.rollout.engine import Timing
+
+    for seconds in (3.0, 5.0):
+        note_time(Path(runs[0]) / "timing.jsonl", "greedy", 4, Timing(wall_s=9, generate_s=seconds, sql_s=1.0))
+    _, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs)
+    assert "evaluate_sft: 1.25 s a question (greedy)" in out  # (3 + 5 + 1 + 1) / 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda runs, folder: [runs[0]], "a comparison needs two runs"),
+        (lambda runs, folder: [runs[0], str(folder / "none")], "no records at"),
+        (lambda runs, folder: [runs[0], str(folder / "broken.jsonl")], "line 1 is no evaluation record"),
+        (lambda runs, folder: [runs[0], str(folder / "empty.jsonl")], "holds no records"),
+        (lambda runs, folder: [runs[0], str(folder / "other.jsonl")], "the runs share no question"),
+        (lambda runs, folder: [*runs, "--equality", "skyrl"], "not every run was judged under skyrl"),
+    ],
+)
+def test_a_mistake_is_one_plain_line(
+    change,
+    message,
+    runs: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"record": {"example_id": 1}}\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    write_jsonl(tmp_path / "other.jsonl", [dataclasses.replace(RECORD, example_id="elsewhere")])
+    code, _, err = sqltrain(monkeypatch, capsys, "compare", *change(runs, tmp_path))
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
