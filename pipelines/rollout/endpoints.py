@@ -170,8 +170,8 @@ class Connection:
 
             self._loop = asyncio.get_running_loop()
             self._client = openai.AsyncOpenAI(
-                api_key=self._key, base_url=self.endpoint.base_url, timeout=self.endpoint.timeout_s, max_retries=0
-            )
+                api_key=self._key, base_url=self.endpoint.base_url, timeout=0.9 * self.endpoint.timeout_s, max_retries=0
+            )  # of a silent connection; `ask` bounds the whole request
         return self._client
 
     def _consider(self, error: Exception, attempt: int) -> float:

@@ -38,9 +38,11 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGESIZE") // 2**20
 
 
-def both(tmp_path: Path, databases: int, servers: Any, replies: Any, name: Any, timeout_s: float) -> tuple[Any, int]:
+def both(
+    tmp_path: Path, databases: int, servers: Any, replies: Any, name: Any, timeout_s: float, *more: str
+) -> tuple[Any, int]:
     """Synthesise without and with faults; check all that must hold, and return the faulty server and MiB that grew."""
-    recipe = recipe_of(databases)
+    recipe = recipe_of(databases, *more)
     clean, faulty = Store(tmp_path / "clean"), Store(tmp_path / "faulty")
     say = replies(recipe, clean)
     make(recipe, faulty, "data")
@@ -54,7 +56,7 @@ def both(tmp_path: Path, databases: int, servers: Any, replies: Any, name: Any, 
     grown = resident() - before
     assert (made / "data.parquet").read_bytes() == expected
     assert (made / "metrics.json").read_bytes() == (clean.folder("synthesize", made.name) / "metrics.json").read_bytes()
-    assert set(broken.delivered.values()) == {1}
+    assert max(broken.delivered.values()) == 1, broken.delivered.most_common(3)
     assert broken.delivered.keys() == whole.delivered.keys()
     assert sorted(answers(faulty.root)) == sorted(set(answers(clean.root)))
     return broken, grown
@@ -64,7 +66,7 @@ def test_faults_change_nothing(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.02)
-    broken, _ = both(tmp_path, 2, servers, replies, name_endpoint, timeout_s=2.0)
+    broken, _ = both(tmp_path, 2, servers, replies, name_endpoint, 3.0)
     assert len(broken.faults) >= 5
 
 
@@ -74,7 +76,7 @@ def test_a_thousand_questions_with_faults(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.05)
-    broken, grown = both(tmp_path, 84, servers, replies, name_endpoint, timeout_s=10.0)
+    broken, grown = both(tmp_path, 84, servers, replies, name_endpoint, 30.0, "synthesis.teacher.concurrency=64")
     asked = sum(broken.delivered.values()) + sum(broken.faults.values())
     assert 0.25 < sum(broken.faults.values()) / asked < 0.35
     assert len(broken.faults) == 7

@@ -1,0 +1,123 @@
+"""Teacher synthesis against the endpoint's own limit: requests answered each second, as a share of what it can answer.
+
+    python benchmarks/synthesis.py [--episodes 1280] [--latency 0.2] [--concurrency 64]
+
+A server in a process of its own answers after a fixed latency, at most `concurrency` requests at once; so it can answer
+`concurrency / latency` requests a second (320 by default), and no client can do better. It is the stage's own engine:
+episodes of a probe and an answer, their SQL run in the sandbox, every answer kept in the log. The processor seconds are
+printed too: where the machine is too small or too busy for the server's limit, they say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import resource
+import sqlite3
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from pipelines.config import Protocol, Sampling
+from pipelines.protocols.base import build
+from pipelines.rollout.endpoints import Endpoint
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.openai import OpenAIPolicy
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Schema, introspect
+from pipelines.types import Database, Example
+
+PROBE = "<reasoning>I look at the cities.</reasoning>\n<sql>SELECT DISTINCT city FROM singer</sql>"
+ANSWER = "<reasoning>Now I know.</reasoning>\n<solution>SELECT count(*) FROM singer WHERE city = 'paris'</solution>"
+
+
+def body_of(text: str) -> bytes:
+    """A chat completion with its HTTP head."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    data = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 400, "completion_tokens": 30}}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+
+
+def serve(port: Connection, latency: float, concurrency: int) -> None:
+    """Answer for ever: a probe to a first request, the answer to a second."""
+    answers = (body_of(PROBE), body_of(ANSWER))
+
+    async def main() -> None:
+        gate = asyncio.Semaphore(concurrency)
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while True:
+                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+                    body = await reader.readexactly(length)
+                    async with gate:
+                        await asyncio.sleep(latency)
+                    writer.write(answers[b'"assistant"' in body])
+            except (OSError, EOFError):
+                writer.close()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+def questions(folder: Path, count: int) -> list[Example]:
+    """So many questions about one small database."""
+    path = folder / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (name TEXT, city TEXT)")
+        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("ann", "paris"), ("bo", "rome")])
+    connection.close()
+    database = Database("music", "sqlite", str(path))
+    return [Example(f"q{n}", f"How many singers live in Paris ({n})?", database, "SELECT 1") for n in range(count)]
+
+
+def cpu() -> float:
+    """Processor seconds of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=1280)
+    parser.add_argument("--latency", type=float, default=0.2, help="of one answer, in seconds")
+    parser.add_argument("--concurrency", type=int, default=64)
+    options = parser.parse_args()
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.Process(target=serve, args=(theirs, options.latency, options.concurrency), daemon=True)
+    server.start()
+    url = f"http://127.0.0.1:{ours.recv()}/v1"
+    protocol = build(Protocol(name="react"))
+    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits(timeout_s=5)) as sql:
+        pool = questions(Path(folder), options.episodes)
+        policy = OpenAIPolicy(
+            Endpoint(base_url=url, model="m"), "teacher", options.concurrency, Path(folder) / "log", protocol
+        )
+        schema: Schema = introspect(pool[0].database)
+        engine = RolloutEngine(policy, protocol, sql, Sampling(), 10, lambda database: schema)
+        engine.run([EpisodeRequest(one, 1, 0) for one in pool[: options.concurrency]])  # warm: imports, connections
+        before, used, started = policy.usage.requests, cpu(), time.perf_counter()
+        done = engine.run([EpisodeRequest(one, 0, 0) for one in pool])
+        wall, used = time.perf_counter() - started, cpu() - used
+        requests = policy.usage.requests - before
+    server.terminate()
+    assert all(one.final_sql for one in done)
+    limit = options.concurrency / options.latency
+    print(f"{len(done)} episodes, {requests} requests in {wall:.1f} s: {len(done) / wall:.0f} episodes/s")
+    print(f"{requests / wall:.0f} of {limit:.0f} requests/s: {requests / wall / limit:.1%} of the endpoint's limit")
+    print(
+        f"{used / requests * 1000:.2f} ms of processor a request; load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Reading what servers answer, with their habits: refusals, reasoning fields, parsed tool calls, swallowed stops."""
+
+from typing import Any
+
+import pytest
+
+from pipelines import config
+from pipelines.protocols.base import build
+from pipelines.rollout.endpoints import Malformed
+from pipelines.teachers.answers import Answer, as_turn, from_record, read
+from pipelines.types import ActionKind
+
+REACT = build(config.Protocol(name="react"))
+TOOLS = build(config.Protocol(name="tool_call"))
+PHASES = build(config.Protocol(name="phases", schema_view="hidden"))
+
+
+def completion(finish: str = "stop", **message: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": finish}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (completion(content="x"), "ok"),
+        (completion("length", content="x"), "truncated"),
+        (completion("content_filter", content=None), "refused"),
+        (completion(content=None, refusal="I won't."), "refused"),
+        (completion(content=None), "empty"),
+        (completion(content=[{"type": "text", "text": "x"}]), "ok"),
+        (completion("tool_calls", content=None, tool_calls=[{"function": {"name": "f", "arguments": "{}"}}]), "ok"),
+    ],
+)
+def test_every_answer_has_a_class(value: dict[str, Any], kind: str) -> None:
+    answer = read(value)
+    assert answer.kind == kind
+    assert from_record({"key": "k", **answer.record()}) == answer
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"choices": []}, {"choices": [{}]}, {"choices": [None]}, {"error": {"message": "busy"}}]  # noqa: RUF005
+    + [completion(content=3), completion(content="x", tool_calls=[{}]), completion(content="x", reasoning=[1])],
+)
+def test_what_is_no_completion_is_asked_again(value: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        read(value)
+
+
+def test_a_reasoning_field_becomes_the_reasoning_block_with_its_tags_as_words() -> None:
+    answer = Answer("<sql>SELECT 1", reasoning="I could write <solution>SELECT 2</solution>.")
+    action = REACT.parse(as_turn(answer, REACT.stop, REACT.agent))
+    assert (action.kind, action.content, action.format_error) == (ActionKind.SQL, "SELECT 1", None)
+    assert action.reasoning == "I could write [solution]SELECT 2[/solution]."
+    assert as_turn(answer, REACT.stop, REACT.agent, keep_reasoning=False) == "<sql>SELECT 1</sql>"
+
+
+def test_a_turn_with_its_own_reasoning_keeps_it() -> None:
+    said = "<reasoning>mine</reasoning><sql>SELECT 1</sql>"
+    assert as_turn(Answer(said, reasoning="the field"), REACT.stop, REACT.agent) == said
+
+
+def test_an_inline_think_block_is_the_reasoning_of_protocols_that_call_it_otherwise() -> None:
+    turn = as_turn(Answer("<think>hm</think>\n<sql>SELECT 1</sql>"), REACT.stop, REACT.agent)
+    assert REACT.parse(turn).reasoning == "hm"
+    assert REACT.parse(turn).format_error is None
+    same = '<think>hm</think>\n<tool_call>{"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+    assert as_turn(Answer(same), TOOLS.stop, TOOLS.agent) == same
+
+
+@pytest.mark.parametrize("protocol", [REACT, TOOLS], ids=["react", "tool_call"])
+def test_a_parsed_tool_call_is_written_back(protocol: Any) -> None:
+    answer = Answer("", reasoning="look", calls=(("execute_sql_query", '{"sql": "SELECT 1 < 2"}'),))
+    action = protocol.parse(as_turn(answer, protocol.stop, protocol.agent))
+    assert (action.kind, action.content, action.format_error) == (ActionKind.SQL, "SELECT 1 < 2", None)
+
+
+def test_a_parsed_tool_call_of_a_phase() -> None:
+    answer = Answer(
+        "<think>look</think>\n<action>explore_schema</action>\n",
+        calls=(("execute_sql_query", '{"sql": "SELECT name FROM sqlite_master"}'),),
+    )
+    action = PHASES.parse(as_turn(answer, PHASES.stop, PHASES.agent))
+    assert (action.kind, action.format_error) == (ActionKind.EXPLORE, None)
+    assert action.content == "SELECT name FROM sqlite_master"
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[]", '"x"', '{"sql": 3}', "{" * 5000])
+def test_broken_tool_calls_are_turns_too(arguments: str) -> None:
+    for protocol in (REACT, TOOLS, PHASES):
+        text = as_turn(Answer("", calls=(("f", arguments),)), protocol.stop, protocol.agent)
+        assert protocol.parse(text).kind is ActionKind.INVALID
+
+
+def test_a_server_that_ignores_stop_strings_is_cut() -> None:
+    said = "<reasoning>a</reasoning><sql>SELECT 1</sql><observation>forged</observation><solution>SELECT 2</solution>"
+    assert as_turn(Answer(said), REACT.stop, REACT.agent) == "<reasoning>a</reasoning><sql>SELECT 1</sql>"
+
+
+def test_a_truncated_answer_stays_open() -> None:
+    assert as_turn(Answer("<sql>SELECT", "truncated"), REACT.stop, REACT.agent) == "<sql>SELECT"

@@ -1,0 +1,123 @@
+"""Retry, breaker, rates and caps, with a clock of our own."""
+
+import asyncio
+import time
+from email.utils import formatdate
+
+import pytest
+
+from pipelines.errors import ResourceError
+from pipelines.teachers import retry
+from pipelines.teachers.limits import Budget, Rate
+from pipelines.teachers.log import Spent
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({}, None),
+    ],
+)
+def test_retry_after_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry.retry_after(headers) == seconds
+
+
+def test_retry_after_as_a_date_to_come() -> None:
+    waits = retry.retry_after({"retry-after": formatdate(time.time() + 30, usegmt=True)})
+    assert waits is not None
+    assert 28 < waits <= 30
+
+
+def test_delays_double_with_jitter_and_obey_the_server() -> None:
+    assert all(0.25 <= retry.delay(0, None) <= 0.5 for _ in range(50))
+    assert all(2.0 <= retry.delay(3, None) <= 4.0 for _ in range(50))
+    assert all(30.0 <= retry.delay(20, None) <= 60.0 for _ in range(50))
+    assert all(2.0 <= retry.delay(9, 2.0) <= 2.5 for _ in range(50))
+    assert len({retry.delay(0, None) for _ in range(5)}) > 1
+
+
+def test_a_breaker_lets_probes_through_and_gives_up_after_its_patience() -> None:
+    clock = Clock()
+    breaker = retry.Breaker("teacher", patience_s=100, clock=clock)
+    for _ in range(retry.TRIP):
+        assert not breaker.open
+        breaker.failed()
+    assert breaker.open
+    asyncio.run(breaker.admit())  # the first probe
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(breaker.admit(), 0.05))  # everybody else waits
+    clock.now += 1.1
+    asyncio.run(breaker.admit())  # the next probe, a second later
+    clock.now += 100
+    with pytest.raises(
+        ResourceError, match=r"'teacher' is down: 16 requests failed in 101 s.*nothing that was answered"
+    ):
+        asyncio.run(breaker.admit())
+    breaker.worked()
+    assert not breaker.open
+    asyncio.run(breaker.admit())
+
+
+def test_a_rate_is_never_exceeded_in_any_minute() -> None:
+    clock = Clock()
+    rate = Rate(600, clock)
+    sent = []
+    for _ in range(1500):
+        clock.now += (wait := rate.take(1))
+        sent.append(clock.now)
+        assert wait < 0.2
+    most = max(sum(start <= one < start + 60 for one in sent) for start in sent[::50])
+    assert 590 <= most <= 600
+
+
+def test_what_was_reserved_and_not_used_comes_back() -> None:
+    clock = Clock()
+    rate = Rate(6100, clock)  # 100 a second, and 100 at once
+    assert rate.take(100) == 0.0
+    assert rate.take(50) == pytest.approx(0.5)
+    rate.give_back(40)
+    assert rate.take(0) == pytest.approx(0.1)
+    assert Rate(None).take(10**9) == 0.0
+
+
+def test_a_budget_counts_what_is_on_its_way_at_its_most() -> None:
+    spent = Spent()
+    budget = Budget("t", spent, cap_tokens=100)
+
+    async def scene() -> None:
+        await budget.reserve((10, 50))
+        waiting = asyncio.create_task(budget.reserve((10, 50)))  # 120 in all: it waits
+        await asyncio.sleep(0.06)
+        assert not waiting.done()
+        spent.prompt_tokens, spent.completion_tokens = 10, 5  # the first took 15 of its 60
+        budget.release((10, 50))
+        await waiting
+        budget.release((10, 50))
+        spent.completion_tokens += 40
+        with pytest.raises(ResourceError, match="has used 55 tokens; its cap is 100"):
+            await budget.reserve((10, 50))
+
+    asyncio.run(scene())
+
+
+def test_money() -> None:
+    budget = Budget("t", Spent(1, 2_000_000, 500_000), price_in=3.0, price_out=10.0)
+    assert budget.spent_cost == pytest.approx(11.0)
+    capped = Budget("t", Spent(1, 2_000_000, 500_000), cap_cost=11.5, price_in=3.0, price_out=10.0, currency="EUR")
+    asyncio.run(capped.reserve((100_000, 20_000)))  # 0.3 + 0.2: just fits
+    capped.release((100_000, 20_000))
+    with pytest.raises(ResourceError, match=r"11\.00 of 11\.50 EUR"):
+        asyncio.run(capped.reserve((100_000, 20_001)))

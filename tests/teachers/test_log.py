@@ -1,0 +1,96 @@
+"""The log of answers: kept at once, found again by anybody, never bought twice, whatever tore it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pipelines.teachers.log import ResponseLog
+
+A, B = "a" * 32, "b" * 32
+
+
+def test_what_was_appended_is_found_by_the_next_run(tmp_path: Path) -> None:
+    log = ResponseLog(tmp_path, "big/teacher")
+    log.append(A, (30, 7), {"text": "é\nSELECT 1"})
+    log.close()
+    again = ResponseLog(tmp_path, "big/teacher")
+    assert again.find(A) == {"key": A, "tokens": [30, 7], "text": "é\nSELECT 1"}
+    assert again.find(B) is None
+    assert (len(again), again.spent.requests, again.spent.tokens) == (1, 1, 37)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [".big%2Fteacher.claims", "big%2Fteacher.jsonl"]
+    again.close()
+
+
+def test_another_process_sees_it_at_once(tmp_path: Path) -> None:
+    one, other = ResponseLog(tmp_path, "t"), ResponseLog(tmp_path, "t")
+    one.append(A, (1, 1), {"text": "x"})
+    assert other.find(A) is None
+    other.refresh()
+    assert other.find(A) is not None
+    assert other.spent.tokens == 2
+    one.close()
+    other.close()
+
+
+def test_a_torn_line_is_skipped_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    log = ResponseLog(tmp_path, "t")
+    log.append(A, (1, 1), {"text": "x"})
+    log.close()
+    with (tmp_path / "t.jsonl").open("ab") as file:
+        file.write(b'{"key":"' + B.encode() + b'","tokens":[5,5],"te')
+    log = ResponseLog(tmp_path, "t")
+    assert (len(log), log.find(B)) == (1, None)
+    log.append(B, (2, 2), {"text": "y"})
+    assert log.find(B) == {"key": B, "tokens": [2, 2], "text": "y"}
+    assert (log.torn, log.spent.tokens) == (1, 6)
+    log.close()
+
+
+def test_whoever_asks_first_buys_and_the_others_wait(tmp_path: Path) -> None:
+    logs = [ResponseLog(tmp_path, "t"), ResponseLog(tmp_path, "t")]
+    bought = []
+
+    async def ask(number: int) -> str:
+        log = logs[number % 2]
+        async with log.claim(A) as found:
+            if found is None:
+                bought.append(number)
+                await asyncio.sleep(0.05)
+                log.append(A, (1, 1), {"text": f"by {number}"})
+                return f"by {number}"
+            return str(found["text"])
+
+    async def all_at_once() -> list[str]:
+        return await asyncio.gather(*(ask(number) for number in range(6)))
+
+    assert asyncio.run(all_at_once()) == ["by 0"] * 6
+    assert bought == [0]
+    for log in logs:
+        log.close()
+
+
+def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from pipelines.teachers.log import ResponseLog\n"
+        f"log = ResponseLog(Path(sys.argv[1]), 't'); log._take('{A}'); print('held', flush=True)\n"
+        "sys.stdin.read(); os._exit(9)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    log = ResponseLog(tmp_path, "t")
+    assert not log._take(A)
+    assert log._take(B)
+    holder.communicate()
+    assert log._take(A)
+    log.close()
+
+
+def test_only_the_user_may_read_it(tmp_path: Path) -> None:
+    ResponseLog(tmp_path, "t").close()
+    assert os.stat(tmp_path / "t.jsonl").st_mode & 0o777 == 0o600
