@@ -22,7 +22,7 @@ from pipelines.store import Store, read_json
 
 ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and settings
 EVALUATIONS = "evaluations"
-TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # what of an endpoint's entry decides its answers
+TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
 PAGE, TABLES = "report.html", "tables"
 
 
