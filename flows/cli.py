@@ -242,6 +242,28 @@ def report(
 
 
 @app.command()
+def invent(
+    database: Annotated[Path, typer.Option(help="A SQLite or DuckDB file.")],
+    teacher: Annotated[str, typer.Option(help="The endpoint that writes SQL and questions (docs/teachers.md).")],
+    count: Annotated[int, typer.Option(min=1, help="How many questions.")] = 100,
+    checker: Annotated[str | None, typer.Option(help="Another endpoint, which answers back.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value: seed=1, store=DIR.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make questions with gold SQL for a database that has none.
+
+    Example: sqltrain invent --database shop.sqlite --count 200 --teacher big --checker other --out shop.jsonl
+    """
+    from flows import inventing
+
+    recipe, store = open_recipe("miniature", overrides or [])
+    counts = inventing.invent(recipe, store, database, count, teacher, checker, out)
+    if as_json:
+        emit({"counts": counts, "out": str(out)})
+
+
+@app.command()
 def mcp(
     databases: Annotated[list[Path], typer.Argument(help="SQLite or DuckDB files.")],
     port: Annotated[int | None, typer.Option(help="Serve HTTP on this machine instead of stdin and stdout.")] = None,
