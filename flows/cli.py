@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.score import score
 from pipelines.errors import SqltrainError, UserError
 
 if TYPE_CHECKING:
@@ -309,6 +310,9 @@ def add(
     found = datasets.add(name, path, lambda line: typer.echo(line, err=as_json))
     if as_json:
         emit(found)
+
+
+app.command()(score)
 
 
 def emit(value: dict[str, Any]) -> None:

@@ -1,0 +1,171 @@
+"""`sqltrain score`: a drop-in evaluator for prediction files of Spider, BIRD and benchmarks laid out like them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipelines.sql.engine import SqlEngine
+    from pipelines.sql.scoring import Gold, Scored, Summary
+    from pipelines.types import Database, EngineName
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")]
+ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "postgres")
+SHOWN = 12  # item numbers of a disagreement, and left-out items
+
+
+def score(
+    gold: Annotated[Path, typer.Option(help="Gold file: SQL<TAB>db_id a line, or a split's JSON.")],
+    pred: Annotated[Path, typer.Option(help="Predictions: one a line, or BIRD's JSON.")],
+    databases: Annotated[str, typer.Option(help="Folder of DIR/ID/ID.sqlite; a connection string for PostgreSQL.")],
+    tables: Annotated[Path | None, typer.Option(help="Spider's tables.json, for spider_exec's foreign keys.")] = None,
+    equality: Annotated[
+        str, typer.Option(help="Equalities, by commas: strict, strict_nonempty, bird, soft_f1, test_suite, ...")
+    ] = "strict,bird,test_suite",
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line an item here.")] = None,
+    difficulty: Annotated[Path | None, typer.Option(help="BIRD's dev.json, for figures by difficulty.")] = None,
+    engine: Annotated[str, typer.Option(help="sqlite, duckdb or postgres.")] = "sqlite",
+    timeout: Annotated[float, typer.Option(help="Seconds that one query may take.")] = 30.0,
+    workers: Annotated[int, typer.Option(help="Processes that run queries; 0 for one a core.")] = 0,
+    audit: Annotated[Path | None, typer.Option(help="Append a JSON line for every query that runs.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a prediction file under several equalities in one pass.
+
+    Gold queries that do not run and databases that are missing are listed apart and never counted as wrong. Exits with
+    1 when nothing at all could be scored, with 2 for files that cannot be read.
+
+    Examples:
+
+      sqltrain score --gold dev_gold.sql --pred predicted.sql --databases spider/database
+
+      sqltrain score --gold dev.sql --pred predict_dev.json --databases dev_databases --difficulty dev.json
+          --equality bird,soft_f1,r_ves --out verdicts.jsonl --json
+    """
+    from pipelines.sql import scoring
+    from pipelines.sql.engine import Limits, SqlEngine
+
+    names = scoring.parse_equalities(equality)
+    items = scoring.read_gold(gold)
+    if difficulty is not None:
+        items = scoring.with_difficulty(items, difficulty)
+    predictions = scoring.read_predictions(pred, len(items))
+    located = _locate(items, databases, engine)
+    cores = workers or len(os.sched_getaffinity(0))
+    with SqlEngine(Limits(timeout_s=timeout), cores, audit, tables) as sql:
+        scored = _judge(items, predictions, located, names, sql)
+    if out is not None:
+        _write(out, scored)
+    summary = scoring.summarise(scored, names)
+    _show(summary, names, len(items) - len(scored))
+    if as_json:
+        typer.echo(json.dumps(_facts(summary), sort_keys=True))
+    if scored and not summary.counts["all"]:
+        raise typer.Exit(1)
+
+
+def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Database]:
+    from pipelines.sql import scoring
+
+    known = next((name for name in ENGINES if name == engine), None)
+    if known is None:
+        raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(ENGINES)}.")
+    if engine != "postgres" and not Path(databases).is_dir():
+        raise UserError(f"{databases} is not a folder", "Pass the folder that holds ID/ID.sqlite for each database.")
+    return {item.db_id: scoring.locate(item.db_id, databases, known) for item in items}
+
+
+def _judge(
+    items: Sequence[Gold],
+    predictions: Mapping[int, str],
+    databases: Mapping[str, Database],
+    names: Sequence[str],
+    sql: SqlEngine,
+) -> list[Scored]:
+    from flows.progress import Bars
+    from flows.screen import console
+    from pipelines.sql import scoring
+
+    scored: list[Scored] = []
+    with Bars(console) as bars:
+        bars.begin("scoring", len(predictions), "items")
+        for chunk in scoring.score_all(items, predictions, databases, names, sql):
+            scored += chunk
+            bars.advance(len(chunk))
+    return scored
+
+
+def _write(path: Path, items: Sequence[Scored]) -> None:
+    """Beside, then into place: a reader never sees half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(
+            "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in items), encoding="utf-8"
+        )
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _show(summary: Summary, names: Sequence[str], unanswered: int) -> None:
+    from flows.screen import console
+
+    console.print(_table(summary, names))
+    first = names[0]
+    for (yes, no), numbers in summary.disagreements.items():
+        if first in (yes, no):  # between the others: --json
+            console.print(f"{yes} yes, {no} no: {len(numbers)} items ({_numbers(numbers)})", soft_wrap=True)
+    if summary.errors:
+        found = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
+        console.print(f"predictions that did not run: {found}", soft_wrap=True)
+    for title, left_out in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
+        if left_out:
+            shown = _numbers([f"{idx} {error}" for idx, error in left_out])
+            console.print(f"{title}, not counted: {len(left_out)} items ({shown})", soft_wrap=True)
+    if unanswered:
+        console.print(f"{unanswered} gold queries have no prediction and are not counted")
+
+
+def _table(summary: Summary, names: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("equality", no_wrap=True, min_width=max(map(len, names)))
+    for level, count in summary.counts.items():
+        table.add_column(f"{level} ({count})", justify="right")
+    for name in names:
+        figures = summary.figures[name]
+        table.add_row(name, *(f"{figures[level]:.1f}" if level in figures else "-" for level in summary.counts))
+    return table
+
+
+def _numbers(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:SHOWN])) + (", ..." if len(items) > SHOWN else "")
+
+
+def _facts(summary: Summary) -> dict[str, Any]:
+    """The summary as one JSON object."""
+    return {
+        "scored": summary.counts["all"],
+        "counts": dict(summary.counts),
+        "equalities": {name: {k: round(v, 4) for k, v in of.items()} for name, of in summary.figures.items()},
+        "disagreements": [
+            {"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)}
+            for (yes, no), numbers in summary.disagreements.items()
+        ],
+        "gold_errors": [{"idx": idx, "error": error} for idx, error in summary.gold_errors],
+        "unavailable": [{"idx": idx, "error": error} for idx, error in summary.unavailable],
+        "errors": dict(summary.errors),
+    }
