@@ -7,7 +7,6 @@ run. An expectation that could not be evaluated is a failure of ours, never a ve
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,6 @@ def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
     import logging
     import warnings
 
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas' and marshmallow's deprecations inside Great Expectations
         try:

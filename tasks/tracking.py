@@ -282,7 +282,6 @@ def connect(uri: str, store: Path) -> MlflowClient:
     import logging
     import warnings
 
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"
     store.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(), (store / ".mlflow.lock").open("w") as lock:

@@ -176,7 +176,7 @@ def site(bare_site: Site) -> Iterator[Site]:
     """Server up, pools made, everything deployed, worker listening."""
     started = [bare_site.start("server")]
     try:
-        wait_for(bare_site.healthy, 120, "the Prefect server is up")
+        wait_for(bare_site.healthy, 300, "the Prefect server is up")
         for name in ("pools", "deploy"):
             done = bare_site.run(bare_site.block(name))
             assert done.returncode == 0, done.stdout + done.stderr
