@@ -28,7 +28,7 @@ ONE_PASS_EQUALITIES = [name for name in EQUALITIES if name != "r_ves"]
 
 
 def spider_work(folder: Path, skipped: Sequence[str]) -> Work:
-    """Every question of a Spider folder; the prediction is its gold query, or for each third another one of its database."""
+    """Every question of a Spider folder; predicted is its gold query, or for each third another of its database."""
     questions = [row for name in ("train.json", "dev.json") for row in json.loads((folder / name).read_text())]
     questions = [row for row in questions if row["db_id"] not in skipped]
     by_database: dict[str, list[str]] = {}
@@ -39,7 +39,9 @@ def spider_work(folder: Path, skipped: Sequence[str]) -> Work:
     for number, row in enumerate(questions):
         name = row["db_id"]
         predicted = rng.choice(by_database[name]) if number % 3 == 0 else row["query"]
-        work.append((Database(name, "sqlite", str(folder / "database" / name / f"{name}.sqlite")), row["query"], predicted))
+        work.append(
+            (Database(name, "sqlite", str(folder / "database" / name / f"{name}.sqlite")), row["query"], predicted)
+        )
     return work
 
 
@@ -74,7 +76,7 @@ class Bench:
         return [(db, g + mark if gold else g, p + mark + "p") for db, g, p in self._work]
 
     def rates(self, *runners: Callable[[Work], None], gold: bool = True) -> list[float]:
-        """Items a second of each runner, the median over passes; runners take turns, so that a busy machine slows all."""
+        """Items a second of each runner, the median over passes; they take turns, so that a busy machine slows all."""
         times: list[list[float]] = [[] for _ in runners]
         for _ in range(self._passes):
             for own, runner in zip(times, runners, strict=True):
@@ -124,7 +126,7 @@ def one_core(bench: Bench) -> None:
 
 
 def two_cores(bench: Bench, cores: Sequence[int]) -> None:
-    """The gain of a second worker on a second core; the caller has the first core for itself no more than in production."""
+    """The gain of a second worker on a second core; the parent shares the two with them, as it does in production."""
     os.sched_setaffinity(0, cores)
     with SqlEngine(Limits(), workers=1) as one, SqlEngine(Limits(), workers=2) as two:
         single, double = bench.rates(judge(one, ["strict"]), judge(two, ["strict"]))
@@ -135,7 +137,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     parser.add_argument("--spider", type=Path, default=shared / "spider")
-    parser.add_argument("--skip", nargs="*", default=["bike_1"], help="databases left out (bike_1: queries of half a second)")
+    parser.add_argument(
+        "--skip", nargs="*", default=["bike_1"], help="databases left out (bike_1: queries of half a second)"
+    )
     parser.add_argument("--passes", type=int, default=7)
     options = parser.parse_args()
     work = spider_work(options.spider, options.skip)

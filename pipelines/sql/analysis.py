@@ -80,9 +80,7 @@ class _Resolver:
     """Collects the tables and columns of all scopes of a query."""
 
     def __init__(self, schema: Schema) -> None:
-        self._known = {
-            table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables
-        }
+        self._known = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
         self.tables: set[str] = set()
         self.columns: set[tuple[str, str]] = set()
 

@@ -220,13 +220,15 @@ class Equality(NamedTuple):
         compare: the function on results.
         rewrite: what is done to both queries before they run; None for nothing.
         suite: whether every database of the directory must agree.
-        graded: whether the score is a number in [0, 1] and not a yes or no.
+        graded: whether the score is a number and not a yes or no.
+        timed: whether a right prediction is run against the gold query again and again, and paid by its speed.
     """
 
     compare: Callable[[Result, Result, Gold], float]
     rewrite: Callable[[str], str] | None = None
     suite: bool = False
     graded: bool = False
+    timed: bool = False
 
 
 EQUALITIES: Mapping[str, Equality] = {
@@ -238,4 +240,5 @@ EQUALITIES: Mapping[str, Equality] = {
     "test_suite_keep_distinct": Equality(suite, close_operators, suite=True),
     "skyrl": Equality(skyrl),
     "spider_exec": Equality(spider_exec),
+    "r_ves": Equality(bird, graded=True, timed=True),
 }

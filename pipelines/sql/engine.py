@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import selectors
 import threading
@@ -16,8 +15,10 @@ from typing import Any, Self
 
 from pipelines import config
 from pipelines.errors import DatabaseError
+from pipelines.sql.audit import AuditLog, Entry
 from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.jobs import executed, gold_facts, locate, suite_locations
 from pipelines.sql.pool import Pool
 from pipelines.sql.process import Death, Task
 from pipelines.sql.units import ValueUnits
@@ -92,15 +93,14 @@ class SqlEngine:
         tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/units.py`).
     """
 
-    def __init__(
-        self, limits: Limits, workers: int = 1, audit: Path | None = None, tables: Path | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, workers: int = 1, audit: Path | None = None, tables: Path | None = None) -> None:
         max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
         self._units = ValueUnits(tables)
+        self._audit = None if audit is None else AuditLog(audit)
         self._lock = threading.RLock()
         self._gathered: list[tuple[str, Task]] = []
         self._waiting: dict[asyncio.AbstractEventLoop, int] = {}
@@ -121,11 +121,17 @@ class SqlEngine:
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
         """Run statements and return their results in the same order. Blocks."""
         replies = self._run([(db.engine, self._execution(db, sql, max_rows)) for db, sql in jobs])
-        return [self._result(reply) for reply in replies]
+        results = [self._result(reply) for reply in replies]
+        if self._audit is not None:
+            self._audit.write(executed(db, sql, result) for (db, sql), result in zip(jobs, results, strict=True))
+        return results
 
     async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
         """Run one statement; calls of one event-loop tick share a batch."""
-        return self._result(await self._ask(database.engine, self._execution(database, sql, max_rows)))
+        result = self._result(await self._ask(database.engine, self._execution(database, sql, max_rows)))
+        if self._audit is not None:
+            self._audit.write([executed(database, sql, result)])
+        return result
 
     def judge_many(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Judge pairs under each equality and return the verdicts in the same order. Blocks.
@@ -134,12 +140,34 @@ class SqlEngine:
         """
         unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
         replies = self._run([(pair.database.engine, self._judgement(pair, equalities)) for pair in unique])
+        if self._audit is not None:
+            judged = zip(unique, replies, strict=True)
+            self._audit.write(entry for pair, reply in judged for entry in self._judged(pair, reply))
         verdicts = [self._verdict(reply, equalities) for reply in replies]
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def judge(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Judge one pair; calls of one event-loop tick share a batch."""
-        return self._verdict(await self._ask(pair.database.engine, self._judgement(pair, equalities)), equalities)
+        reply = await self._ask(pair.database.engine, self._judgement(pair, equalities))
+        if self._audit is not None:
+            self._audit.write(self._judged(pair, reply))
+        return self._verdict(reply, equalities)
+
+    def _judged(self, pair: Pair, reply: Any) -> list[Entry]:
+        """What ran for a pair: not what was kept, and not the rewritten queries of an equality."""
+        if isinstance(reply, Death):
+            role, sql = ("gold", pair.gold_sql) if reply.phase == 0 else ("prediction", pair.predicted_sql or "")
+            ended, cause, _ = self._obituary(reply)
+            return [Entry(pair.database.id, pair.database.engine, role, sql, 0.0, 0, ended.value, cause)]
+        _, gold, predicted = reply
+        ran = [("gold", pair.gold_sql, gold), ("prediction", pair.predicted_sql or "", predicted)]
+        return [
+            Entry(pair.database.id, pair.database.engine, role, sql, ms, rows, status, error_class)
+            for role, sql, facts in ran
+            if facts is not None
+            for status, error_class, rows, ms in [facts]
+            if ms is not None
+        ]
 
     def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
         return "execute", (locate(database),), sql, max_rows or self._bounds.max_rows
@@ -272,34 +300,3 @@ def _close(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int)
     for pool in pools.values():
         pool.close()
     selector.close()
-
-
-@functools.lru_cache(4096)
-def locate(database: Database) -> str:
-    """Where a worker finds the database: an absolute path, or a connection string as it is."""
-    return database.location if database.engine == "postgres" else os.path.abspath(database.location)
-
-
-@functools.lru_cache(4096)
-def suite_locations(database: Database) -> tuple[str, ...]:
-    """All databases of a test suite (Zhong et al. 2020): every `.sqlite` file beside the database, which comes first.
-
-    Only in the official layout, where the directory bears the database's name: elsewhere neighbours are strangers.
-    """
-    path = locate(database)
-    folder = os.path.dirname(path)
-    if database.engine != "sqlite" or os.path.basename(folder) != database.id or not os.path.isdir(folder):
-        return (path,)
-    others = sorted(os.path.join(folder, name) for name in os.listdir(folder) if ".sqlite" in name)
-    return (path, *(other for other in others if other != path and not other.endswith(("-wal", "-shm", "-journal"))))
-
-
-@functools.lru_cache(65536)
-def gold_facts(gold_sql: str) -> tuple[bool, bool]:
-    """The fields of `compare.Gold` that the text of the gold query decides."""
-    lowered = gold_sql.lower()
-    if "order" not in lowered:
-        return False, False
-    from pipelines.sql.analysis import is_ordered
-
-    return is_ordered(gold_sql), "order by" in lowered

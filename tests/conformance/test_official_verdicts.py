@@ -59,7 +59,9 @@ def test_the_verdicts_on_532_published_predictions(engine: SqlEngine) -> None:
     lines = (VECTORS / "spider_dev_slice_verdicts.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     folder = SHARED / "spider" / "database"
-    databases = [Database(row["db_id"], "sqlite", str(folder / row["db_id"] / f"{row['db_id']}.sqlite")) for row in rows]
+    databases = [
+        Database(row["db_id"], "sqlite", str(folder / row["db_id"] / f"{row['db_id']}.sqlite")) for row in rows
+    ]
     different = [
         (row["db_id"], name, row["pred"], verdict.scores[name], row[field])
         for row, verdict in zip(rows, judge(engine, rows, databases), strict=True)

@@ -36,7 +36,9 @@ class Server:
 def binaries() -> Path | None:
     """The folder of PostgreSQL's programs; None if it is not installed."""
     found = shutil.which("initdb")
-    folders = [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    folders = (
+        [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    )
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 

@@ -43,7 +43,10 @@ def test_types_are_kept(run: Run) -> None:
 
 
 def test_the_schema_can_be_asked_for_in_sql(run: Run) -> None:
-    assert run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").rows == (("customer",), ("purchase",))
+    assert run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").rows == (
+        ("customer",),
+        ("purchase",),
+    )
     assert [row[1] for row in run("PRAGMA table_info(customer)").rows] == ["id", "name", "city", "credit"]
     assert run("SELECT name FROM pragma_table_info('customer') WHERE pk").rows == (("id",),)
     assert run("SELECT value FROM json_each('[3,4]')").rows == ((3,), (4,))
@@ -135,7 +138,9 @@ def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
         asyncio.run(main())
 
 
-def test_one_engine_serves_one_event_loop_after_the_other_and_blocking_callers(engine: SqlEngine, shop: Database) -> None:
+def test_one_engine_serves_one_event_loop_after_the_other_and_blocking_callers(
+    engine: SqlEngine, shop: Database
+) -> None:
     for n in range(3):
         assert asyncio.run(engine.execute(shop, f"SELECT {n}")).rows == ((n,),)
         assert engine.execute_many([(shop, f"SELECT {n}")])[0].rows == ((n,),)

@@ -201,13 +201,31 @@ def test_values_are_plain(engine: SqlEngine, shop: Database) -> None:
         TIMESTAMP '2024-02-29 01:02:03', [1, 2], {'a': 1}, 170141183460469231731687303715884105727, NULL,
         '\\x00\\xFF'::BLOB"""
     assert run(engine, shop, sql).rows == (
-        (1, 1.5, 2.5, 7, 1, "a", "NaN", "2024-02-29", "2024-02-29 01:02:03", "[1, 2]", '{"a": 1}', 2**127 - 1, None, b"\0\xff"),
+        (
+            1,
+            1.5,
+            2.5,
+            7,
+            1,
+            "a",
+            "NaN",
+            "2024-02-29",
+            "2024-02-29 01:02:03",
+            "[1, 2]",
+            '{"a": 1}',
+            2**127 - 1,
+            None,
+            b"\0\xff",
+        ),
     )
 
 
 def test_a_file_that_is_no_database_is_unavailable(engine: SqlEngine, tmp_path: Path) -> None:
     (tmp_path / "text.duckdb").write_text("no database")
-    assert run(engine, Database("x", "duckdb", str(tmp_path / "text.duckdb")), "SELECT 1").error_class == "database_corrupt"
+    assert (
+        run(engine, Database("x", "duckdb", str(tmp_path / "text.duckdb")), "SELECT 1").error_class
+        == "database_corrupt"
+    )
     missing = run(engine, Database("x", "duckdb", str(tmp_path / "gone.duckdb")), "SELECT 1")
     assert (missing.status, missing.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
     assert not (tmp_path / "gone.duckdb").exists()

@@ -66,7 +66,8 @@ def test_postgres_has_the_same_schema(server: Server) -> None:
 def test_a_key_without_a_column_means_the_primary_key(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "odd.sqlite")
     connection.executescript(
-        'CREATE TABLE "odd ""name" ("a b" TEXT, k INTEGER, PRIMARY KEY (k)); CREATE TABLE u (x REFERENCES "odd ""name");'
+        'CREATE TABLE "odd ""name" ("a b" TEXT, k INTEGER, PRIMARY KEY (k));'
+        'CREATE TABLE u (x REFERENCES "odd ""name");'
         "CREATE VIEW v AS SELECT x FROM u;"
     )
     connection.close()

@@ -77,7 +77,9 @@ def test_a_name_that_does_not_exist_is_kept_and_marked(shop: Database, schema: S
     assert read_items(shop, "SELECT nope FROM customer") is None
 
 
-@pytest.mark.parametrize("sql", ["", "SELECT", "SELEC name", "DROP TABLE customer", "SELECT 1; SELECT 2", "ATTACH 'x' AS y"])
+@pytest.mark.parametrize(
+    "sql", ["", "SELECT", "SELEC name", "DROP TABLE customer", "SELECT 1; SELECT 2", "ATTACH 'x' AS y"]
+)
 def test_what_is_no_query_has_no_items(shop: Database, schema: Schema, sql: str) -> None:
     assert read_items(shop, sql) is None
     if "1; " not in sql:
@@ -127,7 +129,42 @@ def test_is_ordered(sql: str, expected: bool) -> None:
 
 
 WORDS = st.sampled_from(
-    ["SELECT", "FROM", "WHERE", "(", ")", ",", "a", "b", "t", "*", "=", "'x'", '"', "ORDER", "BY", "GROUP", "UNION", ";", "--", "/*", "*/", "AS", "JOIN", "ON", "CASE", "WITH", "NOT", "IN", "1", ".", "[", "]", "`", "\n"]
+    [
+        "SELECT",
+        "FROM",
+        "WHERE",
+        "(",
+        ")",
+        ",",
+        "a",
+        "b",
+        "t",
+        "*",
+        "=",
+        "'x'",
+        '"',
+        "ORDER",
+        "BY",
+        "GROUP",
+        "UNION",
+        ";",
+        "--",
+        "/*",
+        "*/",
+        "AS",
+        "JOIN",
+        "ON",
+        "CASE",
+        "WITH",
+        "NOT",
+        "IN",
+        "1",
+        ".",
+        "[",
+        "]",
+        "`",
+        "\n",
+    ]
 )
 
 

@@ -1,0 +1,156 @@
+"""The health of gold SQL: what fails, is empty, is slow, hangs on ties under a LIMIT, or changes from run to run.
+
+Such gold queries cost a benchmark its meaning: no prediction can be right for the first, any empty result is for the
+second, and for the last two a right prediction is judged by chance.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from pipelines.sql.engine import SqlEngine
+from pipelines.sql.parsing import parse
+from pipelines.types import EngineName, Example, ExecutionResult
+
+SLOW_MS = 1000.0
+SHOWN = 10
+REASONS = ("failing", "empty", "slow", "order_ambiguous", "nondeterministic")
+_CHANGING = re.compile(
+    r"\b(random|randomblob|rand|gen_random_uuid|uuid|now|clock_timestamp|current_(date|time|timestamp)|localtime(stamp)?)\b"
+    r"|'now'|\btablesample\b",
+    re.IGNORECASE,
+)
+_TEXT = re.compile(r"'(?!now')(?:[^']|'')*'", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with one gold query.
+
+    Attributes:
+        reason: one of `REASONS`.
+        detail: the error class, the milliseconds, the tied values: one line.
+    """
+
+    example_id: str
+    reason: str
+    detail: str
+    sql: str
+
+
+class Probe(NamedTuple):
+    """A query that shows whether a cut goes through a tie.
+
+    Attributes:
+        kept: rows that the gold query reads before its cut.
+        keys: sort keys behind the columns.
+    """
+
+    sql: str
+    kept: int
+    keys: int
+
+
+def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
+    """All findings, in the order of the examples.
+
+    Each distinct gold query is run twice. Those of its SELECTs that have a LIMIT under an ORDER BY are run once more,
+    one row further and with their sort keys, to see whether the cut goes through a tie.
+    """
+    unique = list(dict.fromkeys((example.database, example.gold_sql) for example in examples))
+    first, second = sql.execute_many(unique), sql.execute_many(unique)
+    probes = [(key, probe) for key in unique for probe in _tie_probes(key[1], key[0].engine)]
+    ties = sql.execute_many([(key[0], probe.sql) for key, probe in probes])
+    found = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
+    for (key, probe), result in zip(probes, ties, strict=True):
+        found[key] += _of_ties(probe, result)
+    return [
+        Finding(example.id, reason, detail, example.gold_sql)
+        for example in examples
+        for reason, detail in found[example.database, example.gold_sql]
+    ]
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many examples have each reason."""
+    return {reason: len({f.example_id for f in findings if f.reason == reason}) for reason in REASONS}
+
+
+def lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """The report for a person: each reason with its first examples."""
+    by_reason: Mapping[str, list[Finding]] = collections.defaultdict(list)
+    for finding in findings:
+        by_reason[finding.reason].append(finding)
+    for reason in REASONS:
+        found = by_reason[reason]
+        yield f"{reason.replace('_', ' ')}: {len(found)} gold queries"
+        for finding in found[:SHOWN]:
+            yield f"  {finding.example_id}: {finding.detail}: {' '.join(finding.sql.split())}"
+        if len(found) > SHOWN:
+            yield f"  ... and {len(found) - SHOWN} more"
+
+
+def _of_results(gold: str, one: ExecutionResult, two: ExecutionResult) -> Iterator[tuple[str, str]]:
+    if not one.ok:
+        yield "failing", f"{one.error_class}: {one.error}"
+        return
+    if not one.rows:
+        yield "empty", "no rows"
+    if min(one.elapsed_ms, two.elapsed_ms) > SLOW_MS:
+        yield "slow", f"{min(one.elapsed_ms, two.elapsed_ms):.0f} ms"
+    word = _CHANGING.search(_TEXT.sub("''", gold))
+    if one.rows != two.rows:
+        yield "nondeterministic", "two runs gave two results"
+    elif word is not None:
+        yield "nondeterministic", f"it asks for {word[0].lower()}"
+
+
+def _of_ties(probe: Probe, result: ExecutionResult) -> Iterator[tuple[str, str]]:
+    """Whether the last row that is kept and the first that is not have the same sort keys and look different."""
+    at, width = probe.kept, len(result.columns) - probe.keys
+    if not result.ok or len(result.rows) <= at:
+        return  # a subquery that needs its outer query does not run alone
+    kept, left = result.rows[at - 1], result.rows[at]
+    if kept[width:] == left[width:] and kept[:width] != left[:width]:
+        yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(repr, kept[width:]))}"
+
+
+def _tie_probes(gold: str, engine: EngineName) -> list[Probe]:
+    tree = parse(gold, engine)
+    return [probe for select in (tree.find_all(exp.Select) if tree else ()) if (probe := _tie_probe(select, engine))]
+
+
+def _tie_probe(select: exp.Select, engine: EngineName) -> Probe | None:
+    """A SELECT with its sort keys behind its columns, and one row more; None without a LIMIT under an ORDER BY."""
+    limit = _number(select.args.get("limit"))
+    if not limit or not select.args.get("order") or select.args.get("distinct"):
+        return None
+    kept = limit + (_number(select.args.get("offset")) or 0)
+    items = select.expressions
+    named = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
+    keys = [_key(ordered.this, items, named) for ordered in select.args["order"].expressions]
+    probe = select.copy()
+    probe.set("expressions", [*probe.expressions, *(exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys))])
+    probe.set("limit", exp.Limit(expression=exp.Literal.number(kept + 1)))
+    probe.set("offset", None)
+    return Probe(probe.sql(dialect=engine), kept, len(keys))
+
+
+def _key(key: exp.Expr, items: Sequence[exp.Expr], named: Mapping[str, exp.Expr]) -> exp.Expr:
+    """A sort key as an expression: positions and aliases stand for an item of the SELECT list."""
+    if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
+        return items[int(key.this) - 1].unalias()
+    if isinstance(key, exp.Column) and not key.table and key.name.lower() in named:
+        return named[key.name.lower()]
+    return key
+
+
+def _number(clause: exp.Expr | None) -> int | None:
+    value = clause.args.get("expression") if clause is not None else None
+    return int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else None

@@ -1,0 +1,61 @@
+"""What a worker is told beside the SQL: where a database lies, its suite, and what the gold query's text decides."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from pipelines.sql.audit import Entry
+from pipelines.types import Database, ExecutionResult
+
+
+def locate(database: Database) -> str:
+    """Where a worker finds the database: an absolute path, or a connection string as it is."""
+    at_hand = database.engine == "postgres" or database.location.startswith("/")
+    return database.location if at_hand else os.path.abspath(database.location)
+
+
+def suite_locations(database: Database) -> tuple[str, ...]:
+    """All databases of a test suite (Zhong et al. 2020): every `.sqlite` file beside the database, which comes first.
+
+    Only in the official layout, where the directory bears the database's name: elsewhere neighbours are strangers.
+    """
+    path = locate(database)
+    folder = os.path.dirname(path)
+    if database.engine != "sqlite" or os.path.basename(folder) != database.id:
+        return (path,)
+    try:
+        return (path, *(other for other in _suite(folder, os.stat(folder).st_mtime_ns) if other != path))
+    except OSError:
+        return (path,)
+
+
+@functools.lru_cache(4096)
+def _suite(folder: str, changed_ns: int) -> tuple[str, ...]:
+    names = [name for name in sorted(os.listdir(folder)) if ".sqlite" in name]
+    return tuple(os.path.join(folder, name) for name in names if not name.endswith(("-wal", "-shm", "-journal")))
+
+
+@functools.lru_cache(65536)
+def gold_facts(gold_sql: str) -> tuple[bool, bool]:
+    """The fields of `compare.Gold` that the text of the gold query decides."""
+    lowered = gold_sql.lower()
+    if "order" not in lowered:
+        return False, False
+    from pipelines.sql.analysis import is_ordered
+
+    return is_ordered(gold_sql), "order by" in lowered
+
+
+def executed(database: Database, sql: str, result: ExecutionResult) -> Entry:
+    """The line of the audit log for a statement that `execute` ran."""
+    return Entry(
+        database.id,
+        database.engine,
+        "query",
+        sql,
+        result.elapsed_ms,
+        len(result.rows),
+        result.status.value,
+        result.error_class,
+    )

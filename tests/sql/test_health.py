@@ -1,0 +1,60 @@
+"""The health report of gold SQL, on queries with one known flaw each."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.sql import health
+from pipelines.sql.engine import SqlEngine
+from pipelines.types import Database, Example
+
+FLAWS = {
+    "SELECT name FROM customer": set(),
+    "SELECT nope FROM customer": {"failing"},
+    "DELETE FROM customer": {"failing"},
+    "SELECT name FROM customer WHERE id > 99": {"empty"},
+    # pen 3 and pen 3 lead the amounts behind cap 7
+    "SELECT item FROM purchase ORDER BY amount DESC LIMIT 1": set(),
+    "SELECT id FROM purchase ORDER BY amount DESC LIMIT 2": {"order_ambiguous"},
+    "SELECT id FROM purchase ORDER BY amount DESC LIMIT 3": set(),
+    "SELECT id FROM purchase ORDER BY amount DESC LIMIT 1 OFFSET 1": {"order_ambiguous"},
+    "SELECT item FROM purchase ORDER BY amount DESC LIMIT 2": set(),  # the tied rows look the same
+    "SELECT * FROM purchase ORDER BY amount DESC LIMIT 2": {"order_ambiguous"},
+    "SELECT id, amount AS a FROM purchase ORDER BY a DESC LIMIT 2": {"order_ambiguous"},
+    "SELECT id, amount FROM purchase ORDER BY 2 DESC LIMIT 2": {"order_ambiguous"},
+    "SELECT item FROM purchase GROUP BY item ORDER BY count(*) DESC LIMIT 2": {"order_ambiguous"},
+    "SELECT name FROM customer WHERE id = (SELECT customer_id FROM purchase WHERE id < 5 ORDER BY item DESC LIMIT 1)": {
+        "order_ambiguous"
+    },
+    "SELECT city FROM customer ORDER BY city LIMIT 2": set(),
+    "SELECT name FROM customer ORDER BY random()": {"nondeterministic"},
+    "SELECT date('now')": {"nondeterministic"},
+    "SELECT count(*) FROM customer WHERE name = 'random'": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def findings(engine: SqlEngine, shop: Database) -> list[health.Finding]:
+    return health.examine([Example(sql, "?", shop, sql) for sql in FLAWS], engine)
+
+
+@pytest.mark.parametrize("sql", FLAWS)
+def test_each_flaw_is_found_and_no_other(findings: list[health.Finding], sql: str) -> None:
+    assert {finding.reason for finding in findings if finding.example_id == sql} == FLAWS[sql]
+
+
+def test_the_report(findings: list[health.Finding]) -> None:
+    found = health.counts(findings)
+    assert found["failing"] == 2
+    assert found["empty"] == 1
+    assert found["nondeterministic"] == 2
+    text = list(health.lines(findings))
+    assert text[0] == "failing: 2 gold queries"
+    assert any("no_such_column" in line and "SELECT nope" in line for line in text)
+    assert any("tie on 3" in line for line in text)
+
+
+def test_a_slow_query_is_told(engine: SqlEngine, shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SLOW_MS", 5.0)
+    slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 200000) SELECT count(*) FROM c"
+    assert [f.reason for f in health.examine([Example("a", "?", shop, slow)], engine)] == ["slow"]

@@ -1,0 +1,210 @@
+"""`sqltrain score` on files as the official evaluators take them, run as a user would."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import typer
+from shops import build_shop
+from typer.testing import CliRunner
+
+from flows.score import score
+from pipelines.errors import DataError, UserError
+from pipelines.sql import scoring, ves
+from pipelines.sql.dialects.copies import to_duckdb
+from pipelines.types import Database
+
+app = typer.Typer()
+app.command()(score)
+
+GOLD = [
+    "SELECT name FROM customer ORDER BY name DESC",
+    "SELECT count(*) FROM purchase",
+    "SELECT city FROM customer WHERE credit > 3",
+    "SELECT nope FROM customer",
+    "SELECT item FROM purchase WHERE amount > 100",
+    "SELECT 1",
+]
+PREDICTED = [
+    "SELECT name FROM customer",
+    "SELECT count(id) FROM purchase",
+    "SELECT DISTINCT city FROM customer WHERE credit > 3",
+    "SELECT name FROM customer",
+    "SELECT amount, item FROM purchase WHERE amount > 200",
+    "SELECT 1",
+]
+DATABASES = ["shop"] * 5 + ["gone"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build_shop(tmp_path / "databases" / "shop" / "shop.sqlite")
+    (tmp_path / "gold.sql").write_text(
+        "".join(f"{sql}\t{db}\n" for sql, db in zip(GOLD, DATABASES, strict=True)), encoding="utf-8"
+    )
+    (tmp_path / "pred.sql").write_text("".join(f"{sql}\n" for sql in PREDICTED), encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *more: str, gold: str = "gold.sql", pred: str = "pred.sql") -> tuple[int, str]:
+    files = ["--gold", str(folder / gold), "--pred", str(folder / pred), "--databases", str(folder / "databases")]
+    result = CliRunner().invoke(app, [*files, "--workers", "1", *more])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_every_item_under_every_equality_in_one_pass(folder: Path) -> None:
+    code, output = run(
+        folder,
+        "--equality",
+        "strict,bird,test_suite,soft_f1,strict_nonempty",
+        "--out",
+        str(folder / "out" / "v.jsonl"),
+        "--json",
+    )
+    lines = [json.loads(line) for line in (folder / "out" / "v.jsonl").read_text().splitlines()]
+    assert code == 0
+    assert lines[1] == {
+        "idx": 1, "db_id": "shop", "hardness": "easy", "strict": True, "bird": True, "test_suite": True,
+        "soft_f1": 1.0, "strict_nonempty": True, "error": None,
+    }  # fmt: skip
+    judged = [(line["strict"], line["bird"], line["test_suite"], line["strict_nonempty"]) for line in lines]
+    assert judged == [
+        (False, True, False, False),  # the order is lost
+        (True, True, True, True),
+        (False, True, True, False),  # test_suite drops DISTINCT from both
+        (None, None, None, None),
+        (False, True, True, False),  # both empty, of another arity
+        (None, None, None, None),
+    ]
+    assert [line["error"] for line in lines] == [None, None, None, "gold_no_such_column", None, "database_missing"]
+    facts = json.loads(output.splitlines()[-1])
+    assert facts["scored"] == 4
+    assert facts["equalities"]["bird"]["all"] == 100.0
+    assert facts["equalities"]["strict"] == {"all": 25.0, "easy": 25.0}
+    assert facts["gold_errors"] == [{"idx": 3, "error": "gold_no_such_column"}]
+    assert facts["unavailable"] == [{"idx": 5, "error": "database_missing"}]
+    assert {"yes": "bird", "no": "strict", "count": 3, "items": [0, 2, 4]} in facts["disagreements"]
+    assert "gold errors, not counted: 1 items (3 gold_no_such_column)" in output
+    assert "bird yes, strict no: 3 items (0, 2, 4)" in output
+
+
+def test_bird_files_give_figures_by_difficulty(folder: Path) -> None:
+    levels = ["simple", "simple", "challenging"]
+    records = [{"SQL": GOLD[n], "db_id": "shop", "difficulty": levels[n]} for n in range(3)]
+    (folder / "dev.json").write_text(json.dumps(records))
+    (folder / "dev.sql").write_text("".join(f"{GOLD[n]}\tshop\n" for n in range(3)))
+    predicted = {"2": f"{GOLD[2]}\t----- bird -----\tshop", "0": f"{GOLD[0]}\t----- bird -----\tshop", "1": 0}
+    (folder / "predict.json").write_text(json.dumps(predicted))
+    for gold, more in (("dev.json", []), ("dev.sql", ["--difficulty", str(folder / "dev.json")])):
+        code, output = run(folder, "--equality", "bird", "--json", *more, gold=gold, pred="predict.json")
+        facts = json.loads(output.splitlines()[-1])
+        assert code == 0
+        assert facts["equalities"]["bird"] == {"all": 66.6667, "simple": 50.0, "challenging": 100.0}
+        assert facts["errors"] == {"empty": 1}
+
+
+def test_gold_queries_without_a_prediction_are_not_scored(folder: Path) -> None:
+    (folder / "predict.json").write_text(json.dumps({"1": PREDICTED[1]}))
+    code, output = run(folder, "--json", pred="predict.json")
+    assert code == 0
+    assert json.loads(output.splitlines()[-1])["scored"] == 1
+    assert "5 gold queries have no prediction" in output
+
+
+def test_a_duckdb_benchmark(folder: Path) -> None:
+    to_duckdb(
+        Database("shop", "sqlite", str(folder / "databases" / "shop" / "shop.sqlite")),
+        folder / "databases" / "shop" / "shop.duckdb",
+    )
+    _, output = run(folder, "--engine", "duckdb", "--json")
+    facts = json.loads(output.splitlines()[-1])
+    assert (facts["scored"], facts["equalities"]["strict"]["all"]) == (4, 25.0)
+
+
+def test_all_databases_of_a_suite_must_agree(folder: Path) -> None:
+    other = build_shop(folder / "databases" / "shop" / "shop_v2.sqlite")
+    import sqlite3
+
+    connection = sqlite3.connect(other.location)
+    connection.execute("INSERT INTO purchase VALUES (9, NULL, 'hat', 1)")
+    connection.commit()
+    connection.close()
+    (folder / "one.sql").write_text("SELECT count(*) FROM purchase\tshop\n")
+    (folder / "pred.sql").write_text("SELECT 5\n")
+    _, output = run(folder, "--equality", "bird,test_suite", "--json", gold="one.sql")
+    assert json.loads(output.splitlines()[-1])["equalities"] == {
+        "bird": {"all": 100.0, "easy": 100.0},
+        "test_suite": {"all": 0.0, "easy": 0.0},
+    }
+
+
+def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
+    (folder / "one.sql").write_text("SELECT 1\tgone\n")
+    (folder / "pred.sql").write_text("SELECT 1\n")
+    code, output = run(folder, gold="one.sql")
+    assert code == 1
+    assert "not available, not counted: 1 items (0 database_missing)" in output
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("gold.sql", "SELECT 1\n", "line 1: no tab"),
+        ("gold.json", "[{}]", "record 0"),
+        ("gold.json", "[", "line 1: not JSON"),
+        ("pred.sql", "SELECT 1\n", "1 predictions for 6 gold queries"),
+        ("pred.json", '{"9": "SELECT 1"}', "a prediction 9"),
+        ("pred.json", "3", "neither a JSON object"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(folder: Path, file: str, text: str, message: str) -> None:
+    (folder / file).write_text(text)
+    with pytest.raises(DataError, match=message) as raised:
+        run(folder, **{file.split(".")[0]: file})
+    assert file in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_options_are_told_in_one_line(folder: Path) -> None:
+    with pytest.raises(UserError, match="no equality 'exact'"):
+        run(folder, "--equality", "strict,exact")
+    with pytest.raises(UserError, match="no engine 'oracle'"):
+        run(folder, "--engine", "oracle")
+    with pytest.raises(UserError, match="not a folder"):
+        run(folder, "--databases", str(folder / "nowhere"))
+    with pytest.raises(DataError, match="cannot be read"):
+        run(folder, gold="nowhere.sql")
+
+
+def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> None:
+    (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
+    assert scoring.read_predictions(tmp_path / "p.sql", 3) == {0: "SELECT 1", 1: "", 2: "SELECT 2"}
+    assert scoring.read_predictions(tmp_path / "p.sql", 2) == {0: "SELECT 1", 1: "SELECT 2"}
+
+
+def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
+    (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
+    assert scoring.read_gold(tmp_path / "g.sql") == [scoring.Gold("SELECT\t1", "shop")]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [([2.0, 2.0], 1.25), ([1.0, 1.5], 1.0), ([0.9], 0.75), ([0.3], 0.5), ([0.1], 0.25), ([1.0] * 20 + [1000.0], 1.0)],
+)
+def test_the_r_ves_reward_by_hand(ratios: list[float], expected: float) -> None:
+    assert ves.reward(ratios) == expected
+
+
+def test_r_ves_is_the_mean_root_in_percent() -> None:
+    assert ves.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(100 * (math.sqrt(1.25) + 1 + 0 + 0.5) / 4)
+
+
+def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:
+    run(folder, "--equality", "r_ves", "--timeout", "2", "--out", str(folder / "v.jsonl"), "--json")
+    values = [json.loads(line)["r_ves"] for line in (folder / "v.jsonl").read_text().splitlines()]
+    assert all(value in (0.25, 0.5, 0.75, 1.0, 1.25) for value in (values[0], values[1], values[2]))
