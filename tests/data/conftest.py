@@ -5,6 +5,7 @@ import pytest
 from pipelines.config import Source
 from pipelines.data import base
 from pipelines.data.miniature import world
+from pipelines.recipes import CONF, read_yaml
 
 SIZES = {"train": (56, 44), "dev": (20, 12), "test": (40, 12)}
 
@@ -33,6 +34,10 @@ def examples(stage):
 
 @pytest.fixture(scope="session")
 def databases():
-    """All databases of the recipe's size, drawn but not built."""
-    sizes = {"train": 1060, "dev": 20, "test": 40}
-    return {split: [world.draw(split, index, 0) for index in range(count)] for split, count in sizes.items()}
+    """All databases of the recipe, for SFT and for RL, drawn but not built."""
+    data = read_yaml(CONF / "data" / "miniature.yaml")["data"]
+    drawn = {"train": [], "dev": [], "test": []}
+    for source in (data["sft"], *data["rl"], data["dev"], data["test"]):
+        first, count = source["options"].get("first", 0), source["options"]["databases"]
+        drawn[source["split"]] += [world.draw(source["split"], index, 0) for index in range(first, first + count)]
+    return drawn
