@@ -1,0 +1,154 @@
+"""The same database and the same questions in three engines: the same rows, and the same verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from servers import Server
+
+from pipelines.config import Source
+from pipelines.data.miniature.reader import read
+from pipelines.sql.analysis import hardness, schema_items
+from pipelines.sql.dialects.copies import to_duckdb, to_postgres
+from pipelines.sql.dialects.guard import check
+from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
+from pipelines.sql.schema import introspect
+from pipelines.types import Database, Example
+
+DATABASES = 6
+EQUALITIES = ("strict", "bird", "test_suite")  # soft_f1 pairs rows by position, which no query without ORDER BY fixes
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SqlEngine]:
+    with SqlEngine(Limits(timeout_s=10)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    """Questions of the miniature world over a few of its databases."""
+    root = tmp_path_factory.mktemp("world")
+    examples = read(Source(split="dev", options={"databases": DATABASES}), 0, root).examples
+    return [
+        dataclasses.replace(one, database=dataclasses.replace(one.database, location=str(root / one.database.location)))
+        for one in examples
+    ]
+
+
+def verdicts(
+    engine: SqlEngine, world: Sequence[Example], copies: dict[str, Database]
+) -> tuple[list[Verdict], list[Verdict]]:
+    """Verdicts in SQLite and in the copies: of each gold query, and of another question's gold query in its place."""
+    rng = random.Random(0)
+    pairs = []
+    for one in world:
+        others = [other.gold_sql for other in world if other.database == one.database]
+        pairs += [
+            Pair(one.database, one.gold_sql, one.gold_sql.lower()),
+            Pair(one.database, one.gold_sql, rng.choice(others)),
+        ]
+    moved = [dataclasses.replace(pair, database=copies[pair.database.id]) for pair in pairs]
+    return engine.judge_many(pairs, EQUALITIES), engine.judge_many(moved, EQUALITIES)
+
+
+def hold(ours: Sequence[Verdict], theirs: Sequence[Verdict]) -> None:
+    assert not any(verdict.broken for verdict in [*ours, *theirs])
+    assert [(v.scores, v.n_rows, v.gold_rows) for v in ours] == [(v.scores, v.n_rows, v.gold_rows) for v in theirs]
+    right = sum(verdict.scores["strict"] for verdict in ours)
+    assert len(ours) * 0.1 < right < len(ours) * 0.9
+
+
+def copied(world: Sequence[Example], copy: Callable[[Database], Database]) -> dict[str, Database]:
+    return {database.id: copy(database) for database in dict.fromkeys(one.database for one in world)}
+
+
+def test_duckdb_judges_the_miniature_world_as_sqlite_does(
+    engine: SqlEngine, world: list[Example], tmp_path: Path
+) -> None:
+    copies = copied(world, lambda database: to_duckdb(database, tmp_path / f"{database.id}.duckdb"))
+    hold(*verdicts(engine, world, copies))
+
+
+@pytest.mark.services
+def test_postgres_judges_the_miniature_world_as_sqlite_does(
+    engine: SqlEngine, world: list[Example], server: Server
+) -> None:
+    copies = copied(world, lambda database: to_postgres(database, server.admin, server.reader))
+    hold(*verdicts(engine, world, copies))
+    schema = introspect(copies[world[0].database.id])
+    original = introspect(world[0].database)
+    for one in world:
+        if one.database == world[0].database:
+            assert schema_items(one.gold_sql, schema, "postgres") == schema_items(one.gold_sql, original)
+            assert hardness(one.gold_sql, "postgres") == one.hardness
+
+
+def test_a_copy_keeps_values_that_do_not_fit_their_declared_type(engine: SqlEngine, tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "odd.sqlite")
+    connection.execute("CREATE TABLE t (n INTEGER, x REAL, s TEXT, b BLOB, empty INT, mixed)")
+    connection.execute("INSERT INTO t VALUES (1, 2, 'a', x'00ff', NULL, 1), ('two', 2.5, 3, x'01', NULL, 'b')")
+    connection.commit()
+    connection.close()
+    source = Database("odd", "sqlite", str(tmp_path / "odd.sqlite"))
+    copy = to_duckdb(source, tmp_path / "odd.duckdb")
+    (result,) = engine.execute_many([(copy, "SELECT * FROM t ORDER BY x")])
+    assert result.rows == (("1", 2.0, "a", b"\x00\xff", None, "1"), ("two", 2.5, "3", b"\x01", None, "b"))
+    assert [column.type for column in introspect(copy).tables[0].columns] == [
+        "VARCHAR", "DOUBLE", "VARCHAR", "BLOB", "BIGINT", "VARCHAR",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT COUNT ( * ) FROM t",
+        "SELECT a, count(*) FILTER (WHERE b IN (1, 2)) OVER (PARTITION BY c) FROM t AS q(a, b, c)",
+        "WITH x(a) AS (SELECT 1), y (b) AS MATERIALIZED (SELECT 2) SELECT * FROM x, y",
+        "SELECT x FROM (SELECT 1) t(x)",
+        "SELECT CAST(a AS varchar(10)), a::numeric(5, 2) FROM t",
+        "SELECT 'it''s; $$ -- /*' -- x\n FROM t;",
+        "SELECT name AS user FROM t",
+        'SELECT "odd name" FROM "t"',
+        "SELECT a FROM t WHERE b LIKE'x'",
+        "(SELECT 1) UNION (SELECT 2)",
+        "VALUES (1), (2)",
+        "SELECT extract(year FROM d), coalesce(a, 'b') FROM t GROUP BY GROUPING SETS ((a), (b))",
+    ],
+)
+def test_the_allow_list_lets_plain_queries_through(sql: str) -> None:
+    assert check(sql, "postgres") is None
+    assert check(sql, "duckdb") is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT foo(1)",
+        "SELECT a, foo (b) FROM t",
+        "SELECT x.foo(1)",
+        'SELECT "foo"(1)',
+        "SELECT foo/**/(1)",
+        "SELECT foo -- c\n (1)",
+        "SELECT * FROM foo(a) AS (b int)",
+        "SELECT * FROM t, foo(a) AS (b int)",
+        "WITH foo(a) AS (SELECT 1) SELECT foo(5)",
+        "SELECT pg_sleep (1)",
+        "SELECT * FROM pg_class",
+        "SELECT 1 /* /* ' */ */ , foo(1) /* ' */",
+        "SELECT E'\\' || foo(1) || '",
+        "SELECT U&'a' || foo(1)",
+        "SELECT $x$ foo(1) $x$",
+        "SELECT 1 -- \r , foo(1)",
+        "SELECT 1\x00; foo(1)",
+        "SELECT `a`",
+        "SELECT a; foo(1)",
+    ],
+)
+def test_the_allow_list_finds_a_call_however_it_is_written(sql: str) -> None:
+    assert check(sql, "postgres") is not None

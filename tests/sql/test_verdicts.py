@@ -1,0 +1,171 @@
+"""Judging pairs: what is executed, what is kept, and what is never counted as wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+from shops import build_shop
+
+from pipelines.config import Execution
+from pipelines.sql import wire
+from pipelines.sql.compare import EQUALITIES
+from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.types import Database, ExecutionStatus
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+NATIVE = "SELECT instr(printf('%.*c', 900000, 'a'), printf('%.*c', 450000, 'a') || 'b')"
+MANY = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 5000) SELECT x FROM c"
+OK = ExecutionStatus.OK
+
+
+def test_a_verdict_holds_both_sides(engine: SqlEngine, shop: Database) -> None:
+    (verdict,) = engine.judge_many(
+        [Pair(shop, "SELECT city FROM customer", "SELECT DISTINCT city FROM customer")], ["strict", "bird"]
+    )
+    assert verdict.scores == {"strict": 0.0, "bird": 1.0}
+    assert (verdict.gold, verdict.predicted, verdict.gold_rows, verdict.n_rows) == (OK, OK, 4, 3)
+    assert verdict.error_class is None
+    assert not verdict.broken
+
+
+def test_order_counts_where_the_gold_query_orders(engine: SqlEngine, shop: Database) -> None:
+    asc, desc = "SELECT name FROM customer ORDER BY id", "SELECT name FROM customer ORDER BY id DESC"
+    plain = "SELECT name FROM customer"
+    verdicts = engine.judge_many([Pair(shop, asc, desc), Pair(shop, plain, desc), Pair(shop, asc, plain)], ["strict"])
+    assert [verdict.scores["strict"] for verdict in verdicts] == [0.0, 1.0, 1.0]
+
+
+def test_a_wrong_prediction_scores_0_and_says_why(engine: SqlEngine, shop: Database) -> None:
+    wrong = [
+        "SELECT nope",
+        "DROP TABLE customer",
+        "",
+        ENDLESS,
+        NATIVE,
+        MANY,
+        "SELECT 1; SELECT 1",
+        "SELECT zeroblob(2000000000)",
+    ]
+    verdicts = engine.judge_many([Pair(shop, "SELECT 1", sql) for sql in wrong], list(EQUALITIES))
+    assert [verdict.error_class for verdict in verdicts] == [
+        "no_such_column", "not_authorized", "empty", "timeout", "timeout", "result_limit", "several_statements", "cell_limit",
+    ]  # fmt: skip
+    assert [verdict.predicted for verdict in verdicts] == [
+        ExecutionStatus.ERROR, ExecutionStatus.REFUSED, ExecutionStatus.ERROR, ExecutionStatus.TIMEOUT,
+        ExecutionStatus.TIMEOUT, ExecutionStatus.LIMIT, ExecutionStatus.REFUSED, ExecutionStatus.LIMIT,
+    ]  # fmt: skip
+    for verdict in verdicts:
+        assert set(verdict.scores.values()) == {0.0}
+        assert verdict.gold is OK
+        assert not verdict.broken
+
+
+@pytest.mark.parametrize("gold", ["SELECT nope", "DELETE FROM customer", ENDLESS, NATIVE, MANY])
+def test_a_gold_query_without_a_result_breaks_the_pair(engine: SqlEngine, shop: Database, gold: str) -> None:
+    (verdict,) = engine.judge_many([Pair(shop, gold, "SELECT 1")], ["strict", "test_suite"])
+    assert verdict.broken
+    assert verdict.gold is not OK
+    assert verdict.predicted is None
+    assert verdict.scores == {"strict": 0.0, "test_suite": 0.0}
+
+
+def test_a_missing_database_breaks_the_pair(engine: SqlEngine, shop: Database) -> None:
+    gone = Database("gone", "sqlite", shop.location + ".gone")
+    (verdict,) = engine.judge_many([Pair(gone, "SELECT 1", "SELECT 1")], ["strict"])
+    assert verdict.broken
+    assert (verdict.gold, verdict.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
+
+
+def test_no_prediction_is_wrong_and_not_broken(engine: SqlEngine, shop: Database) -> None:
+    (verdict,) = engine.judge_many([Pair(shop, "SELECT 1", None)], ["strict"])
+    assert (verdict.predicted, verdict.gold, verdict.broken) == (None, OK, False)
+    assert verdict.scores == {"strict": 0.0}
+
+
+def test_a_gold_query_runs_once_and_a_prediction_once_a_group(shop: Database, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    group = [Pair(shop, "SELECT 1", sql) for sql in ("SELECT 1 ", "SELECT 2", "SELECT 2", "SELECT 1")]
+    with SqlEngine(Limits(), audit=audit) as engine:
+        first = engine.judge_many(group, ["strict"])
+        again = asyncio.run(engine.judge(group[1], ["strict"]))
+    assert [verdict.scores["strict"] for verdict in first] == [1.0, 0.0, 0.0, 1.0]
+    assert again == first[1]
+    ran = [(line["role"], line["sql"]) for line in map(json.loads, audit.read_text().splitlines())]
+    assert ran == [
+        ("gold", "SELECT 1"),
+        ("prediction", "SELECT 1 "),
+        ("prediction", "SELECT 2"),
+        ("prediction", "SELECT 2"),
+    ]
+
+
+def test_a_kept_gold_result_goes_when_the_database_changes(engine: SqlEngine, tmp_path: Path) -> None:
+    database = build_shop(tmp_path / "a.sqlite")
+    pair = Pair(database, "SELECT count(*) FROM customer", "SELECT 4")
+    assert engine.judge_many([pair], ["strict"])[0].scores["strict"] == 1.0
+    (tmp_path / "a.sqlite").unlink()
+    (tmp_path / "b").mkdir()
+    build_shop(tmp_path / "b" / "b.sqlite")
+    import sqlite3
+
+    connection = sqlite3.connect(tmp_path / "b" / "b.sqlite")
+    connection.execute("DELETE FROM customer")
+    connection.commit()
+    connection.close()
+    (tmp_path / "b" / "b.sqlite").rename(tmp_path / "a.sqlite")
+    assert engine.judge_many([pair], ["strict"])[0].scores["strict"] == 0.0
+
+
+def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path: Path) -> None:
+    databases = [build_shop(tmp_path / f"{n}.sqlite") for n in range(7)]
+    pairs = [Pair(databases[n % 7], f"SELECT {n % 3}", f"SELECT {n % 2}") for n in range(600)]
+    with SqlEngine(Limits(), workers=3) as engine:
+        verdicts = engine.judge_many(pairs, ["strict"])
+    assert [verdict.scores["strict"] for verdict in verdicts] == [float(n % 3 == n % 2) for n in range(600)]
+
+
+def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database) -> None:
+    async def main() -> float:
+        slow = asyncio.create_task(engine.judge(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
+        await asyncio.sleep(0.05)
+        start = time.monotonic()
+        quick = await asyncio.gather(
+            *(engine.judge(Pair(shop, "SELECT 1", f"SELECT {n}"), ["strict"]) for n in range(50))
+        )
+        took = time.monotonic() - start
+        assert [verdict.scores["strict"] for verdict in quick] == [float(n == 1) for n in range(50)]
+        assert (await slow).predicted is ExecutionStatus.TIMEOUT
+        return took
+
+    assert asyncio.run(main()) < 1.5
+
+
+def test_an_unknown_equality_is_an_error_of_the_caller(engine: SqlEngine, shop: Database) -> None:
+    with pytest.raises(ValueError, match="no such equality: exact"):
+        engine.judge_many([Pair(shop, "SELECT 1", "SELECT 1")], ["exact"])
+
+
+def test_limits_come_from_the_recipe() -> None:
+    assert Limits.of(Execution(timeout_s=3, max_rows=5, max_bytes=7, memory_mb=9)) == Limits(3, 5, 7, 9)
+
+
+class Evil:
+    """Runs a function when it is unpickled by a reader that trusts names."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("forged",)
+
+
+def test_a_forged_reply_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"may not name builtins\.print"):
+        list(wire.unpack_replies(pickle.dumps(Evil(), 5)))
+    assert capsys.readouterr().out == ""
+    assert list(wire.unpack_replies(pickle.dumps((1, "a"), 5) + pickle.dumps([b"x", None, 1.5], 5))) == [
+        (1, "a"),
+        [b"x", None, 1.5],
+    ]
