@@ -99,7 +99,7 @@ class Pool:
         return sum(map(len, self._homes))
 
     def _stuck(self, worker: Worker | None, now: float) -> bool:
-        return worker is not None and worker.stuck_for(now) > STUCK_SECONDS
+        return worker is not None and worker.stuck_for(now) > STUCK_SECONDS and worker.has_begun()
 
     def ready(self, slot: int, events: int) -> None:
         """A pipe of this slot's worker can be read or written."""
@@ -117,7 +117,7 @@ class Pool:
         """Look after workers that have been silent: take back what waits behind a long statement; kill what hangs."""
         now = time.monotonic()
         for slot, worker in enumerate(self._workers):
-            if worker is None or not self._stuck(worker, now):
+            if worker is None or worker.stuck_for(now) < STUCK_SECONDS:
                 continue
             for task in reversed(worker.take_back()):
                 self._home(task).appendleft(task)

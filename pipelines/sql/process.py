@@ -198,10 +198,13 @@ class Worker:
         """Changes whenever the worker starts something."""
         return self._board.at()
 
+    def has_begun(self) -> bool:
+        """Whether it works, and is not still starting."""
+        return self._answered or (bool(self.held) and self._board.at()[0] >= self.held[0][0])
+
     def in_statement(self) -> bool:
         """Whether it should be running a statement, and is not still starting or opening a database."""
-        at, phase, _ = self._board.at()
-        return bool(self.held) and not phase & OPENING and (self._answered or at >= self.held[0][0])
+        return self.has_begun() and not self._board.at()[1] & OPENING
 
     def end(self) -> End:
         """End the process and say how it ended."""
