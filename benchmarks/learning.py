@@ -28,6 +28,7 @@ from pipelines.store import Store
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 EQUALITY = "strict"
+CONTROL = "more SFT"
 Means = dict[tuple[int, str], tuple[float, str]]  # (seed, question) -> (mean score, database)
 
 
@@ -89,7 +90,9 @@ def table(arms: dict[str, dict[int, Path]]) -> list[str]:
             f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {', '.join(f'{one:.1f}' for one in each)} |"
         )
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
-    for before, after in (("SFT", "GRPO"), ("SFT", "more SFT"), ("more SFT", "GRPO")):
+    for before, after in (("SFT", "GRPO"), ("SFT", CONTROL), (CONTROL, "GRPO")):
+        if not {before, after} <= set(arms):
+            continue
         changes = [points(difference(part[before], part[after])) for part in (greedy, sampled)]
         lines.append(f"| {after} over {before} | {changes[0]} | {changes[1]} |")
     return [*lines, "", *_probing(arms)]
@@ -134,20 +137,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--store", type=Path, default=Path("store/learning"))
+    parser.add_argument("--no-control", action="store_true", help="leave the arm of more SFT out: half the time")
     options = parser.parse_args()
     ours = {seed: run(seed, options.store) for seed in options.seeds}
-    more = {seed: run(seed, options.store, "variant=more_sft") for seed in options.seeds}
+    more = {} if options.no_control else {seed: run(seed, options.store, "variant=more_sft") for seed in options.seeds}
     arms = {
         "base (untrained)": {seed: folders["evaluate_model"] for seed, folders in ours.items()},
         "SFT": {seed: folders["evaluate_sft"] for seed, folders in ours.items()},
         "GRPO": {seed: folders["evaluate_grpo"] for seed, folders in ours.items()},
-        "more SFT": {seed: folders["evaluate_sft"] for seed, folders in more.items()},
     }
+    if more:
+        arms[CONTROL] = {seed: folders["evaluate_sft"] for seed, folders in more.items()}
     lines = table(arms)
     lines += ["", "| seed | seconds in SFT | in GRPO | in the control's SFT |", "|---|---|---|---|"]
     for seed in options.seeds:
-        spent, control = compute(ours[seed]), compute(more[seed])
-        lines.append(f"| {seed} | {spent['sft']} | {spent['grpo']} | {control['sft']} |")
+        spent, control = compute(ours[seed]), compute(more.get(seed, {}))
+        lines.append(f"| {seed} | {spent['sft']} | {spent['grpo']} | {control.get('sft', '-')} |")
     text = "\n".join(lines)
     print(text)
     page = PAGE.read_text(encoding="utf-8")
