@@ -10,7 +10,9 @@ Positive = Annotated[int, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
 Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 # "spider2" judges by result files and stands alone (pipelines/evaluation/by_result.py); the others compare two queries.
-Equality = Literal["strict", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl", "spider2"]
+Equality = Literal[
+    "strict", "strict_nonempty", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl", "spider2"
+]
 
 
 class Section(pydantic.BaseModel):
