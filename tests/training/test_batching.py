@@ -21,7 +21,7 @@ def test_every_sample_is_used_once_before_any_is_used_again():
 def test_batches_of_like_length_need_little_padding():
     indices = order(LENGTHS, 8, 496, seed=0)
     shuffled = random.Random(1).sample(range(500), 496)
-    assert padding_share(LENGTHS, indices, 8) < 0.03
+    assert padding_share(LENGTHS, indices, 8) < 0.08
     assert padding_share(LENGTHS, shuffled, 8) > 0.25
 
 

@@ -7,8 +7,9 @@ import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from pipelines.config import Grpo, Optimizer, Sampling
-from pipelines.training import grpo as module
-from pipelines.training.grpo import GrpoTrainer, arguments
+from pipelines.training import grpo_trainer
+from pipelines.training.grpo import _dataset, arguments
+from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import load
 from pipelines.training.plan import Plan
 from pipelines.training.rows import moving
@@ -44,11 +45,11 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
         common = {
             "model": copy.deepcopy(network),
             "processing_class": tokenizer,
-            "train_dataset": module._dataset(plan, examples),
+            "train_dataset": _dataset(plan, examples),
             "args": arguments(plan),
         }
         if plain:
-            made = GRPOTrainer(reward_funcs=[module.reward], **common)
+            made = GRPOTrainer(reward_funcs=[grpo_trainer.reward], **common)
         else:
             made = GrpoTrainer(plan=plan, rollouts=None, timings={}, **common)
         made.current_gradient_accumulation_steps = 1
