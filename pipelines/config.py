@@ -255,12 +255,17 @@ class Grpo(Section):
         steps: optimiser steps in all.
         clip_low, clip_high: epsilon bounds; clip-higher has clip_low < clip_high (SQL-Trail, equation 2).
         beta: KL coefficient; 0 for none.
-        scale: whether the advantage is divided by the group's standard deviation.
+        scale: what the advantage is divided by: its group's standard deviation, the whole generation's
+            (REINFORCE++ with a group baseline), or nothing.
         loss: TRL's loss type.
         level: the importance ratio's level.
         lambda_schema: weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
         drop: rollouts left out of the loss before it (MTIR-SQL's GRPO-Filter).
         drop_zero_variance: leave out groups whose rewards are all equal.
+        resample: rounds in which such groups are replaced by other questions' (DAPO's dynamic sampling).
+        order: how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
+        importance_cap: bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects
+            nothing. Rollouts in process need none.
         save_steps: a checkpoint every so many steps.
     """
 
@@ -272,12 +277,15 @@ class Grpo(Section):
     clip_low: float = 0.2
     clip_high: float = 0.28
     beta: float = 0.0
-    scale: Literal["group", "none"] = "group"
+    scale: Literal["group", "batch", "none"] = "group"
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
     lambda_schema: float = 0.0
     drop: tuple[Literal["malformed", "empty_turn", "no_answer"], ...] = ()
     drop_zero_variance: bool = False
+    resample: Count = 0
+    order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
+    importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
     sampling: Sampling = Sampling(top_p=0.99)
     optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)
     save_steps: Positive = 20

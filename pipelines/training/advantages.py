@@ -13,17 +13,20 @@ EPS = 1e-4  # TRL's; TRUST-SQL, equation 5 names no value
 SAME = 1e-5  # below this, a group's standard deviation is rounding: rewards are sums of a few 32-bit terms
 
 
-def group_advantages(rewards: Tensor, group: int, scale: Literal["group", "none"] = "group") -> Tensor:
+def group_advantages(rewards: Tensor, group: int, scale: Literal["group", "batch", "none"] = "group") -> Tensor:
     """(N,) advantages from (N,) rewards whose groups stand together: (r - mean) / (std + eps) within each group.
+
+    With "batch" the deviation is that of all rewards (REINFORCE++), with "none" there is none (Reasoning-SQL).
 
     A NaN reward is an episode that was left out: it counts in no mean or deviation and has advantage 0. So has
     every episode of a group whose rewards are all equal. The deviation is the sample's, divided by n - 1 (TRUST-SQL,
-    equation 5; Reasoning-SQL takes "none").
+    equation 5).
     """
     grouped = rewards.view(-1, group)
     centred = grouped - grouped.nanmean(dim=1, keepdim=True)
-    if scale == "group":
-        centred = centred / (_deviation(grouped).unsqueeze(1) + EPS)
+    if scale != "none":
+        spread = _deviation(grouped if scale == "group" else rewards.view(1, -1))
+        centred = centred / (spread.unsqueeze(1) + EPS)
     return centred.view(-1).where(useful(rewards, group), 0.0)
 
 

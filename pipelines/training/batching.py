@@ -47,11 +47,17 @@ def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> li
     return chosen[:total]
 
 
-def schedule(pool: int, questions: int, generations: int, seed: int) -> list[int]:
+def schedule(pool: int, questions: int, generations: int, seed: int, order: str = "shuffled") -> list[int]:
     """Indices of the questions of each generation, one after the other: (generations * questions,).
 
     A question comes again only when all have come; none comes twice in one generation unless the pool is too small.
+
+    Args:
+        order: "shuffled"; "hard_first" keeps the pool's order, which is ascending S(q); "easy_first" turns it round.
     """
+    if order != "shuffled":
+        ranked = range(pool) if order == "hard_first" else range(pool - 1, -1, -1)
+        return [ranked[place % pool] for place in range(generations * questions)]
     chosen: list[int] = []
     left: list[int] = []
     epoch = 0

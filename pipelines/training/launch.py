@@ -20,7 +20,7 @@ from typing import IO, Any
 from pipelines import errors
 from pipelines.errors import ResourceError, TrainingError
 from pipelines.training.child import PARENT
-from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, Plan
+from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
@@ -62,7 +62,8 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
             pump.join()
     if not (child.returncode == 0 and (folder / MODEL).is_dir()):
         raise _death(child.returncode, last, folder)
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for name in (CHECKPOINTS, SERVED):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for name in (PLAN, LOG):  # they hold this machine's paths, and nothing that is needed any more
         (folder / name).unlink()
 

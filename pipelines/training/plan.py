@@ -7,7 +7,7 @@ from typing import Literal
 
 from pipelines.config import Recipe, Section
 
-MODEL, ADAPTER, CHECKPOINTS, BASE = "model", "adapter", "checkpoints", "base"
+MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
 CURVES, TIMING, LOG, PLAN = "curves.jsonl", "timing.jsonl", "child.log", "plan.json"
 
 

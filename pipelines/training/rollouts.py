@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,14 +49,32 @@ class Paid:
 
 @dataclass
 class Generation:
-    """The episodes of one generation on this process, group by group, and where its time went (seconds)."""
+    """The episodes of one generation on this process, group by group.
+
+    Attributes:
+        episodes: what is trained on.
+        drawn: what was drawn at first, before groups that teach nothing were replaced: what one watches.
+        seconds: where the time went.
+    """
 
     episodes: list[Paid]
-    seconds: dict[str, float] = field(default_factory=dict)
+    drawn: list[Paid]
+    seconds: dict[str, float]
 
-    def rewards(self, track: str) -> Tensor:
+    def rewards(self, track: str, drawn: bool = False) -> Tensor:
         """(N,) the track's rewards; NaN where an episode takes no part."""
-        return torch.tensor([paid.reward(track) for paid in self.episodes], dtype=torch.float32)
+        episodes = self.drawn if drawn else self.episodes
+        return torch.tensor([paid.reward(track) for paid in episodes], dtype=torch.float32)
+
+    def replace(self, again: Generation, places: Sequence[int], group: int) -> None:
+        """Put groups of another draw in the places of groups that taught nothing, where they teach more."""
+        varied = (~advantages.zero_variance(again.rewards(FULL), group)).tolist()
+        episodes = list(self.episodes)
+        for number, place in enumerate(places[: len(varied)]):
+            if varied[number]:
+                episodes[place * group : (place + 1) * group] = again.episodes[number * group : (number + 1) * group]
+        self.episodes = episodes
+        self.seconds = {name: value + again.seconds[name] for name, value in self.seconds.items()}
 
 
 class Rollouts:
@@ -91,11 +110,33 @@ class Rollouts:
             generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
             first: the row of the first id among all processes' rows.
         """
+        made = self._run(ids, f"{generation}", first)
+        drawn = list(made.episodes)
+        for attempt in range(1, self.grpo.resample + 1):
+            alike = advantages.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
+            if not alike:
+                break
+            chosen = self._others(
+                {paid.trajectory.example_id for paid in made.episodes}, len(alike), generation, attempt
+            )
+            again = self._run(
+                [name for name in chosen for _ in range(self.grpo.group)], f"{generation}\0{attempt}", first
+            )
+            made.replace(again, alike, self.grpo.group)
+        return Generation(made.episodes, drawn, made.seconds)
+
+    def _others(self, taken: set[str], count: int, generation: int, attempt: int) -> list[str]:
+        """Questions of the pool that this generation has not asked, as far as there are any."""
+        rng = np.random.default_rng((self.recipe.seed, generation, attempt))
+        names = [name for name in self.examples if name not in taken] or list(self.examples)
+        return [names[index] for index in rng.permutation(len(names))[:count]]
+
+    def _run(self, ids: Sequence[str], draw: str, first: int) -> Generation:
         requests = [
             EpisodeRequest(
                 self.examples[name],
                 (first + row) % self.grpo.group,
-                episode_seed(self.recipe.seed, f"{name}\0{generation}", first + row),
+                episode_seed(self.recipe.seed, f"{name}\0{draw}", first + row),
             )
             for row, name in enumerate(ids)
         ]
@@ -109,7 +150,7 @@ class Rollouts:
             "sql_wait_seconds": waited,
             "reward_seconds": time.perf_counter() - rolled,
         }
-        return Generation(episodes, seconds)
+        return Generation(episodes, episodes, seconds)
 
     def _waited(self) -> float:
         """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""
@@ -166,7 +207,7 @@ def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:
 
 def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]]:
     """What one watches, by name, a value an episode: NaN where an episode says nothing about it."""
-    episodes = generation.episodes
+    episodes = generation.drawn
     trajectories = [paid.trajectory for paid in episodes]
     nan = float("nan")
     return {
@@ -178,6 +219,7 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
         "forced": [float(trajectory.forced) for trajectory in trajectories],
+        "replaced": [float(paid is not now) for paid, now in zip(episodes, generation.episodes, strict=True)],
         "broken": [float(paid.outcome is None) for paid in episodes],
         "dropped": [float(paid.outcome is not None and paid.rewards is None) for paid in episodes],
         **{
@@ -191,7 +233,7 @@ def format_errors(generation: Generation) -> Counter[str]:
     """How often each format error was made, over all turns."""
     return Counter(
         turn.action.format_error
-        for paid in generation.episodes
+        for paid in generation.drawn
         for turn in paid.trajectory.turns
         if turn.action.format_error is not None
     )

@@ -1,0 +1,295 @@
+"""A small subclass of TRL's GRPOTrainer over our own rollouts: TRL's code is called, never copied."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
+from torch import Tensor
+from trl.models.utils import unwrap_model_for_generation
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import pad
+
+from pipelines.training import advantages, settings
+from pipelines.training.plan import Plan
+from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
+from pipelines.training.rows import Forward, dense, moving, regroup, scatter
+from pipelines.training.sync import WeightSync
+
+LIKE_ROWS = 24  # rows of one forward: the fewer, the more alike in length; a CPU gains nothing from more
+NAMES = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "kl": "kl",
+    "clip_ratio/low_mean": "clip_low",
+    "clip_ratio/high_mean": "clip_high",
+}
+
+
+class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer with dual tracks, rows of no weight left out of the forward, and micro-batches of like length.
+
+    Args:
+        plan: the recipe's `grpo` section says what the loss is.
+        rollouts: makes and pays the episodes.
+        timings: seconds of the current step by what they were spent on.
+        sync: brings the weights to the servers that sample; None when the network itself does.
+    """
+
+    beta: float
+    _buffered_inputs: list[dict[str, Tensor]] | None
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        rollouts: Rollouts,
+        timings: dict[str, float],
+        sync: WeightSync | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.plan, self.grpo, self.rollouts, self.timings, self.sync = plan, plan.recipe.grpo, rollouts, timings, sync
+        self.generation: Generation | None = None
+        self.watched: dict[str, float] = {}
+        self.rows: Tensor | None = None  # (B,) which rows of the current batch need a forward; None for all
+        self.forward: Forward | None = None  # of the current batch, so that a second track costs no second one
+        self.inside_loss = False
+        super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their judging."""
+        before, started = sum(self.timings.values()), time.perf_counter()
+        loss: Tensor = super().training_step(*args, **kwargs)
+        elsewhere = sum(self.timings.values()) - before
+        self.spend("train_seconds", time.perf_counter() - started - elsewhere)
+        return loss
+
+    def spend(self, on: str, seconds: float) -> None:
+        """Add to the seconds of this step that went into one thing."""
+        self.timings[on] = self.timings.get(on, 0.0) + seconds
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch of a generation; advantages that are only rounding become 0, and the schema track comes along."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        assert self.generation is not None
+        output["advantages"] = output["advantages"] * self._useful(FULL)
+        if self.grpo.lambda_schema:
+            output |= self._schema_track()
+        if self.sync is not None and self.grpo.importance_cap is not None and "sampling_per_token_logps" in output:
+            output |= self._corrected(output, self.grpo.importance_cap)
+        self.rows = None
+        return output
+
+    def _corrected(self, output: dict[str, Any], cap: float) -> dict[str, Tensor]:
+        """Advantages (B, C) weighed by min(pi_old / pi_sampler, cap): truncated importance sampling (Yao et al., 2025).
+
+        As the weights are not negative, weighing the advantage weighs the clipped loss of its token.
+        """
+        old = output.get("old_per_token_logps")
+        if old is None:
+            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+            with torch.no_grad():
+                old, _, _ = self._get_per_token_logps_and_entropies(
+                    self.model, ids, mask, output["completion_ids"].size(1), self.args.per_device_train_batch_size
+                )
+        weights = (old - output["sampling_per_token_logps"]).exp().clamp(max=cap)
+        tracks = [name for name in ("advantages", "schema_advantages") if name in output]
+        return {"old_per_token_logps": old, **{name: output[name].unsqueeze(1) * weights for name in tracks}}
+
+    def _schema_track(self) -> dict[str, Tensor]:
+        """Advantages (B,), mask (B, C) and token count of the schema track (TRUST-SQL, equations 4 and 5)."""
+        assert self.generation is not None
+        useful = self._useful(SCHEMA)
+        scaled = advantages.group_advantages(self._everyone(SCHEMA), self.grpo.group, self.grpo.scale)
+        masks = self.rollouts.masks(self.generation, SCHEMA, useful)
+        mask = pad([torch.tensor(row) for row in masks], padding_value=0, padding_side="right").to(useful.device)
+        return {
+            "schema_advantages": scaled[self._local_rows(len(masks))],
+            "schema_mask": mask,
+            "schema_items": self.accelerator.gather(mask.sum()).sum(),
+        }
+
+    def _everyone(self, track: str, drawn: bool = False) -> Tensor:
+        """(N,) the track's rewards over all processes, group by group; as first drawn, or as trained on."""
+        assert self.generation is not None
+        rewards: Tensor = self.accelerator.gather(self.generation.rewards(track, drawn).to(self.accelerator.device))
+        return rewards
+
+    def _useful(self, track: str) -> Tensor:
+        """(B,) which of this process's episodes say anything on a track."""
+        assert self.generation is not None
+        useful = advantages.useful(self._everyone(track), self.grpo.group)
+        return useful[self._local_rows(len(self.generation.episodes))]
+
+    def _local_rows(self, count: int) -> slice:
+        first = self.accelerator.process_index * count
+        return slice(first, first + count)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's micro-batches, regrouped after each generation so that each holds rows of like weight and length."""
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is before or self._buffered_inputs is None or self.grpo.loss == "bnpo":
+            return inputs  # bnpo normalises each micro-batch by itself: which rows share one matters there
+        self._buffered_inputs = regroup(self._buffered_inputs, functools.partial(moving, beta=self.beta))
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """L = L_full + lambda * L_schema (TRUST-SQL, equation 6): one forward, each track over its own tokens.
+
+        The advantages of the two tracks must not be added first: once the ratio leaves 1 they clip apart.
+        """
+        self.rows, self.inside_loss = moving(inputs, self.beta), True
+        try:
+            loss: Tensor = super()._compute_loss(model, inputs)
+            if self.grpo.lambda_schema:
+                loss = loss + self.grpo.lambda_schema * self._schema_loss(model, inputs)
+            self._watch(inputs)
+        finally:
+            self.rows, self.forward, self.inside_loss = None, None, False
+        return loss
+
+    def _schema_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        track = {
+            **inputs,
+            "advantages": inputs["schema_advantages"],
+            "tool_mask": inputs["schema_mask"],
+            "num_items_in_batch": inputs["schema_items"],
+        }
+        # The penalty on leaving the reference is paid once, by the full track; so are its metrics.
+        kept, self._metrics["train"] = self._metrics["train"], defaultdict(list)
+        beta, self.beta = self.beta, 0.0
+        try:
+            return super()._compute_loss(model, track)  # type: ignore[no-any-return]
+        finally:
+            self._metrics["train"], self.beta = kept, beta
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> Forward:
+        """TRL's forward on rows that have weight, without the columns that are padding for all of them."""
+        if self.inside_loss and self.forward is not None:
+            return self.forward
+        compute = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
+        rows = torch.arange(len(input_ids), device=input_ids.device)
+        if self.rows is not None:
+            rows = rows[self.rows] if self.rows.any() else rows[:1]  # one row keeps every process's backward alike
+        lengths = attention_mask[rows].sum(1)
+        rows = rows[lengths.argsort(stable=True)]
+        parts = [
+            dense(compute, input_ids[part], attention_mask[part], logits_to_keep)
+            for part in torch.split(rows, min(batch_size or len(rows), LIKE_ROWS))
+        ]
+        result = scatter(parts, rows, len(input_ids))
+        if self.inside_loss:
+            self.forward = result
+        return result
+
+    def _watch(self, inputs: dict[str, Any]) -> None:
+        """Entropy over the rows that had a forward; on the first pass, how far trainer and sampler are apart."""
+        assert self.forward is not None
+        logps, entropies, _ = self.forward
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        if self.rows is not None:
+            mask = mask * self.rows.unsqueeze(1)
+        drift = torch.zeros_like(logps)
+        sampled = inputs.get("sampling_per_token_logps")
+        first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
+        if sampled is not None and first:
+            drift = ((logps.detach() - sampled).abs() * mask).nan_to_num(0.0)
+        assert entropies is not None
+        local = torch.stack([(entropies * mask).sum(), drift.sum(), mask.sum()]).detach()
+        total = self.accelerator.reduce(local, reduction="sum")
+        count = total[2].clamp(min=1.0)
+        if total[2] > 0:
+            self._metrics["train"]["own/entropy"].append((total[0] / count).item())
+        if sampled is not None and first:
+            self._metrics["train"]["own/drift_mean"].append((total[1] / count).item())
+            self._metrics["train"]["own/drift_max"].append(self.accelerator.gather(drift.max()).max().item())
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log TRL's numbers beside those of the generation that they belong to."""
+        logs.update({f"own/{name}": value for name, value in self.watched.items()})
+        super().log(logs, start_time)
+
+    def observe(self, generation: Generation) -> list[list[int]]:
+        """Take note of a generation; the mask of each episode's full track.
+
+        Its numbers, summed up over all processes, are logged with each step that trains on it.
+        """
+        self.generation = generation
+        for name, seconds in generation.seconds.items():
+            self.spend(name, seconds)
+        useful = self._useful(FULL)
+        masks = self.rollouts.masks(generation, FULL, useful)
+        # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
+        self.rows = None if self.beta or self.grpo.lambda_schema else useful
+        self.watched = self._sum_up(generation)
+        return masks
+
+    def _sum_up(self, generation: Generation) -> dict[str, float]:
+        terms = [term.term for term in self.plan.recipe.rewards]
+        named = facts(generation, terms)
+        table = torch.tensor(list(named.values()), dtype=torch.float32, device=self.accelerator.device).T  # (N, F)
+        means = self.accelerator.gather(table.contiguous()).nanmean(0).tolist()
+        watched = {name: mean for name, mean in zip(named, means, strict=True) if mean == mean}
+        alike = advantages.zero_variance(self._everyone(FULL, drawn=True), self.grpo.group)
+        faults: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
+        turns = max(1.0, watched["turns"] * len(generation.episodes) * self.accelerator.num_processes)
+        shares = {f"fault_{name}": count / turns for name, count in sorted(faults.items())}
+        return {**watched, **shares, "zero_variance": alike.float().mean().item()}
+
+
+def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
+    """TRL's `rollout_func`: the prompts are example ids, repeated for each episode of their group."""
+    index = trainer.state.global_step // trainer.num_iterations
+    if trainer.sync is not None:
+        trainer.spend("sync_seconds", trainer.sync.push(trainer))
+    with _whole_weights(trainer):
+        generation = trainer.rollouts.generate(prompts, index, trainer.accelerator.process_index * len(prompts))
+    masks = trainer.observe(generation)
+    pairs = [cut(paid.trajectory, trainer._tokenizer.pad_token_id) for paid in generation.episodes]
+    prompt_ids, completion_ids = [prompt for prompt, _ in pairs], [completion for _, completion in pairs]
+    return {
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "logprobs": _sampled(generation, completion_ids),
+        "env_mask": masks,
+        "paid": [None if paid.rewards is None else paid.reward(FULL) for paid in generation.episodes],
+    }
+
+
+def reward(paid: Sequence[float | None], **_: Any) -> list[float | None]:
+    """TRL's reward function: what the rollout already paid. None leaves an episode out of its group."""
+    return list(paid)
+
+
+def _whole_weights(trainer: GrpoTrainer) -> AbstractContextManager[Any]:
+    """While episodes are made, ZeRO-3 must bring each process the weights that it keeps in parts."""
+    if not trainer.is_deepspeed_enabled:
+        return nullcontext()
+    return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)  # type: ignore[no-any-return]
+
+
+def _sampled(generation: Generation, completion_ids: Sequence[Sequence[int]]) -> list[list[float]] | None:
+    """The sampler's log-probabilities of each completion; None when some policy did not tell them."""
+    if not all(paid.trajectory.logprobs for paid in generation.episodes if paid.outcome is not None):
+        return None
+    return [
+        list(paid.trajectory.logprobs[-len(ids) :]) if paid.trajectory.logprobs else [0.0] * len(ids)
+        for paid, ids in zip(generation.episodes, completion_ids, strict=True)
+    ]

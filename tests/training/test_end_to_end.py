@@ -1,0 +1,89 @@
+"""The whole of training on a world of six questions: SFT teaches the protocol, GRPO raises what is paid."""
+
+import json
+import sys
+
+import pytest
+
+from pipelines.config import Hardware, Lora, Optimizer, RewardTerm
+from pipelines.training import datafile, grpo, launch, sft
+from pipelines.training.model import load
+from pipelines.training.plan import Plan
+from pipelines.types import write_jsonl
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+
+@pytest.fixture
+def plan(tmp_path, recipe, examples, trajectories, checkpoint, taught, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    write_jsonl(tmp_path / "examples.jsonl", examples)
+    write_jsonl(tmp_path / "trajectories.jsonl", trajectories)
+
+    def make(kind, name="run", hardware=None, model=None, rewards=None, **changes):
+        section = getattr(recipe, kind).model_copy(update=changes)
+        updates = {kind: section, "hardware": hardware or recipe.hardware, "model": model or recipe.model}
+        out = tmp_path / name
+        out.mkdir()
+        return Plan(
+            kind=kind,
+            recipe=recipe.model_copy(update=updates | ({"rewards": rewards} if rewards else {})),
+            checkpoint_in=str(checkpoint if kind == "sft" else taught),
+            data=tmp_path / ("trajectories.jsonl" if kind == "sft" else "examples.jsonl"),
+            out=out,
+        )
+
+    return make
+
+
+def curves(plan):
+    return [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
+
+
+def silent(event):
+    pass
+
+
+def test_grpo_raises_what_is_paid(plan):
+    optimizer = Optimizer(lr=1.5e-3, schedule="constant", warmup_ratio=0.0)
+    made = plan("grpo", steps=40, questions_per_step=6, micro_batch=24, save_steps=100, optimizer=optimizer)
+    grpo.train(made, datafile.examples(made.data), silent)
+    rewards = [line["reward"] for line in curves(made)]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.15
+
+
+def test_a_dual_track_runs_on_two_rewards(plan):
+    """The react protocol has one track, so the schema track's tokens are those of no turn: its loss is 0."""
+    rewards = (RewardTerm(term="exec"), RewardTerm(term="schema", track="schema"))
+    made = plan("grpo", steps=1, lambda_schema=0.25, rewards=rewards)
+    grpo.train(made, datafile.examples(made.data), silent)
+    assert {"term_exec", "term_schema"} <= curves(made)[0].keys()
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_adapters_train_and_end_up_in_a_plain_model(plan, recipe, kind):
+    adapted = recipe.model.model_copy(update={"lora": Lora(rank=4, alpha=8)})
+    steps = {"epochs": 3.0, "optimizer": Optimizer(lr=1e-2)} if kind == "sft" else {"steps": 3, "save_steps": 1}
+    made = plan(kind, model=adapted, **steps)
+    module, records = (sft, datafile.trajectories) if kind == "sft" else (grpo, datafile.examples)
+    module.train(made, records(made.data), silent)
+    before, _ = load(made.checkpoint_in, recipe.model)
+    after, _ = load(made.out / "model", recipe.model)
+    changed = {name for name, value in after.state_dict().items() if not value.equal(before.state_dict()[name])}
+    assert "model.layers.0.mlp.up_proj.weight" in changed
+    assert "model.embed_tokens.weight" not in changed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_two_processes_learn_what_one_learns(plan, kind):
+    """Over gloo: the same losses within float error."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:0"]
+    two = Hardware(threads=1, launch=(*torchrun, "--rdzv-backend=c10d"))
+    settings = {"epochs": 6} if kind == "sft" else {"steps": 4, "questions_per_step": 4}
+    alone, shared = plan(kind, "one", **settings), plan(kind, "two", hardware=two, **settings)
+    for made in (alone, shared):
+        launch.train(made, made.out, silent)
+    for one, other in zip(curves(alone), curves(shared), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3, abs=1e-5)

@@ -1,0 +1,126 @@
+"""Generations: who takes part in a group, which tokens carry weight, what is watched."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from pipelines.protocols.base import build
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.stages.inputs import schemas, sql_engine
+from pipelines.training.plan import Plan
+from pipelines.training.rollouts import FULL, Generation, Paid, Rollouts, cut, facts, format_errors
+from pipelines.types import StopReason, Trajectory
+
+RIGHT, WRONG = "<solution> SELECT count(*) FROM singer</solution>", "<solution> SELECT 0</solution>"
+
+
+@pytest.fixture
+def make(tmp_path, recipe, examples):
+    """Rollouts of a scripted agent; `say` gets the request and gives its words."""
+    engines = []
+
+    def rollouts(say, **changes):
+        section = recipe.grpo.model_copy(update=changes)
+        changed = recipe.model_copy(update={"grpo": section})
+        plan = Plan(kind="grpo", recipe=changed, checkpoint_in="", data=tmp_path, out=tmp_path)
+        engines.append(sql_engine(changed))
+        policy = ScriptedPolicy(say)
+        by_id = {example.id: example for example in examples}
+        return Rollouts(plan, by_id, policy, build(recipe.protocol), engines[-1], schemas(changed))
+
+    yield rollouts
+    for engine in engines:
+        engine.close()
+
+
+def test_a_group_is_paid_by_the_rubric(make):
+    answers = iter([RIGHT, WRONG, "no tags at all", RIGHT])
+    said: dict[int, str] = {}
+
+    def say(request):
+        if request.seed not in said:
+            said[request.seed] = next(answers)
+        return said[request.seed]
+
+    rollouts = make(say)
+    made = rollouts.generate(["q0"] * 4, generation=0)
+    assert made.rewards(FULL).tolist() == [2.0, 1.0, 0.0, 2.0]  # exec 1 + format 1; q0 asks how many singers there are
+    assert [paid.trajectory.sample for paid in made.episodes] == [0, 1, 2, 3]
+    watched = facts(made, ["exec", "format"])
+    assert watched["ex"] == [1.0, 0.0, 0.0, 1.0]
+    assert watched["term_format"] == [1.0, 1.0, 0.0, 1.0]
+    assert watched["format_errors"] == [0.0, 0.0, 1.0, 0.0]
+    assert format_errors(made) == {"no_action": 4}  # three turns and the forced one
+
+
+def test_grpo_filter_takes_malformed_episodes_out_of_their_group(make):
+    rollouts = make(lambda request: RIGHT if request.seed % 2 else "no tags", drop=("malformed",))
+    made = rollouts.generate(["q0"] * 8, generation=0)
+    dropped = [paid.outcome is not None and paid.rewards is None for paid in made.episodes]
+    assert True in dropped
+    assert False in dropped
+    for paid, out in zip(made.episodes, dropped, strict=True):
+        assert math.isnan(paid.reward(FULL)) is out
+    masks = rollouts.masks(made, FULL, torch.ones(8, dtype=torch.bool))
+    assert all(not any(mask) for mask, out in zip(masks, dropped, strict=True) if out)
+
+
+def test_seeds_depend_on_the_generation_and_the_row_alone(make):
+    seen = []
+    rollouts = make(lambda request: seen.append(request.seed) or RIGHT)
+    rollouts.generate(["q0"] * 4, generation=0)
+    first, seen[:] = sorted(seen), []
+    rollouts.generate(["q0"] * 4, generation=0)
+    assert sorted(seen) == first
+    assert len(set(first)) == 4
+    seen.clear()
+    rollouts.generate(["q0"] * 4, generation=1)
+    assert not set(seen) & set(first)
+
+
+def test_groups_that_teach_nothing_are_replaced_by_other_questions(make):
+    """DAPO's dynamic sampling: q0 is always right; the others are right half of the time."""
+
+    def say(request):
+        right = request.example.id == "q0" or request.seed % 2
+        return f"<solution> {request.example.gold_sql}</solution>" if right else WRONG
+
+    plain, resampled = make(say), make(say, resample=3)
+    ids = ["q0"] * 4 + ["q1"] * 4
+    assert plain.generate(ids, generation=0).rewards(FULL)[:4].tolist() == [2.0] * 4
+    made = resampled.generate(ids, generation=0)
+    assert len(set(made.rewards(FULL)[:4].tolist())) == 2
+    assert "q0" not in {paid.trajectory.example_id for paid in made.episodes}
+    assert made.rewards(FULL, drawn=True)[:4].tolist() == [2.0] * 4  # what one watches stays as it was drawn
+    assert facts(made, [])["replaced"][:4] == [1.0] * 4
+    assert [paid.trajectory.sample for paid in made.episodes] == [0, 1, 2, 3] * 2
+
+
+def trajectory(ids, mask, ends, **changes) -> Trajectory:
+    plain = Trajectory("q0", 0, "p", "react", (), (), None, StopReason.TURN_LIMIT)
+    return dataclasses.replace(plain, token_ids=ids, agent_mask=mask, turn_ends=ends, **changes)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "expected"),
+    [
+        ((1, 2, 3, 4, 5), (0, 0, 1, 0, 1), ([1, 2], [3, 4, 5])),
+        ((1, 2, 3), (0, 0, 0), ([1, 2], [3])),  # broke before the agent spoke
+        ((7,), (0,), ([7], [9])),
+        ((), (), ([9], [9])),  # no database, no prompt
+    ],
+)
+def test_an_episode_is_cut_before_the_agents_first_word(ids, mask, expected):
+    assert cut(trajectory(ids, mask, ()), pad_id=9) == expected
+
+
+def test_a_broken_episode_has_no_reward_and_no_weight(make):
+    rollouts = make(lambda request: RIGHT)
+    broken = Paid(trajectory((1, 2, 3), (0, 1, 1), (3,)), None, None)
+    made = Generation([broken], [broken], {})
+    assert made.rewards(FULL).isnan().all()
+    assert rollouts.masks(made, FULL, torch.tensor([True])) == [[0, 0]]
+    assert facts(made, ["exec"])["broken"] == [1.0]
+    assert math.isnan(facts(made, ["exec"])["term_exec"][0])
