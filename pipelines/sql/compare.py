@@ -62,7 +62,7 @@ def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Test suite accuracy on one database: bags of rows up to a permutation of columns, in order when the gold text
     has an ORDER BY (Zhong et al. 2020, `exec_eval.py: result_eq`). Two empty results are equal whatever their arity.
     """
-    if not gold.rows and not predicted.rows:
+    if gold.rows == predicted.rows:
         return 1.0
     return float(equal_up_to_columns(gold.rows, predicted.rows, facts.mentions_order))
 
@@ -74,7 +74,7 @@ def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     gold cell that stands nowhere in the predicted row counts 1/c false negative (c: the gold row's columns). A row
     without a partner counts 1 false positive or 1 false negative.
     """
-    if not gold.rows and not predicted.rows:
+    if gold.rows == predicted.rows:
         return 1.0
     predicted_rows, gold_rows = list(dict.fromkeys(predicted.rows)), list(dict.fromkeys(gold.rows))
     true = false_positive = false_negative = 0.0
@@ -210,6 +210,8 @@ def drop_distinct(sql: str) -> str:
     The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT
     a". That is a defect, and not followed: two statements are refused here.
     """
+    if "distinct" not in sql.lower():
+        return close_operators(sql)
     return _WORD.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], close_operators(sql))
 
 

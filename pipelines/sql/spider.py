@@ -26,6 +26,10 @@ ARITHMETIC = frozenset(("none", "-", "+", "*", "/"))
 COMBINATIONS = frozenset(("intersect", "union", "except"))
 NO_NAMES = CLAUSES | JOINS | COMPARISONS | AGGREGATES | frozenset(_OTHER_KEYWORDS.split())
 
+ENDS = CLAUSES | {")", ";"}
+VALUE_STOPS = CLAUSES | JOINS | {",", ")", "and", ""}
+END = ("", "", "", "")  # behind the tokens, so that looking ahead needs no check
+
 Columns = Mapping[str, Collection[str]]  # lower-cased columns by lower-cased table
 
 _QUOTED = re.compile(r'"[^"]*"')
@@ -111,7 +115,7 @@ class _Reader:
     """A cursor over the tokens; each method reads one thing of the grammar and moves on."""
 
     def __init__(self, tokens: Sequence[str], columns: Columns | None) -> None:
-        self._tokens = tokens
+        self._tokens = [*tokens, *END]
         self._at = 0
         self._columns = columns
         named = zip(tokens, tokens[2:], tokens[1:], strict=False)
@@ -240,8 +244,7 @@ class _Reader:
             self._at += 1
         else:
             end = self._at
-            stops = CLAUSES | JOINS | {",", ")", "and"}
-            while end < len(self._tokens) and self._tokens[end] not in stops:
+            while self._tokens[end] not in VALUE_STOPS:
                 end += 1
             self._within(start, end, tables)
             self._at = end
@@ -251,7 +254,7 @@ class _Reader:
 
     def _within(self, start: int, end: int, tables: Sequence[str]) -> None:
         """Read one column from a slice; whatever else the slice holds is lost."""
-        whole, self._tokens, self._at = self._tokens, self._tokens[:end], start
+        whole, self._tokens, self._at = self._tokens, [*self._tokens[:end], *END], start
         try:
             self._column_unit(tables)
         finally:
@@ -308,22 +311,23 @@ class _Reader:
         raise Unreadable
 
     def _ends(self) -> bool:
-        return self._peek() in CLAUSES or self._peek() in (")", ";")
+        return self._tokens[self._at] in ENDS
 
     def _more(self) -> bool:
-        return self._at < len(self._tokens)
+        return self._tokens[self._at] != ""
 
     def _peek(self) -> str:
-        return self._tokens[self._at] if self._more() else ""
+        return self._tokens[self._at]
 
     def _take(self) -> str:
         self._at += 1
         return self._tokens[self._at - 1]
 
     def _skip(self, word: str) -> bool:
-        found = self._peek() == word
-        self._at += found
-        return found
+        if self._tokens[self._at] == word:
+            self._at += 1
+            return True
+        return False
 
     def _expect(self, word: str) -> None:
         if not self._skip(word):
