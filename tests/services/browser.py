@@ -49,16 +49,18 @@ class Page:
             assert time.monotonic() < deadline, f"the page does not show {text!r}"
             time.sleep(0.3)
 
-    def click(self, text: str) -> None:
-        """The innermost of the last elements with exactly that text, by a real mouse event."""
-        spot = self.evaluate(
+    def click(self, text: str, seconds: float = 60) -> None:
+        """The control with exactly that text, as soon as it is there and enabled."""
+        script = (
             "(() => { const found = [...document.body.querySelectorAll('*')]"
             f".filter(e => (e.innerText || '').trim() === {json.dumps(text)}).pop();"
-            "found.scrollIntoView({block: 'center'}); const box = found.getBoundingClientRect();"
-            "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
+            "const control = found && (found.closest('button, a') || found);"
+            "if (!control || control.disabled) return false; control.click(); return true; })()"
         )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **spot)
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(script):
+            assert time.monotonic() < deadline, f"nothing to click says {text!r}"
+            time.sleep(0.3)
 
     def picture(self, path: Path, rest: float = 2.0) -> None:
         """What is to be seen, as PNG, after `rest` seconds in which what moves comes to rest."""

@@ -101,7 +101,7 @@ class Site:
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def run(self, command: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+    def run(self, command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             ["bash", "-c", command], cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout
         )
@@ -113,7 +113,7 @@ class Site:
         for key, value in {"overrides": overrides, **parameters}.items():
             command += ["--param", f"{key}={json.dumps(value)}"]
         return subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=400, check=False
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
 
     def api(self, path: str, body: dict[str, Any] | None = None) -> Any:

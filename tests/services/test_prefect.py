@@ -14,7 +14,7 @@ import pytest
 
 from .conftest import SMALL, SMALL_DATA, Site, end, processes, wait_for
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 def digests(store: Path) -> dict[str, Any]:
