@@ -20,6 +20,15 @@ from pipelines.store import Store, read_json
 from pipelines.types import from_dict
 
 console = Console(highlight=False)
+SHOWN = {
+    "synthesize": ("trajectories", "turns_mean", "broken"),
+    "filter": ("kept", "acceptance"),
+    "gold_schema": ("examples", "agreement", "disagreements"),
+    "sft": ("steps", "loss", "accuracy"),
+    "difficulty": ("questions", "pass_rate", "zero_variance_share", "balanced", "explore"),
+    "grpo": ("steps", "reward", "ex", "turns", "zero_variance"),
+    "evaluate": ("ex", "ex_sampled", "majority", "turns", "tokens"),
+}
 MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
 
@@ -31,17 +40,18 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
 
     def done(result: graph.StageResult, seconds: float) -> None:
         how = "[dim]there already[/]" if result.cached else f"{seconds:.1f} s"
-        line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {_facts(result.metrics)}"
+        line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {_facts(result)}"
         console.print(line, soft_wrap=True)
 
     with Bars(console) as bars:
         return plain.run(recipe, store, bars, until, done)
 
 
-def _facts(metrics: dict[str, float]) -> str:
-    """The first few numbers of a stage's summary, for one line."""
-    shown = list(metrics.items())[:5]
-    return "  ".join(f"{name} {value:,.4g}" for name, value in shown)
+def _facts(result: graph.StageResult) -> str:
+    """The numbers of a stage's summary that say most, for one line."""
+    kind = result.name.partition("_")[0]
+    names = SHOWN.get(kind) or SHOWN.get(result.name) or tuple(result.metrics)[:4]
+    return "  ".join(f"{name} {result.metrics[name]:,.4g}" for name in names if name in result.metrics)
 
 
 def show_steps(steps: list[graph.Step]) -> None:
