@@ -55,7 +55,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             processing_class=tokenizer,
             peft_config=model.adapters(recipe.model.lora),
             train_dataset=_dataset(plan, examples),
-            callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, timings)],
+            callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, timings, rollouts.worst)],
             args=arguments(plan),
         )
         settings.run(trainer, plan)

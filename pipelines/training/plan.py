@@ -8,7 +8,7 @@ from typing import Literal
 from pipelines.config import Recipe, Section
 
 MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
-CURVES, TIMING, LOG, PLAN = "curves.jsonl", "timing.jsonl", "child.log", "plan.json"
+CURVES, TIMING, ALARMED, LOG, PLAN = "curves.jsonl", "timing.jsonl", "alarms.jsonl", "child.log", "plan.json"
 
 
 class Plan(Section):
@@ -19,7 +19,8 @@ class Plan(Section):
         checkpoint_in: the model folder (or hub name) that training starts from.
         data: trajectories (sft) or examples (grpo), in the order in which they were selected; Parquet or JSONL.
         gold_schemas: the folder of the gold-schema stage; None takes the gold SQL's own tables and columns.
-        out: the folder that gets `model/`, `curves.jsonl`, `timing.jsonl` and, while it runs, `checkpoints/`.
+        out: the folder that gets `model/`, `curves.jsonl`, `timing.jsonl`, `alarms.jsonl` if there was cause, and,
+            while it runs, `checkpoints/`.
     """
 
     kind: Literal["sft", "grpo"]

@@ -12,7 +12,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from pipelines.errors import ResourceError
-from pipelines.training.plan import CHECKPOINTS, CURVES, TIMING
+from pipelines.training.alarms import Watch
+from pipelines.training.plan import ALARMED, CHECKPOINTS, CURVES, TIMING
 
 Emit = Callable[[Mapping[str, Any]], None]
 WHOLE = "whole"  # an empty file written last: a checkpoint without it was cut short
@@ -30,18 +31,28 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         state_bytes: the size of one checkpoint, for the disk check before each.
         names: TRL's name of each number that is kept, and ours.
         timings: wall-clock seconds of this step by what they were spent on; emptied at each step.
+        example: an episode of the current step in words, to be shown with an alarm; None where nothing is watched.
     """
 
     def __init__(
-        self, out: Path, emit: Emit, state_bytes: int, names: Mapping[str, str], timings: dict[str, float]
+        self,
+        out: Path,
+        emit: Emit,
+        state_bytes: int,
+        names: Mapping[str, str],
+        timings: dict[str, float],
+        example: Callable[[], str] | None = None,
     ) -> None:
         self.out, self.emit, self.state_bytes, self.names, self.timings = out, emit, state_bytes, names, timings
+        self.example, self.watch = example, Watch()
         self.since = _now()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Cut the files back to where the run resumes."""
-        for name in (CURVES, TIMING):
-            _keep_until(self.out / name, state.global_step)
+        for name in (CURVES, TIMING, ALARMED):
+            lines = _keep_until(self.out / name, state.global_step)
+            for line in lines if name == CURVES else ():
+                self.watch.see(line)
         self.since = _now()
         self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
 
@@ -59,6 +70,15 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         _append(self.out / CURVES, {"step": state.global_step, **values})
         _append(self.out / TIMING, {"step": state.global_step, **spent})
         self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
+        self._warn(state.global_step, values)
+
+    def _warn(self, step: int, values: Mapping[str, float]) -> None:
+        if self.example is None:
+            return
+        for name, words in self.watch.see(values):
+            alarm = {"step": step, "alarm": name, "words": words, "example": self.example()}
+            _append(self.out / ALARMED, alarm)
+            self.emit({"event": "note", "text": f"step {step}: {words} (an episode of it is in {ALARMED})"})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Refuse to begin a checkpoint that the disk cannot hold.
@@ -101,17 +121,20 @@ def _append(path: Path, value: Mapping[str, Any]) -> None:
         file.write(json.dumps(value, allow_nan=False) + "\n")
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drop lines after `step`, and a last line that a kill cut short."""
+def _keep_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drop lines after `step`, and a last line that a kill cut short; the values of those that stay."""
     if not path.exists():
-        return
-    kept = []
+        return []
+    kept, values = [], []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+            value = json.loads(line)
         except json.JSONDecodeError:
             break
+        if value["step"] <= step:
+            kept.append(line + "\n")
+            values.append(value)
     beside = path.with_suffix(".tmp")
     beside.write_text("".join(kept), encoding="utf-8")
     beside.replace(path)
+    return values

@@ -97,6 +97,7 @@ class Rollouts:
     ) -> None:
         self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
         self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
+        self.last: list[Paid] = []
         self.rubric = Rubric(plan.recipe.rewards)
         self.grade = grader(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
         self.grpo = plan.recipe.grpo
@@ -123,7 +124,15 @@ class Rollouts:
                 [name for name in chosen for _ in range(self.grpo.group)], f"{generation}\0{attempt}", first
             )
             made.replace(again, alike, self.grpo.group)
+        self.last = drawn
         return Generation(made.episodes, drawn, made.seconds)
+
+    def worst(self) -> str:
+        """The worst paid episode of the last generation, in words: what an alarm shows."""
+        paid = min(self.last, key=lambda one: (one.rewards is not None, one.rewards.total if one.rewards else 0.0))
+        trajectory = paid.trajectory
+        said = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]
+        return "\n".join([self.examples[trajectory.example_id].question, *said])
 
     def _others(self, taken: set[str], count: int, generation: int, attempt: int) -> list[str]:
         """Questions of the pool that this generation has not asked, as far as there are any."""
