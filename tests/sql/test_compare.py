@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.sql.compare import EQUALITIES, UNKNOWN, Gold, close_operators, drop_distinct
@@ -155,6 +155,7 @@ def two_tables(draw: st.DrawFn) -> tuple[list[tuple], list[tuple]]:
     return gold, predicted
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(two_tables(), st.booleans())
 def test_test_suite_is_the_official_definition(tables: tuple[list[tuple], list[tuple]], order: bool) -> None:
     gold, predicted = tables
@@ -165,6 +166,7 @@ def test_test_suite_is_the_official_definition(tables: tuple[list[tuple], list[t
     assert bool(ours) == official_result_eq(gold, predicted, order)
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(two_tables())
 def test_strict_is_reflexive_symmetric_and_never_laxer_than_a_set(tables: tuple[list[tuple], list[tuple]]) -> None:
     gold, predicted = (result(*rows, columns=len(rows[0]) if rows else 1) for rows in tables)
