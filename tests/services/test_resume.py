@@ -66,7 +66,7 @@ def kill_in_every_stage(store: Path, stages: list[str]) -> list[str]:
     killed = []
     for stage in stages:
         with subprocess.Popen(command(store), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-            while run.poll() is None and not list((store / stage).glob(".work-*/*")):
+            while run.poll() is None and not list((store / stage).glob(".work-*[!k]")):
                 time.sleep(0.02)
             time.sleep(rng.uniform(0.0, 1.5))
             if run.poll() is None:
