@@ -1,10 +1,11 @@
 """Throughput of the SQL engine beside raw `sqlite3` in one process, on the same queries.
 
-    python benchmarks/scoring.py [--spider DIR] [--skip bike_1] [--passes 7]
+    python benchmarks/scoring.py [--spider DIR] [--skip bike_1] [--passes 7] [--markdown]
 
-Every pass runs statements that no pass ran before (a comment numbers them), so that each is prepared anew on both
-sides. Figures are the median of the passes, raw and ours taking turns, in statements or verdicts a second. One core is
-used (the process pins itself and so its workers), but for the last part, where two workers have two cores.
+Every pass runs statements that no pass ran before (a comment numbers them), so that each is prepared anew on both sides;
+raw and ours take turns. The figures for one core are work per second of processor time, this process and its workers
+together: what one idle core does in a second of wall clock, also when other processes are at work beside it. The gain
+of a second worker is in wall clock, and needs two idle cores to show. Figures are medians of the passes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database
 
 Work = list[tuple[Database, str, str]]  # database, gold SQL, predicted SQL
-ONE_PASS_EQUALITIES = [name for name in EQUALITIES if name != "r_ves"]
+Clock = Callable[[], float]
+COMPARED = [name for name, equality in EQUALITIES.items() if not equality.timed]
 
 
 def spider_work(folder: Path, skipped: Sequence[str]) -> Work:
@@ -37,12 +39,18 @@ def spider_work(folder: Path, skipped: Sequence[str]) -> Work:
     rng = random.Random(0)
     work = []
     for number, row in enumerate(questions):
-        name = row["db_id"]
-        predicted = rng.choice(by_database[name]) if number % 3 == 0 else row["query"]
-        work.append(
-            (Database(name, "sqlite", str(folder / "database" / name / f"{name}.sqlite")), row["query"], predicted)
-        )
+        name, gold = row["db_id"], row["query"]
+        predicted = rng.choice(by_database[name]) if number % 3 == 0 else gold
+        work.append((Database(name, "sqlite", str(folder / "database" / name / f"{name}.sqlite")), gold, predicted))
     return work
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its children so far."""
+    total = time.process_time()
+    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return total
 
 
 class Raw:
@@ -51,40 +59,54 @@ class Raw:
     def __init__(self) -> None:
         self._open: dict[str, sqlite3.Connection] = {}
 
-    def run(self, database: Database, sql: str) -> None:
-        connection = self._open.get(database.location)
-        if connection is None:
-            connection = self._open[database.location] = sqlite3.connect(f"file:{database.location}?mode=ro", uri=True)
-        connection.execute(sql).fetchall()
-
     def run_all(self, jobs: Sequence[tuple[Database, str]]) -> None:
         for database, sql in jobs:
-            self.run(database, sql)
+            connection = self._open.get(database.location)
+            if connection is None:
+                connection = self._open[database.location] = sqlite3.connect(
+                    f"file:{database.location}?mode=ro", uri=True
+                )
+            connection.execute(sql).fetchall()
 
 
 class Bench:
     """Times passes, each on statements of its own."""
 
-    def __init__(self, work: Work, passes: int) -> None:
+    def __init__(self, work: Work, passes: int, clock: Clock) -> None:
         self._work = work
         self._passes = passes
+        self._clock = clock
         self._pass = 0
 
-    def _numbered(self, gold: bool = True) -> Work:
-        self._pass += 1
-        mark = f" -- {self._pass}"
-        return [(db, g + mark if gold else g, p + mark + "p") for db, g, p in self._work]
-
     def rates(self, *runners: Callable[[Work], None], gold: bool = True) -> list[float]:
-        """Items a second of each runner, the median over passes; they take turns, so that a busy machine slows all."""
+        """Items a second of each runner; `gold=False` leaves the gold queries as they were in the last pass."""
         times: list[list[float]] = [[] for _ in runners]
         for _ in range(self._passes):
             for own, runner in zip(times, runners, strict=True):
                 work = self._numbered(gold)
-                start = time.perf_counter()
+                start = self._clock()
                 runner(work)
-                own.append(time.perf_counter() - start)
+                own.append(self._clock() - start)
         return [len(self._work) / statistics.median(own) for own in times]
+
+    def _numbered(self, gold: bool) -> Work:
+        self._pass += 1
+        mark = f" -- {self._pass}"
+        return [(db, g + mark if gold else g, p + mark + "p") for db, g, p in self._work]
+
+
+class Page:
+    """Prints a line for each figure, as text or as a Markdown table."""
+
+    def __init__(self, markdown: bool) -> None:
+        self._markdown = markdown
+
+    def head(self) -> None:
+        if self._markdown:
+            print("| | a second | |\n|---|---:|---:|")
+
+    def line(self, name: str, rate: float, note: str) -> None:
+        print(f"| {name} | {rate:,.0f} | {note} |" if self._markdown else f"{name:<56}{rate:>9,.0f} /s  {note}")
 
 
 def judge(engine: SqlEngine, equalities: Sequence[str]) -> Callable[[Work], None]:
@@ -95,60 +117,66 @@ def judge(engine: SqlEngine, equalities: Sequence[str]) -> Callable[[Work], None
     return run
 
 
-def show(name: str, rate: float, raw: float) -> None:
-    print(f"{name:<58}{rate:>10,.0f} /s{rate / raw:>8.0%} of raw")
-
-
-def one_core(bench: Bench) -> None:
+def one_core(bench: Bench, page: Page) -> None:
     """Statements and verdicts on one core."""
     raw = Raw()
+
+    def raw_statements(work: Work) -> None:
+        raw.run_all([(db, sql) for db, sql, _ in work])
+
+    def raw_pairs(work: Work) -> None:
+        raw.run_all([(db, sql) for db, gold, predicted in work for sql in (gold, predicted)])
+
     with SqlEngine(Limits()) as engine:
 
-        def execute(work: Work) -> None:
+        def verdict_is_rows(work: Work) -> None:
             engine.execute_many([(db, sql) for db, sql, _ in work])
 
-        ours_rate, raw_rate = bench.rates(execute, lambda work: raw.run_all([(db, sql) for db, sql, _ in work]))
-        show("raw sqlite3: execute and fetch", raw_rate, raw_rate)
-        show("ours: the same in the sandbox, rows handed back", ours_rate, raw_rate)
+        def shown(work: Work) -> None:
+            engine.execute_many([(db, sql) for db, sql, _ in work], max_rows=50)
 
-        def both(work: Work) -> None:
-            raw.run_all([(db, sql) for db, gold, predicted in work for sql in (gold, predicted)])
+        base, whole, cut = bench.rates(raw_statements, verdict_is_rows, shown)
+        page.line("raw sqlite3: statements, all rows fetched", base, "100 % of raw")
+        page.line("sandbox: statements, all rows handed back", whole, f"{whole / base:.0%} of raw")
+        page.line("sandbox: statements, 50 rows handed back (a turn)", cut, f"{cut / base:.0%} of raw")
+        base, *one, every = bench.rates(
+            raw_pairs, *(judge(engine, [name]) for name in COMPARED), judge(engine, COMPARED)
+        )
+        page.line("raw sqlite3: pairs, fetched and not compared", base, "100 % of raw")
+        for name, rate in zip(COMPARED, one, strict=True):
+            page.line(f"verdicts, gold cold: {name}", rate, f"{rate / base:.0%} of raw")
+        note = f"{statistics.median(one) / every:.2f} times the cost of one"
+        page.line(f"verdicts, gold cold: all {len(COMPARED)} equalities at once", every, note)
+        base, warm = bench.rates(raw_pairs, judge(engine, ["strict"]), gold=False)
+        page.line("verdicts, gold warm: strict", warm, f"{warm / base:.0%} of raw")
 
-        runners = [judge(engine, [name]) for name in ONE_PASS_EQUALITIES] + [judge(engine, ONE_PASS_EQUALITIES)]
-        *rates, all_rate, raw_pairs = bench.rates(*runners, both)
-        show("raw sqlite3: gold and prediction, nothing compared", raw_pairs, raw_pairs)
-        for name, rate in zip(ONE_PASS_EQUALITIES, rates, strict=True):
-            show(f"ours: verdicts, gold cold: {name}", rate, raw_pairs)
-        show("ours: verdicts, gold cold: all equalities at once", all_rate, raw_pairs)
-        print(f"{'':<4}all at once cost {statistics.median(rates) / all_rate:.2f} times as much as one")
-        warm, raw_pairs = bench.rates(judge(engine, ["strict"]), both, gold=False)
-        show("ours: verdicts, gold warm: strict", warm, raw_pairs)
 
-
-def two_cores(bench: Bench, cores: Sequence[int]) -> None:
+def two_cores(bench: Bench, page: Page) -> None:
     """The gain of a second worker on a second core; the parent shares the two with them, as it does in production."""
-    os.sched_setaffinity(0, cores)
     with SqlEngine(Limits(), workers=1) as one, SqlEngine(Limits(), workers=2) as two:
         single, double = bench.rates(judge(one, ["strict"]), judge(two, ["strict"]))
-    print(f"{'ours: verdicts, two workers on two cores':<58}{double:>10,.0f} /s{double / single:>7.2f}x of one worker")
+    page.line("verdicts, two workers on two cores: strict", double, f"{double / single:.2f} times one worker")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     parser.add_argument("--spider", type=Path, default=shared / "spider")
-    parser.add_argument(
-        "--skip", nargs="*", default=["bike_1"], help="databases left out (bike_1: queries of half a second)"
-    )
+    parser.add_argument("--skip", nargs="*", default=[], help="databases left out")
     parser.add_argument("--passes", type=int, default=7)
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/scoring.md")
     options = parser.parse_args()
-    work = spider_work(options.spider, options.skip)
+    if not options.spider.is_dir():
+        parser.error(f"{options.spider} is not a folder: pass --spider, with train.json, dev.json and database/")
+    work, page = spider_work(options.spider, options.skip), Page(options.markdown)
     cores = sorted(os.sched_getaffinity(0))
-    print(f"{len(work)} questions of {options.spider.name}, {options.passes} passes, SQLite {sqlite3.sqlite_version}")
+    print(f"{len(work)} questions of {options.spider.name}, {options.passes} passes, SQLite {sqlite3.sqlite_version}\n")
+    page.head()
     os.sched_setaffinity(0, cores[:1])
-    one_core(Bench(work, options.passes))
+    one_core(Bench(work, options.passes, processor_seconds), page)
     if len(cores) > 1:
-        two_cores(Bench(work, options.passes), cores[:2])
+        os.sched_setaffinity(0, cores[:2])
+        two_cores(Bench(work, options.passes, time.perf_counter), page)
 
 
 if __name__ == "__main__":

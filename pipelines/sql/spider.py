@@ -8,6 +8,7 @@ is given.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -111,6 +112,12 @@ def tokenize(sql: str) -> list[str]:
     return tokens
 
 
+@functools.lru_cache(8192)
+def is_name(word: str) -> bool:
+    """Whether a token can name a table or a column."""
+    return word not in NO_NAMES and _NAME.match(word) is not None
+
+
 class _Reader:
     """A cursor over the tokens; each method reads one thing of the grammar and moves on."""
 
@@ -186,7 +193,7 @@ class _Reader:
     def _table(self) -> str:
         word = self._take()
         table = self._aliases.get(word, word)
-        if not self._is_name(table) or (self._columns is not None and table not in self._columns):
+        if not is_name(table) or (self._columns is not None and table not in self._columns):
             raise Unreadable
         if self._peek() == "as":
             self._at += 2
@@ -286,7 +293,7 @@ class _Reader:
         word = self._take()
         if word == "*":
             return "*"
-        if not self._is_name(word):
+        if not is_name(word):
             raise Unreadable
         if "." in word:
             alias, name = word.split(".")
@@ -301,14 +308,11 @@ class _Reader:
             raise Unreadable
         return f"{table}.{word}"
 
-    def _is_name(self, word: str) -> bool:
-        return word not in NO_NAMES and _NAME.match(word) is not None
-
     def _find(self, word: str, start: int) -> int:
-        for index in range(start, len(self._tokens)):
-            if self._tokens[index] == word:
-                return index
-        raise Unreadable
+        try:
+            return self._tokens.index(word, start)
+        except ValueError:
+            raise Unreadable from None
 
     def _ends(self) -> bool:
         return self._tokens[self._at] in ENDS
