@@ -107,12 +107,12 @@ def _short(outcome: Outcome, rubric: Any) -> str:
 
 def _health(recipe: Recipe, folder: Any, say: Say) -> dict[str, Any]:
     """The report of `pipelines/sql/health.py` over all pools."""
-    from pipelines.sql import health
+    from pipelines.sql.health import counts, examine, lines
     from pipelines.stages.inputs import examples, sql_engine
 
     pool = list({example.id: example for example in examples(folder, "sft", "rl", "dev", "test")}.values())
     with sql_engine(recipe) as sql:
-        report = health.examine(pool, sql)
-    for line in health.lines(report):
+        report = examine(pool, sql)
+    for line in lines(report):
         say(line)
-    return {"health": health.counts(report)}
+    return {"health": counts(report)}
