@@ -38,8 +38,9 @@ def await_grpo(site: Site, true: Callable[[], object], what: str) -> None:
 
 
 def artifacts(site: Site, run_id: str) -> dict[str, Any]:
+    """The newest artifact of a flow run under each key."""
     found = site.api("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 100})
-    return {one["key"]: one for one in found}
+    return {one["key"]: one for one in sorted(found, key=lambda one: one["created"])}
 
 
 def test_everything_is_deployed_with_a_form(site: Site) -> None:
