@@ -7,8 +7,8 @@ two minutes), and draw 16 x 6 episodes a step at temperature 1, with the same sa
 judge and the same six reward terms, and train on all of them. TRL's arm gets our tags as tool calls: a parser for
 `<sql>`, an environment whose one tool runs the query, and stops at the closing tags.
 
-Prints seconds a step by wall clock and CPU, our share of model compute (decoding, forward, backward, optimiser), and
-the ratio. The last line is JSON. One thread.
+Prints seconds a step by wall clock and CPU, the share of model compute (decoding, forward, backward, optimiser), turns
+an episode, and the ratio. On a machine that is busy with other work, compare CPU seconds. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -243,6 +243,7 @@ def trl(world: World) -> dict[str, float]:
     )
     trainer.remove_callback(PrinterCallback)
     watch(trainer, clock)
+    network.generate = clock.timed(network.generate)
     trainer.train()
     return clock.figures() | {"turns": statistics.mean(turns)}
 
