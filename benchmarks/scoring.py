@@ -3,10 +3,9 @@
     python benchmarks/scoring.py [--spider DIR] [--skip bike_1] [--passes 7] [--markdown]
 
 Every pass runs statements that no pass ran before (a comment numbers them), so that each is prepared anew on both
-sides;
-raw and ours take turns. The figures for one core are work per second of processor time, this process and its workers
-together: what one idle core does in a second of wall clock, also when other processes are at work beside it. The gain
-of a second worker is in wall clock, and needs two idle cores to show. Figures are medians of the passes.
+sides; raw and ours take turns. The figures for one core are work per second of processor time, this process and its
+workers together: what one idle core does in a second of wall clock, also when other processes are at work beside it.
+The gain of a second worker is in wall clock, and needs two idle cores to show. Figures are medians of the passes.
 """
 
 from __future__ import annotations

@@ -24,6 +24,13 @@ def test_without_scaling_only_the_mean_is_taken_off():
     assert group_advantages(rewards, 3, "none").tolist() == [-2.0, -1.0, 3.0]
 
 
+def test_the_deviation_can_be_the_whole_generations():
+    """REINFORCE++ with a group baseline. Of 0, 2, 1, 3: mean 1.5, deviation sqrt(5 / 3)."""
+    rewards = torch.tensor([0.0, 2.0, 1.0, 3.0])
+    scale = math.sqrt(5 / 3) + 1e-4
+    assert group_advantages(rewards, 2, "batch").tolist() == pytest.approx([-1 / scale, 1 / scale] * 2)
+
+
 def test_an_episode_that_is_left_out_counts_nowhere():
     # Without the left-out one: mean 3, deviation sqrt(2 * 1) = sqrt(2).
     rewards = torch.tensor([2.0, NAN, 4.0])

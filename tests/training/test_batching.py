@@ -71,3 +71,9 @@ def test_a_pool_smaller_than_a_generation_is_repeated():
     chosen = schedule(pool=3, questions=4, generations=3, seed=0)
     assert len(chosen) == 12
     assert all(chosen.count(index) == 4 for index in range(3))
+
+
+def test_questions_can_follow_their_difficulty():
+    """The pool comes in ascending S(q): the hardest first."""
+    assert schedule(3, 2, 2, seed=0, order="hard_first") == [0, 1, 2, 0]
+    assert schedule(3, 2, 2, seed=0, order="easy_first") == [2, 1, 0, 2]

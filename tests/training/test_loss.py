@@ -1,6 +1,7 @@
 """The loss against a formula written out by hand, and against TRL's own trainer on the same batch."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -208,3 +209,22 @@ def test_what_is_watched(make, batch):
     assert watched["own/drift_mean"] == [pytest.approx(0.01, rel=1e-3)]
     assert watched["own/drift_max"] == [pytest.approx(0.01, rel=1e-3)]
     assert watched["own/entropy"][0] == pytest.approx(watched["entropy"][0], rel=1e-4)
+
+
+def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch):
+    """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap)."""
+    trainer = make()
+    old = log_probabilities(trainer.model, batch).detach()
+    gap = torch.tensor([0.0, 0.5, -0.5, 3.0, 0, 0, 0, 0, 0, 0]) * batch["completion_mask"]
+    corrected = trainer._corrected({**batch, "sampling_per_token_logps": old - gap}, cap=2.0)
+    assert torch.allclose(corrected["old_per_token_logps"], old, atol=1e-5)
+    weights = torch.tensor([1.0, math.exp(0.5), math.exp(-0.5), 2.0])
+    assert torch.allclose(corrected["advantages"][0, :4], 1.2 * weights, atol=1e-4)
+    assert torch.allclose(corrected["schema_advantages"][1, :4], 0.9 * weights, atol=1e-4)
+
+    batch |= corrected
+    by_hand = {name: value for name, value in batch.items() if not name.startswith("schema")}
+    loss = trainer._compute_loss(trainer.model, by_hand)
+    full = batch["completion_mask"] * batch["tool_mask"]
+    expected = -(batch["advantages"] * full).sum() / full.sum()  # the ratio is 1: nothing is clipped
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
