@@ -7,6 +7,7 @@ interchangeable, and a partial choice is dropped as soon as the bags of its part
 
 from __future__ import annotations
 
+import marshal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ def equal_up_to_columns(gold: Sequence[Row], predicted: Sequence[Row], ordered: 
     """
     if len(gold) != len(predicted) or not gold or len(gold[0]) != len(predicted[0]):
         return False
+    if gold is predicted or (gold == predicted and _bytes(gold) == _bytes(predicted)):
+        return True
     if ordered:
         found = _same_columns(gold, predicted)
     else:
@@ -36,6 +39,11 @@ def _same_unordered_rows(gold: Sequence[Row], predicted: Sequence[Row], ordered:
     """
     left, right = [_unordered(row) for row in gold], [_unordered(row) for row in predicted]
     return left == right if ordered else set(left) == set(right)
+
+
+def _bytes(rows: Sequence[Row]) -> bytes:
+    """Cells with their types: where these are equal the quick rejection cannot part equal rows."""
+    return marshal.dumps(list(rows), 2)
 
 
 def _unordered(row: Row) -> Row:
