@@ -151,7 +151,8 @@ def _plain(value: Any) -> str:
 
 def _source(source: dict[str, Any]) -> str:
     parts = [source["kind"], source["split"], _plain(source["count"])]
-    return " ".join(parts + ([f"({', '.join(source['hardness'])})"] if source["hardness"] else []))
+    levels = source["hardness"] or source["options"].get("complexity")
+    return " ".join(parts + ([f"({', '.join(levels)})"] if levels else []))
 
 
 def _term(term: dict[str, Any]) -> str:

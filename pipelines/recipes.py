@@ -93,10 +93,21 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key; anything else of `above` replaces what is below."""
-    whole = OmegaConf.to_container(OmegaConf.merge(below, above))
+    """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`."""
+    whole = OmegaConf.to_container(OmegaConf.merge(_of_one_kind(below, above), above))
     assert isinstance(whole, dict)
     return {str(key): value for key, value in whole.items()}
+
+
+def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`below` without what belongs to another kind than `above` names: a reader's options mean nothing to another."""
+    if below.get("kind", above.get("kind")) != above.get("kind", below.get("kind")):
+        return {}
+    kept = dict(below)
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            kept[key] = _of_one_kind(below[key], value)
+    return kept
 
 
 def _assign(tree: Any, override: str) -> None:

@@ -54,6 +54,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "protocol.max_turns_eval": 15,
         "protocol.forced_final": False,
         "data.sft.count": 9217,
+        "data.sft.options.complexity": ["Moderate", "Complex", "Highly Complex"],
         "synthesis.teacher.sampling.turn_tokens": 2048,
         "filter.keep": None,
         "filter.per_example": None,
@@ -157,6 +158,8 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("skyrl_sql", "qwen3_8b"): {"model.source": "Qwen/Qwen3-8B", "protocol.reasoning": False},
     ("mtir_sql", "turns_3"): {"protocol.max_turns": 3, "protocol.max_turns_eval": 3},
     ("mtir_sql", "grpo"): {"grpo.drop": []},
+    ("mtir_sql", "reinforce_pp"): {"grpo.drop": [], "grpo.scale": "batch"},
+    ("reasoning_sql", "star_sft"): {"synthesis.rationalise": True},
 }
 
 
