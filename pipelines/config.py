@@ -292,7 +292,7 @@ class Grpo(Section):
 
 
 class Evaluation(Section):
-    """The reported figures: one greedy episode a question, then `samples` sampled ones for majority@k and pass@k.
+    """The reported figures: one greedy episode a question, then `samples` (or none) for majority@k and pass@k.
 
     Attributes:
         forced_single_turn: also a greedy pass in which the agent must answer at once.
@@ -302,7 +302,7 @@ class Evaluation(Section):
         ves_repeats: how often each right answer is timed against its gold SQL for R-VES (BIRD: 100); 0 leaves it out.
     """
 
-    samples: Positive = 8
+    samples: Count = 8
     ks: tuple[Positive, ...] = (1, 2, 4, 8)
     sampling: Sampling = Sampling()
     forced_single_turn: bool = False

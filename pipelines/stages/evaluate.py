@@ -43,8 +43,12 @@ EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the resu
 def build(ctx: Context) -> None:
     """Write every trajectory (`data.parquet`), every record (`records.jsonl`), the summary and its figures."""
     questions = examples(ctx.inputs["data"], "test")
-    trained = next(ctx.inputs[name] for name in ("grpo", "sft", "model") if name in ctx.inputs)
-    evaluate_questions(ctx, questions, checkpoint_of(trained), ctx.inputs.get("gold_schema"))
+    name = next(name for name in ("grpo", "sft", "model") if name in ctx.inputs)
+    if name == "model" and ctx.recipe.model.source == "tiny":
+        # Random weights ramble to the token limit: one greedy pass says all that there is to say of them.
+        settings = ctx.recipe.evaluation.model_copy(update={"samples": 0, "forced_single_turn": False})
+        ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"evaluation": settings}))
+    evaluate_questions(ctx, questions, checkpoint_of(ctx.inputs[name]), ctx.inputs.get("gold_schema"))
 
 
 def evaluate_questions(
@@ -169,8 +173,8 @@ def passes(recipe: Recipe) -> list[Pass]:
     settings, turns = recipe.evaluation, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
     once = [Pass(ONCE, "greedy", greedy, 0, 1)] if settings.forced_single_turn else []
-    sampled = Pass("sampled", "sampled", settings.sampling, turns, settings.samples)
-    return [Pass("greedy", "greedy", greedy, turns, 1), sampled, *once]
+    sampled = [Pass("sampled", "sampled", settings.sampling, turns, settings.samples)] if settings.samples else []
+    return [Pass("greedy", "greedy", greedy, turns, 1), *sampled, *once]
 
 
 def start(recipe: Recipe, answerer: str, gold: Path | None, answers: Path | None = None) -> Run:

@@ -60,7 +60,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            2,
+            3,
             ("evaluation", *SAMPLING),
             ("data", "gold_schema", name),
             "evaluate:build",
