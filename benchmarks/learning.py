@@ -85,10 +85,8 @@ def table(arms: dict[str, dict[int, Path]]) -> list[str]:
     sampled = {name: means(folders, "sampled") for name, folders in arms.items()}
     lines = ["| model | EX greedy | EX sampled (T = 1) | per seed, sampled |", "|---|---|---|---|"]
     for name, folders in arms.items():
-        each = [100 * _mean(means({seed: folder}, "sampled")) for seed, folder in folders.items()]
-        lines.append(
-            f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {', '.join(f'{one:.1f}' for one in each)} |"
-        )
+        each = ", ".join(_mean(means({seed: folder}, "sampled")) for seed, folder in folders.items())
+        lines.append(f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {each} |")
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
     for before, after in (("SFT", "GRPO"), ("SFT", CONTROL), (CONTROL, "GRPO")):
         if not {before, after} <= set(arms):
@@ -118,17 +116,17 @@ def _probing(arms: dict[str, dict[int, Path]]) -> list[str]:
     return lines
 
 
-def _mean(scores: Means) -> float:
-    return sum(score for score, _ in scores.values()) / len(scores)
+def _mean(scores: Means) -> str:
+    return f"{100 * sum(score for score, _ in scores.values()) / len(scores):.1f}" if scores else "-"
 
 
 def compute(folders: dict[str, Path]) -> dict[str, Any]:
-    """Wall-clock seconds that training took, as the stages' timing files say."""
+    """Seconds of processor time that the steps took, as the stages' timing files say."""
     spent = {}
     for name in ("sft", "grpo"):
         if name in folders:
             lines = (folders[name] / "timing.jsonl").read_text(encoding="utf-8").splitlines()
-            spent[name] = round(sum(json.loads(line)["seconds"] for line in lines), 1)
+            spent[name] = round(sum(json.loads(line)["cpu_seconds"] for line in lines), 1)
     return spent
 
 
@@ -149,7 +147,7 @@ def main() -> None:
     if more:
         arms[CONTROL] = {seed: folders["evaluate_sft"] for seed, folders in more.items()}
     lines = table(arms)
-    lines += ["", "| seed | seconds in SFT | in GRPO | in the control's SFT |", "|---|---|---|---|"]
+    lines += ["", "| seed | CPU-seconds in SFT | in GRPO | in the control's SFT |", "|---|---|---|---|"]
     for seed in options.seeds:
         spent, control = compute(ours[seed]), compute(more.get(seed, {}))
         lines.append(f"| {seed} | {spent['sft']} | {spent['grpo']} | {control.get('sft', '-')} |")
