@@ -210,7 +210,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
     equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,
     flips: Annotated[int, typer.Option(help="Questions that flipped to print for each pair.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write every table here: Markdown, LaTeX, CSV, Parquet.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page and every table into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare evaluations question by question: which flipped, and whether the difference is more than chance.

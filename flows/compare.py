@@ -53,6 +53,7 @@ def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | N
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         report.write_tables(data, out)
+        report.write(data, out / report.PAGE)
     if as_json:
         print(json.dumps(as_values(data, found), sort_keys=True))
 

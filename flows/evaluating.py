@@ -23,7 +23,6 @@ from pipelines.store import Store, read_json
 ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and settings
 EVALUATIONS = "evaluations"
 TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
-PAGE, TABLES = "report.html", "tables"
 
 
 def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
@@ -84,15 +83,13 @@ def evaluate_policy(
             kept = store.root / ANSWERS / recipes.digest(settings)
             evaluate.evaluate_questions(context, examples(data, "test"), answerer, None, kept)
             found = of_systems(recipe, (system(folder, name),), data)
-            report.write(found, folder / PAGE)
-            (folder / TABLES).mkdir(exist_ok=True)
-            report.write_tables(found, folder / TABLES)
+            report.write_all(found, folder)
 
         key = recipes.digest(whole)
         folder = store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run does it; waiting"))
     result = graph.StageResult(f"evaluate {name}", key, folder, read_json(folder / "metrics.json"), False)
     screen.conclude(recipe, store, [result], as_json)
-    for line in (*_costs(folder), f"report  {folder / PAGE}"):
+    for line in (*_costs(folder), f"report  {folder / report.PAGE}"):
         screen.console.print(line, soft_wrap=True, markup=False)
     return folder
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")]
 ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "postgres")
+# Official evaluators know no limit on a result; a cross join that somebody predicted must still end.
+RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
 SHOWN = 12  # item numbers of a disagreement, and left-out items
 
 
@@ -33,6 +35,9 @@ def score(
         str, typer.Option(help="Equalities, by commas: strict, strict_nonempty, bird, soft_f1, test_suite, ...")
     ] = "strict,bird,test_suite",
     out: Annotated[Path | None, typer.Option(help="Write one JSON line an item here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Folder for the report: error classes, tables, records for `compare`.")
+    ] = None,
     difficulty: Annotated[Path | None, typer.Option(help="BIRD's dev.json, for figures by difficulty.")] = None,
     engine: Annotated[str, typer.Option(help="sqlite, duckdb or postgres.")] = "sqlite",
     timeout: Annotated[float, typer.Option(help="Seconds that one query may take.")] = 30.0,
@@ -51,6 +56,8 @@ def score(
 
       sqltrain score --gold dev.sql --pred predict_dev.json --databases dev_databases --difficulty dev.json
           --equality bird,soft_f1,r_ves --out verdicts.jsonl --json
+
+      sqltrain score --gold dev.json --pred mine.sql --databases spider/database --report scores/mine
     """
     from pipelines.sql import scoring
     from pipelines.sql.engine import Limits, SqlEngine
@@ -62,10 +69,12 @@ def score(
     predictions = scoring.read_predictions(pred, len(items))
     located = _locate(items, databases, engine)
     cores = workers or len(os.sched_getaffinity(0))
-    with SqlEngine(Limits(timeout_s=timeout), cores, audit, tables) as sql:
+    with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables) as sql:
         scored = _judge(items, predictions, located, names, sql)
+        if report is not None:
+            _report(report, items, predictions, located, names, sql)
     if out is not None:
-        _write(out, scored)
+        _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
     summary = scoring.summarise(scored, names)
     _show(summary, names, len(items) - len(scored))
     if as_json:
@@ -105,18 +114,41 @@ def _judge(
     return scored
 
 
-def _write(path: Path, items: Sequence[Scored]) -> None:
+def _write(path: Path, text: str) -> None:
     """Beside, then into place: a reader never sees half a file."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    from pipelines.store import write_atomic
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(
-            "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in items), encoding="utf-8"
-        )
-        beside.replace(path)
+        write_atomic(path, text)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _report(
+    folder: Path,
+    items: Sequence[Gold],
+    predictions: Mapping[int, str],
+    databases: Mapping[str, Database],
+    names: Sequence[str],
+    sql: SqlEngine,
+) -> None:
+    """What an evaluation writes, of a prediction file: `sqltrain compare` takes the folder."""
+    from flows.screen import console
+    from pipelines.evaluation import report
+    from pipelines.evaluation.predictions import as_report
+    from pipelines.sql.compare import EQUALITIES
+    from pipelines.types import to_dict
+
+    judged = [name for name in names if not EQUALITIES[name].timed]
+    if not judged or not predictions:
+        raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
+    data = as_report(folder.name, items, predictions, databases, judged, sql)
+    lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in data.systems[0].records)
+    _write(folder / "records.jsonl", "".join(lines))
+    _write(folder / "summary.json", json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
+    report.write_all(data, folder)
+    console.print(f"report  {folder / report.PAGE}", soft_wrap=True, markup=False)
 
 
 def _show(summary: Summary, names: Sequence[str], unanswered: int) -> None:

@@ -173,7 +173,7 @@ def _record(
     return EpisodeRecord(
         example_id=example.id,
         database=example.database.id,
-        hardness=example.hardness or hardness(example.gold_sql),
+        hardness=example.hardness or hardness(example.gold_sql, example.database.engine),
         mode=mode,
         sample=trajectory.sample,
         final_sql=final,

@@ -51,7 +51,7 @@ class ReportData:
         title: of the page ("miniature").
         equality: the headline's name; every record must have been judged under it.
         systems: in the order of training, the baseline first; their colours follow this order.
-        examples: of every question in the records, by id.
+        examples: of every question in the records, by id; {} for records alone, without a reader.
         schemas: by database id, the schema as text for the reader.
         curves: rows of `curves.jsonl` by stage ("SFT", "GRPO"); each row has a "step".
         pass_rates: one a scored question, in [0, 1]: the difficulty stage's.

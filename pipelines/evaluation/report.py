@@ -8,7 +8,9 @@ from pipelines.evaluation import contents, tables
 from pipelines.evaluation.material import Preview, ReportData, System
 from pipelines.evaluation.page.document import document
 
-__all__ = ["Preview", "ReportData", "System", "csv", "latex", "markdown", "write", "write_tables"]
+__all__ = ["Preview", "ReportData", "System", "csv", "latex", "markdown", "write", "write_all", "write_tables"]
+
+PAGE, TABLES = "report.html", "tables"
 
 
 def write(data: ReportData, path: Path) -> None:
@@ -21,6 +23,17 @@ def write(data: ReportData, path: Path) -> None:
         raise ValueError("a report needs a system")
     # A lone surrogate of a model's text has no UTF-8; written as its escape it is what JSON wants anyway.
     path.write_text(document(data), encoding="utf-8", errors="backslashreplace")
+
+
+def write_all(data: ReportData, folder: Path) -> None:
+    """Write the page, and the tables into a folder of their own; `folder` exists.
+
+    Raises:
+        ValueError: there is no system, or one without records.
+    """
+    write(data, folder / PAGE)
+    (folder / TABLES).mkdir(exist_ok=True)
+    write_tables(data, folder / TABLES)
 
 
 def markdown(data: ReportData) -> str:

@@ -31,11 +31,14 @@ class Gold:
 
     Attributes:
         difficulty: BIRD's level, where the file tells it.
+        question, evidence: of a split's JSON; "" where the file has only SQL.
     """
 
     sql: str
     db_id: str
     difficulty: str | None = None
+    question: str = ""
+    evidence: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +83,10 @@ def read_gold(path: Path) -> list[Gold]:
         DataError: the file is missing, or a line is not of that form.
     """
     text = _read(path)
-    if path.suffix == ".json":
+    if _is_json(text):
         return [_gold_record(path, number, row) for number, row in enumerate(_json(path, text))]
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue  # between the sessions of SParC and CoSQL
         sql, tab, db_id = line.strip().rpartition("\t")
@@ -97,13 +100,14 @@ def read_gold(path: Path) -> list[Gold]:
 
 def _gold_record(path: Path, number: int, row: Any) -> Gold:
     try:
-        return Gold(row.get("SQL") or row["query"], row["db_id"], row.get("difficulty"))
+        said = (row.get("difficulty"), row.get("question") or "", row.get("evidence") or "")
+        return Gold(row.get("SQL") or row["query"], row["db_id"], *said)
     except (KeyError, TypeError, AttributeError):
         raise DataError(f"{path}, record {number}: it has no SQL (or query) and db_id") from None
 
 
 def with_difficulty(gold: Sequence[Gold], path: Path) -> list[Gold]:
-    """Gold queries with BIRD's difficulties, from the split's JSON in the same order.
+    """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order.
 
     Raises:
         DataError: the file is missing or malformed, or has another number of records.
@@ -111,22 +115,24 @@ def with_difficulty(gold: Sequence[Gold], path: Path) -> list[Gold]:
     rows = [_gold_record(path, number, row) for number, row in enumerate(_json(path, _read(path)))]
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
-    return [dataclasses.replace(one, difficulty=row.difficulty) for one, row in zip(gold, rows, strict=True)]
+    return [dataclasses.replace(row, sql=one.sql, db_id=one.db_id) for one, row in zip(gold, rows, strict=True)]
 
 
 def read_predictions(path: Path, count: int) -> dict[int, str]:
     """Predictions by the number of their gold query: one a line (Spider), or BIRD's JSON of numbered strings.
 
-    A line that is blank is an empty prediction when there are as many lines as gold queries, else it parts sessions.
-    BIRD's numbers may leave some out; those gold queries are then not scored.
+    A line that is blank is an empty prediction when there are as many lines as gold queries, blank ones at the end
+    left out; else it parts sessions. BIRD's numbers may leave some out; those gold queries are then not scored.
 
     Raises:
         DataError: the file is missing or malformed, or its predictions are not as many as `count`.
     """
     text = _read(path)
-    if path.suffix == ".json":
+    if _is_json(text):
         return _bird_predictions(path, _json(path, text), count)
-    lines = [line.strip().split("\t")[0] for line in text.splitlines()]
+    lines = [line.strip().split("\t")[0] for line in text.split("\n")]
+    while len(lines) > count and not lines[-1]:
+        lines.pop()
     return _numbered(path, lines if len(lines) == count else [line for line in lines if line], count)
 
 
@@ -137,11 +143,8 @@ def _bird_predictions(path: Path, value: Any, count: int) -> dict[int, str]:
         if beyond >= count:
             raise DataError(f"{path} has a prediction {beyond}, and there are {count} gold queries (from 0)")
         return dict(sorted(found.items()))
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        raise DataError(f"{path} is neither a JSON object of predictions nor a list of them")
-    return _numbered(path, [_bird_sql(row) for row in value], count)
+    rows = value.values() if isinstance(value, dict) else value
+    return _numbered(path, [_bird_sql(row) for row in rows], count)
 
 
 def _bird_sql(row: Any) -> str:
@@ -155,12 +158,18 @@ def _numbered(path: Path, found: Sequence[str], count: int) -> dict[int, str]:
 
 
 def _read(path: Path) -> str:
+    """The text with plain line feeds; only they part lines: `splitlines` would cut at a U+2028 inside a literal."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start})") from None
+
+
+def _is_json(text: str) -> bool:
+    """Whether a file is BIRD's JSON and not lines of SQL, whatever its name."""
+    return text.lstrip()[:1] in ("{", "[")
 
 
 def _json(path: Path, text: str) -> Any:

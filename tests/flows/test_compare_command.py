@@ -108,6 +108,9 @@ def test_another_equality_and_tables_for_a_paper(
     paired = polars.read_parquet(out_folder / "paired.parquet")
     assert paired["gained"].to_list() == [3]
     assert (out_folder / "tables.tex").is_file()
+    page = (out_folder / "report.html").read_text()
+    assert "Paired differences" in page
+    assert 'id="trajectories"' not in page  # records alone have no questions to read
 
 
 def test_the_time_that_answers_took_is_read_from_its_side_file(

@@ -11,6 +11,7 @@ import typer
 from shops import build_shop
 from typer.testing import CliRunner
 
+from flows.compare import load
 from flows.score import score
 from pipelines.errors import DataError, UserError
 from pipelines.sql import scoring, ves
@@ -93,6 +94,35 @@ def test_every_item_under_every_equality_in_one_pass(folder: Path) -> None:
     assert "bird yes, strict no: 3 items (0, 2, 4)" in output
 
 
+def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
+    records = [
+        {"query": sql, "db_id": db, "question": f"question {n}"}
+        for n, (sql, db) in enumerate(zip(GOLD, DATABASES, strict=True))
+    ]
+    (folder / "gold.json").write_text(json.dumps(records))
+    code, output = run(
+        folder, "--equality", "bird,strict,r_ves", "--timeout", "1", "--report", str(folder / "mine"), gold="gold.json"
+    )
+    assert code == 0
+    assert f"report  {folder / 'mine' / 'report.html'}" in output
+    mine = load(str(folder / "mine"))
+    assert (mine.name, mine.equality) == ("mine", "bird")
+    judged = [(one.broken, one.scores, one.diagnosis and one.diagnosis.error) for one in mine.records]
+    right, lax = {"bird": 1.0, "strict": 1.0}, {"bird": 1.0, "strict": 0.0}
+    broken = (True, {"bird": 0.0, "strict": 0.0}, None)
+    assert judged == [
+        (False, lax, "semantic"), (False, right, None), (False, lax, "semantic"), broken,
+        (False, lax, "semantic"), broken,
+    ]  # fmt: skip
+    assert [one.failure for one in mine.records if one.broken] == ["no_such_column", "database_missing"]
+    page = (folder / "mine" / "report.html").read_text()
+    assert "question 2" in page
+    assert "2 of 6 episodes are broken" in page
+    assert (folder / "mine" / "tables" / "errors.parquet").is_file()
+    with pytest.raises(UserError, match="no measure of time"):
+        run(folder, "--equality", "r_ves", "--timeout", "1", "--report", str(folder / "mine"))
+
+
 def test_bird_files_give_figures_by_difficulty(folder: Path) -> None:
     levels = ["simple", "simple", "challenging"]
     records = [{"SQL": GOLD[n], "db_id": "shop", "difficulty": levels[n]} for n in range(3)]
@@ -159,7 +189,6 @@ def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
         ("gold.json", "[", "line 1: not JSON"),
         ("pred.sql", "SELECT 1\n", "1 predictions for 6 gold queries"),
         ("pred.json", '{"9": "SELECT 1"}', "a prediction 9"),
-        ("pred.json", "3", "neither a JSON object"),
     ],
 )
 def test_a_bad_file_is_told_in_one_line(folder: Path, file: str, text: str, message: str) -> None:
@@ -185,6 +214,17 @@ def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> N
     (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
     assert scoring.read_predictions(tmp_path / "p.sql", 3) == {0: "SELECT 1", 1: "", 2: "SELECT 2"}
     assert scoring.read_predictions(tmp_path / "p.sql", 2) == {0: "SELECT 1", 1: "SELECT 2"}
+
+
+def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
+    """A mark of byte order, CRLF, blank lines at the end, JSON under another name; only line ends part lines."""
+    gold = [scoring.Gold("SELECT 'a\u2028b\x0cc'", "shop"), scoring.Gold("SELECT 2", "shop")]
+    (tmp_path / "g.sql").write_bytes("\ufeffSELECT 'a\u2028b\x0cc'\tshop\r\nSELECT 2\tshop\r\n\r\n".encode())
+    assert scoring.read_gold(tmp_path / "g.sql") == gold
+    (tmp_path / "p.sql").write_bytes("\ufeffSELECT 'a\u2028b\x85'\r\n\r\n\r\n\r\n".encode())
+    assert scoring.read_predictions(tmp_path / "p.sql", 2) == {0: "SELECT 'a\u2028b\x85'", 1: ""}
+    (tmp_path / "p.txt").write_text(' {"0": "SELECT 1\\t----- bird -----\\tshop", "1": 0}')
+    assert scoring.read_predictions(tmp_path / "p.txt", 2) == {0: "SELECT 1", 1: ""}
 
 
 def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:

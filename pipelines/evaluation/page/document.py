@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.evaluation import numbers
@@ -16,26 +16,27 @@ from pipelines.evaluation.page.sections import headline, section, sections
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("page.css", "reader.css")
 SCRIPTS = ("dom.js", "sql.js", "detail.js", "reader.js", "page.js")
-KEYS = (
+READER_KEYS = (
     ("/", "search the trajectories"),
     ("j  k", "next, previous trajectory"),
     ("[  ]", "the same question, system before or after"),
-    ("t", "dark or light"),
-    ("?", "this help"),
 )
+KEYS = (("t", "dark or light"), ("?", "this help"))
 
 
 def document(report: ReportData) -> str:
-    """The report as an HTML document.
+    """The report as an HTML document; without examples it has no trajectory reader.
 
     A content security policy names the hashes of the page's own style and script: markup that slipped through the
     escaping could neither run nor load anything.
     """
     style = Html("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES))
     script = Html('"use strict";\n' + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS))
-    reader = payload(report)
+    reader = payload(report) if report.examples else None
     parts = list(sections(report))
-    names = [(identifier, name) for identifier, name, _ in parts] + [("trajectories", "Trajectories")]
+    if reader is not None:
+        parts.append(("trajectories", "Trajectories", _reader(reader)))
+    names = [(identifier, name) for identifier, name, _ in parts]
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -50,14 +51,18 @@ def document(report: ReportData) -> str:
         "body",
         tag("a", "Skip to the figures", href="#main", class_="skip"),
         _bar(report, names),
-        tag("main", _hero(report), [markup for _, _, markup in parts], _reader(reader), _method(report), id="main"),
-        _help(),
+        tag("main", _hero(report), [markup for _, _, markup in parts], _method(report), id="main"),
+        _help((*READER_KEYS, *KEYS) if reader else KEYS),
         tag("div", id="tip", role="tooltip", hidden=True),
-        data("index", reader.index),
-        [data(f"chunk-{number}", chunk) for number, chunk in enumerate(reader.chunks)],
+        _blocks(reader) if reader else None,
         tag("script", script),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en")
+
+
+def _blocks(reader: Payload) -> list[Html]:
+    chunks = (data(f"chunk-{number}", chunk) for number, chunk in enumerate(reader.chunks))
+    return [data("index", reader.index), *chunks]
 
 
 def _policy(style: str, script: str) -> str:
@@ -168,7 +173,7 @@ def _method(report: ReportData) -> Html:
     return section("method", "How the figures are made", tag("ul", [tag("li", note) for note in notes], class_="notes"))
 
 
-def _help() -> Html:
-    rows = [tag("tr", tag("th", tag("kbd", key), scope="row"), tag("td", what)) for key, what in KEYS]
+def _help(keys: Sequence[tuple[str, str]]) -> Html:
+    rows = [tag("tr", tag("th", tag("kbd", key), scope="row"), tag("td", what)) for key, what in keys]
     close = tag("button", "Close", id="close-keys", type="button")
     return tag("dialog", join(tag("h2", "Keys"), tag("table", tag("tbody", rows)), close), id="keys", aria_label="Keys")

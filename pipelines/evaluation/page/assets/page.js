@@ -36,14 +36,13 @@ function onKey(event, reader) {
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
   if (event.key === "Escape" && typing) event.target.blur();
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  const inList = event.target === reader.list;
-  const keys = {
+  const keys = { t: toggleTheme, "?": () => byId("keys").showModal() };
+  if (reader) Object.assign(keys, {
     "/": () => byId("search").focus(),
     j: () => reader.step(1), k: () => reader.step(-1),
     "]": () => reader.across(1), "[": () => reader.across(-1),
-    t: toggleTheme, "?": () => byId("keys").showModal(),
-  };
-  if (inList) Object.assign(keys, {
+  });
+  if (reader && event.target === reader.list) Object.assign(keys, {
     ArrowDown: () => reader.step(1), ArrowUp: () => reader.step(-1),
     Home: () => reader.jump(0), End: () => reader.jump(Infinity), Enter: () => byId("detail").focus(),
   });
@@ -60,8 +59,9 @@ function begin() {
   byId("close-keys").addEventListener("click", () => byId("keys").close());
   document.addEventListener("pointerover", showTip);
   followSections();
-  const reader = new Reader(readBlock("index"));
+  const reader = byId("index") && new Reader(readBlock("index"));
   document.addEventListener("keydown", (event) => onKey(event, reader));
+  if (!reader) return;
   const linked = /^#trajectory-(\d+)$/.exec(location.hash);
   const start = (linked && reader.rows[Number(linked[1])]) || reader.shown[0];
   if (start) reader.choose(start, { quiet: true });

@@ -1,0 +1,52 @@
+"""A prediction file as an evaluated system: its records and all that a report shows of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from pipelines.evaluation import evaluate
+from pipelines.evaluation.material import ReportData, System
+from pipelines.sql.engine import SqlEngine
+from pipelines.sql.schema import introspect, render
+from pipelines.sql.scoring import Gold
+from pipelines.types import Database, Example
+
+
+def as_report(
+    name: str,
+    gold: Sequence[Gold],
+    predictions: Mapping[int, str],
+    databases: Mapping[str, Database],
+    equalities: Sequence[str],
+    sql: SqlEngine,
+) -> ReportData:
+    """The report of one system's predictions: one greedy record an item, errors by class, first rows of wrong results.
+
+    Args:
+        name: of the system, as tables and `sqltrain compare` call it.
+        predictions: by the number of their gold query.
+        databases: by id; one that is missing makes its items broken, not wrong.
+        equalities: the first is the headline.
+
+    Raises:
+        ValueError: there is no prediction.
+    """
+    examples = {str(idx): _example(idx, gold[idx], databases[gold[idx].db_id]) for idx in predictions}
+    answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
+    schemas = functools.cache(introspect)
+    records = evaluate.judge(answers, examples, sql, schemas, equalities, "greedy")
+    usable = {examples[record.example_id].database for record in records if not record.broken}
+    return ReportData(
+        title=name,
+        equality=equalities[0],
+        systems=(System(name, tuple(records), tuple(answers)),),
+        examples=examples,
+        schemas={database.id: render(schemas(database), "ddl") for database in usable},
+        results=evaluate.previews(records, examples, sql),
+    )
+
+
+def _example(idx: int, gold: Gold, database: Database) -> Example:
+    level = {"difficulty": gold.difficulty} if gold.difficulty else {}
+    return Example(str(idx), gold.question, database, gold.sql, gold.evidence, meta=level)
