@@ -233,15 +233,24 @@ def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratios", "expected"),
-    [([2.0, 2.0], 1.25), ([1.0, 1.5], 1.0), ([0.9], 0.75), ([0.3], 0.5), ([0.1], 0.25), ([1.0] * 20 + [1000.0], 1.0)],
+    ("ratio", "paid"),
+    [(3.0, 1.25), (2.0, 1.25), (1.99, 1.0), (1.0, 1.0), (0.9, 0.75), (0.5, 0.75), (0.3, 0.5), (0.25, 0.5), (0.1, 0.25)],
 )
-def test_the_r_ves_reward_by_hand(ratios: list[float], expected: float) -> None:
-    assert ves.reward(ratios) == expected
+def test_the_r_ves_reward_has_the_published_steps(ratio: float, paid: float) -> None:
+    assert ves.reward([ratio]) == paid
+
+
+def test_a_ratio_three_deviations_from_the_mean_is_dropped() -> None:
+    # 99 ones and one 100: mean 1.99, variance 0.99 * 0.99^2 + 0.01 * 98.01^2 = 97.03, so the bound is 29.55.
+    assert ves.reward([1.0] * 99 + [100.0]) == 1.0
+    assert ves.reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
+    assert ves.reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
 
 
 def test_r_ves_is_the_mean_root_in_percent() -> None:
-    assert ves.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(100 * (math.sqrt(1.25) + 1 + 0 + 0.5) / 4)
+    assert ves.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
+    with pytest.raises(ValueError, match="needs questions"):
+        ves.r_ves([])
 
 
 def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:
