@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clocks import timed
 from shops import build_shop
 
 from pipelines.sql.engine import Limits, SqlEngine
@@ -179,12 +179,8 @@ def test_a_bomb_ends_at_a_limit_and_the_next_query_runs(engine: SqlEngine, shop:
 
 @pytest.mark.parametrize("name", HANGS)
 def test_the_clock_fires_within_a_fifth(engine: SqlEngine, shop: Database, name: str) -> None:
-    run(engine, shop, "SELECT 1")
-    start = time.monotonic()
-    result = run(engine, shop, HANGS[name])
-    took = time.monotonic() - start
-    assert result.status is ExecutionStatus.TIMEOUT, result
-    assert result.error_class == "timeout"
+    result, took = timed(engine, shop, HANGS[name], 1.2)
+    assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
     assert 0.95 <= took <= 1.2, took
     assert run(engine, shop, "SELECT count(*) FROM customer").rows == ((4,),)
 
@@ -193,9 +189,8 @@ def test_a_locked_database_is_told_in_time_and_is_not_the_querys_fault(engine: S
     database = build_shop(tmp_path / "locked.sqlite")
     holder = sqlite3.connect(tmp_path / "locked.sqlite", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    start = time.monotonic()
-    result = run(engine, database, "SELECT count(*) FROM customer")
-    assert time.monotonic() - start <= 1.2
+    result, took = timed(engine, database, "SELECT count(*) FROM customer", 1.2)
+    assert took <= 1.2
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_locked")
     holder.execute("ROLLBACK")
     holder.close()
