@@ -6,19 +6,17 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-Positive = Annotated[int, pydantic.Field(gt=0)]
-Count = Annotated[int, pydantic.Field(ge=0)]
-Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+from pipelines.sections import Contracts as Contracts
+from pipelines.sections import Count as Count
+from pipelines.sections import Nightly as Nightly
+from pipelines.sections import Positive as Positive
+from pipelines.sections import Section as Section
+from pipelines.sections import Share as Share
+
 # "spider2" judges by result files and stands alone (pipelines/evaluation/by_result.py); the others compare two queries.
 Equality = Literal[
     "strict", "strict_nonempty", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl", "spider2"
 ]
-
-
-class Section(pydantic.BaseModel):
-    """Base of every part of a recipe: frozen, and a key it does not know is an error."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class TinyModel(Section):
@@ -331,22 +329,6 @@ class Rollout(Section):
     deterministic: bool = True
 
 
-class Contracts(Section):
-    """Thresholds at the stages' doors (`tasks/contracts.py`), beside `data.max_bad_share`; no stage's key reads them.
-
-    Attributes:
-        max_duplicates: share of questions asked twice of one database in one pool.
-        max_leaked: share of held-out questions that a training pool asks of the same database.
-        max_broken: share of teacher episodes that a database or an endpoint broke.
-        min_accepted: share of teacher trajectories that the filter must let through.
-    """
-
-    max_duplicates: Share = 0.05
-    max_leaked: Share = 0.0
-    max_broken: Share = 0.05
-    min_accepted: Share = 0.05
-
-
 class Hardware(Section):
     """What trains: this machine's CPU by default; `launch` prefixes the training child (torchrun, deepspeed).
 
@@ -389,6 +371,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     rollout: Rollout = Rollout()
     contracts: Contracts = Contracts()
+    nightly: Nightly = Nightly()
     hardware: Hardware = Hardware()
 
     def slice(self, *paths: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,11 @@ def active(recipe: Recipe) -> list[Stage]:
     return [stage for stage in GRAPH if stage.name in wanted]
 
 
-def plan(recipe: Recipe, store: Store, until: str | None = None) -> list[Step]:
+def plan(recipe: Recipe, store: Store, until: str | None = None, given: Mapping[str, str] | None = None) -> list[Step]:
     """The steps of a run with their keys, in order, up to and including `until`.
+
+    Args:
+        given: keys of finished stages to go on from, by name, in place of the recipe's own.
 
     Raises:
         RecipeError: `until` is not a stage of this recipe.
@@ -128,6 +131,10 @@ def plan(recipe: Recipe, store: Store, until: str | None = None) -> list[Step]:
     keys: dict[str, str] = {}
     steps = []
     for stage in stages:
+        if given is not None and stage.name in given:
+            keys[stage.name] = key = given[stage.name]
+            steps.append(Step(stage.name, key, store.folder(stage.name, key), True, "there", ()))
+            continue
         needs = tuple(name for name in stage.needs if name in keys)
         about = _about(stage, recipe, {name: keys[name] for name in needs}, store)
         keys[stage.name] = key = digest(about)
@@ -142,7 +149,8 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     stage = next(stage for stage in GRAPH if stage.name == step.name)
     folders = {other.name: other.folder for other in steps if other.name in step.needs}
     keys = {other.name: other.key for other in steps if other.name in step.needs}
-    cached = store.has(step.name, step.key)
+    if store.has(step.name, step.key):
+        return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
 
     def build(folder: Path) -> None:
         module, _, function = stage.build.partition(":")
@@ -153,7 +161,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     folder = store.make(
         step.name, step.key, build, about, lambda: progress.say(f"{step.name}: another run is making it; waiting")
     )
-    return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), cached)
+    return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
 
 
 def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
