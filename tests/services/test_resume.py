@@ -1,0 +1,72 @@
+"""kill -9 in every stage, and the next run ends with the same bytes; what was finished is not done again."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.services.conftest import SMALL
+
+MADE = (*SMALL, "sft.epochs=4", "sft.save_steps=2", "grpo.steps=6", "grpo.save_steps=2", "rollout.shard=2")
+pytestmark = pytest.mark.services
+DONE = re.compile(r"✓ (\S+) +(\S+) +(?:([\d.]+) s|there already)")
+
+
+def start(store: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", *MADE, f"store={store}", "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(store: Path) -> list[str]:
+    """A run to its end: its output."""
+    run = start(store)
+    out, err = run.communicate()
+    assert run.returncode == 0, out + err
+    return out.splitlines()
+
+
+def contents(store: Path) -> dict[str, dict[str, str]]:
+    """The digest of every file of every finished stage."""
+    manifests = [json.loads(path.read_text()) for path in sorted(store.glob("*/*/manifest.json"))]
+    return {one["stage"]: {name: file["sha256"] for name, file in one["files"].items()} for one in manifests}
+
+
+@pytest.mark.timeout(1500)
+def test_killed_in_every_stage_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    lines = [match for line in finish(tmp_path / "whole") if (match := DONE.match(line))]
+    seconds = {match[1]: float(match[3]) for match in lines}
+    store = tmp_path / "killed"
+    for stage in seconds:
+        kill_within(store, stage, seconds, random.Random(stage))
+    kept = {match[1] for line in finish(store) if (match := DONE.match(line)) and match[3] is None}
+    assert kept == set(seconds) - {"report"}
+    assert contents(store) == contents(tmp_path / "whole")
+    assert not list(store.glob("*/.work-*[!k]"))
+
+
+def kill_within(store: Path, stage: str, seconds: dict[str, float], rng: random.Random) -> None:
+    """Run, and kill -9 at a random moment while `stage` is being made; earlier stages are left finished."""
+    names = list(seconds)
+    before = names[: names.index(stage)]
+    for attempt in range(6):
+        run = start(store)
+        assert run.stdout is not None
+        finished: list[str] = []
+        while finished != before:
+            if match := DONE.match(run.stdout.readline()):
+                assert match[3] is None or match[1] == before[-1]  # only what the last kill hit is made again
+                finished.append(match[1])
+        time.sleep(rng.uniform(0.05, 0.9) * seconds[stage] / 2**attempt)
+        run.kill()
+        run.communicate()
+        if stage not in contents(store):
+            return
+        for late in names[len(before) :]:  # it was quicker than before: it has to be made again
+            shutil.rmtree(store / late, ignore_errors=True)
+    pytest.fail(f"{stage} always ended before it was killed")
