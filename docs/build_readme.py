@@ -1,6 +1,6 @@
-"""Puts the real output of `sqltrain run miniature` into README.md: `python docs/build_readme.py STORE`.
+"""Puts the real output of a first `sqltrain run miniature` into README.md: `python docs/build_readme.py` (ten minutes).
 
-The run is taken from the store (or made), so the text is what a second run prints; the seconds are those of the first.
+The run has a store of its own, made for it, so the text and the seconds are what a newcomer sees.
 """
 
 from __future__ import annotations
@@ -9,26 +9,30 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BAR = re.compile(r"  \w+: ")
 README = ROOT / "README.md"
 BEGIN, END = "<!-- run: begin -->\n", "<!-- run: end -->"
 
 
-def output(store: str) -> str:
-    """What the command prints, with this machine's store path shortened to `store`."""
+def output(store: Path) -> str:
+    """What the command prints, without the lines that a terminal shows as bars; the store's path becomes `store`."""
     command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"store={store}"]
     environment = {**os.environ, "COLUMNS": "118"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
-    return re.sub(re.escape(str(Path(store).resolve())), "store", done.stdout).rstrip()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
+    lines = [line for line in done.stdout.splitlines() if not BAR.match(line)]
+    return "\n".join(line.rstrip().replace(str(store), "store") for line in lines)
 
 
 def main() -> None:
     """Rewrite the part of README between the markers."""
+    with tempfile.TemporaryDirectory() as folder:
+        block = f"```\n{output(Path(folder).resolve() / 'store')}\n```\n"
     text = README.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
-    block = f"```\n{output(sys.argv[1])}\n```\n"
     README.write_text(head + BEGIN + block + END + rest.partition(END)[2], encoding="utf-8")
 
 
