@@ -206,6 +206,29 @@ def evaluate(
 
 
 @app.command()
+def watch(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and leave.")] = False,
+) -> None:
+    """Watch a run train: rewards by term, accuracy, entropy, turns, format errors, where the time goes, alarms.
+
+    It reads what the training stages write, so it may come and go while they run, and looks back on finished ones.
+
+    Examples:
+
+      sqltrain watch miniature
+
+      sqltrain watch miniature grpo.steps=40 store=/tmp/s --once
+    """
+    from flows import screen, watching
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    watching.follow(loaded, store, screen.console, every, once)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
     equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,

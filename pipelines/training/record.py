@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from pipelines.errors import ResourceError
@@ -61,7 +62,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run is all wall clock
         now = _now()
-        own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1]}
+        own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1], **_memory()}
         spent = {key: round(value, 6) for key, value in (own | self.timings).items()}
         self.since = now
         self.timings.clear()
@@ -114,6 +115,15 @@ def last_whole_checkpoint(out: Path) -> str | None:
 def _now() -> tuple[float, float]:
     """Wall clock, and this process's time on all its cores: what work costs, also on a machine that is shared."""
     return time.perf_counter(), time.process_time()
+
+
+def _memory() -> dict[str, float]:
+    """GiB of the device's memory that this step held at its most; nothing on a CPU."""
+    if not torch.cuda.is_available():
+        return {}
+    held = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    return {"gpu_gb": held}
 
 
 def _append(path: Path, value: Mapping[str, Any]) -> None:

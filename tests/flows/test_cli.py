@@ -39,6 +39,8 @@ def sqltrain(
         (["run", "miniature", "data.test.kind=spider", "data.test.path=/none"], "no such file or folder: /none"),
         (["ask", "how many ?", "--database", "/none.sqlite"], "no such database: /none.sqlite"),
         (["evaluate", "miniature", "--model", "/none"], "no model in /none"),
+        (["watch", "miniature"], "no training of recipe miniature has begun. Run: sqltrain run miniature"),
+        (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),
         (["report", "miniature"], "recipe miniature is not finished: data, synthesize"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,0 +1,126 @@
+"""A training run as plain text: what its files say so far, in lines that a terminal shows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.training.alarms import WINDOW
+from pipelines.training.plan import ALARMED, CURVES, TIMING
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 32  # columns of a curve
+FAULT = "fault_"
+# What is looked at first; a name's own parts (`term_exec`, `fault_no_action`) follow it, anything else comes last.
+ORDER = (
+    *("loss", "accuracy", "reward", "term_", "ex", "entropy", "zero_variance", "replaced", "kl", "clip_low"),
+    *("clip_high", "drift_mean", "drift_max", "turns", "tokens", "forced", "format_errors", FAULT, "sql_errors"),
+    *("no_answer", "broken", "dropped", "grad_norm", "learning_rate"),
+)
+SPENT = ("generate", "sql_wait", "reward", "train", "sync")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a training stage has written so far: a line a step, the step's seconds, and its alarms."""
+
+    lines: Sequence[Mapping[str, float]]
+    timing: Sequence[Mapping[str, float]]
+    alarms: Sequence[Mapping[str, Any]]
+
+
+def read(folder: Path) -> Curves:
+    """The files of a stage's folder; empty where there are none yet."""
+    return Curves(*(list(_lines(folder / name)) for name in (CURVES, TIMING, ALARMED)))
+
+
+def view(curves: Curves, steps: int | None = None) -> list[str]:
+    """The lines to show: progress, each curve's first and last steps, where the time goes, alarms.
+
+    Args:
+        steps: of the whole run, where that is known.
+    """
+    if not curves.lines:
+        return ["no step is done yet"]
+    names = sorted({name for line in curves.lines for name in line if name != "step"}, key=_place)
+    shown = [_progress(curves, steps), "", f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps"]
+    shown += [_row(name, _values(curves.lines, name)) for name in names]
+    return [*shown, "", *_split(curves.timing[-WINDOW:]), *_alarms(curves.alarms)]
+
+
+def _progress(curves: Curves, steps: int | None) -> str:
+    done = int(curves.lines[-1]["step"])
+    each = _mean([line["seconds"] for line in curves.timing[-WINDOW:]])
+    of = f" of {steps}" if steps else ""
+    left = f", some {_duration(each * (steps - done))} left" if steps and steps > done else ""
+    return f"step {done}{of}, {each:.2f} s a step{left}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _row(name: str, values: Sequence[float]) -> str:
+    curve = spark(values) if max(values) > min(values) else ""
+    return f"{name:<26}{_mean(values[:WINDOW]):>10.4g}{_mean(values[-WINDOW:]):>10.4g}  {curve}".rstrip()
+
+
+def _values(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
+    """One curve; a fault that a step does not name was not made in it."""
+    if name.startswith(FAULT):
+        return [line.get(name, 0.0) for line in lines]
+    return [line[name] for line in lines if name in line]
+
+
+def spark(values: Sequence[float], width: int = WIDTH) -> str:
+    """A curve in one line, from its lowest to its highest point; each column is the mean of its share of the steps."""
+    columns = min(width, len(values))
+    cuts = [len(values) * column // columns for column in range(columns + 1)]
+    means = [_mean(values[start:end]) for start, end in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
+    if high == low:
+        return BARS[0] * columns
+    return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1))] for mean in means)
+
+
+def _split(timing: Sequence[Mapping[str, float]]) -> list[str]:
+    """Where the last steps' time went, and the memory of the device."""
+    whole = sum(line["seconds"] for line in timing)
+    parts = {name: sum(line.get(f"{name}_seconds", 0.0) for line in timing) for name in SPENT}
+    if not whole or not any(parts.values()):
+        return []
+    parts["other"] = max(0.0, whole - sum(parts.values()))
+    shown = "  ".join(f"{name} {value / whole:.0%}" for name, value in parts.items() if value)
+    memory = max((line["gpu_gb"] for line in timing if "gpu_gb" in line), default=None)
+    return [f"time: {shown}", *([] if memory is None else [f"device memory: {memory:.1f} GiB at its most"])]
+
+
+def _alarms(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not alarms:
+        return ["no alarm"]
+    return [f"ALARM at step {alarm['step']}: {alarm['words']}" for alarm in alarms]
+
+
+def _place(name: str) -> tuple[int, str]:
+    family = next((first for first in ORDER if first.endswith("_") and name.startswith(first)), name)
+    return (ORDER.index(family) if family in ORDER else len(ORDER), name)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines only: the last one may be half-written as we look."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
