@@ -1,0 +1,122 @@
+"""New questions from a folder or a table: each row is taken once, and a night's new rows become one frozen batch.
+
+A batch is a folder that nobody edits: `questions.jsonl`, links to its databases, and the digests of its rows. A row
+that was edited is a new row; a batch whose folder is removed was never there, and its rows are new again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import DataError
+from pipelines.recipes import digest
+from pipelines.sections import Nightly
+from pipelines.store import read_json, write_json
+
+QUESTIONS, ROWS = "questions.jsonl", "rows.json"
+DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/data/jsonl.py
+SQLITE, DUCKDB = (".sqlite", ".sqlite3", ".db"), (".duckdb",)
+Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the data stage sets it aside
+
+
+def collect(settings: Nightly, batches: Path) -> Path | None:
+    """Freeze the inbox's new rows as the next batch under `batches`; None where there are none.
+
+    Raises:
+        DataError: there is no inbox, or it cannot be read.
+    """
+    if settings.inbox is None:
+        raise DataError("the recipe names no inbox", "Set nightly.inbox=FOLDER.")
+    inbox = Path(settings.inbox).expanduser().resolve()
+    known = {row for path in batches.glob(f"[!.]*/{ROWS}") for row in read_json(path)}
+    fresh = {digest(row): (name, row) for name, row in _rows(inbox, settings.table) if digest(row) not in known}
+    if not fresh:
+        return None
+    number = max((int(path.name[:4]) for path in batches.glob("[0-9]*")), default=0) + 1
+    folder = batches / f"{number:04d}-{digest(sorted(fresh))[:8]}"
+    work = batches / f".{folder.name}"
+    work.mkdir(parents=True, exist_ok=True)
+    home = inbox if inbox.is_dir() else inbox.parent
+    with (work / QUESTIONS).open("w", encoding="utf-8") as file:
+        for mark, (name, row) in fresh.items():
+            file.write(_line(row, f"{name}-{mark[:8]}", home, work) + "\n")
+    write_json(work / ROWS, list(fresh))
+    work.rename(folder)
+    return folder
+
+
+def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
+    """Every row with the name of what it is in."""
+    if inbox.is_dir():
+        for path in sorted(inbox.glob("*.jsonl")):
+            for line in path.read_bytes().decode("utf-8", errors="replace").splitlines():
+                if line.strip():
+                    yield path.stem, _parse(line)
+    elif inbox.is_file() and table is not None:
+        yield from ((table, row) for row in _table(inbox, table))
+    elif inbox.is_file():
+        raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
+    else:
+        raise DataError(f"no inbox at {inbox}", "Make that folder, or set nightly.inbox.")
+
+
+def _parse(line: str) -> Row:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    return value if isinstance(value, dict) else line
+
+
+def _table(path: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of a table, without their empty fields."""
+    quoted = '"' + table.replace('"', '""') + '"'
+    try:
+        if path.suffix in DUCKDB:
+            import duckdb
+
+            with duckdb.connect(str(path), read_only=True) as lake:
+                found = lake.execute(f"SELECT * FROM {quoted}")
+                names, rows = [column[0] for column in found.description or ()], found.fetchall()
+        else:
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
+                cursor = file.execute(f"SELECT * FROM {quoted}")
+                names, rows = [column[0] for column in cursor.description], cursor.fetchall()
+    except Exception as error:  # each library has a tree of its own
+        raise DataError(f"cannot read table {table!r} of {path}: {error}") from None
+    return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
+
+
+def _line(row: Row, name: str, home: Path, work: Path) -> str:
+    """A row as a line of the batch: under a name that no other row has, its database within reach."""
+    if isinstance(row, str):
+        return row
+    given = row.get("id")
+    row = {**row, "id": f"{given}-{name[-8:]}" if isinstance(given, str) and given else name}
+    for field in (name for name in DATABASE if isinstance(row.get(name), str)):
+        row[field] = _reach(row[field], home, work)
+    return json.dumps(row, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def _reach(name: str, home: Path, work: Path) -> str:
+    """The database's path as a JSONL line of the batch may write it, linked into the batch where it is a file."""
+    target = home / name
+    if "://" in name or Path(name).is_absolute() or not target.is_file():
+        return name
+    if ".." in Path(name).parts:
+        return str(target.resolve())
+    spot = work / name
+    if not spot.is_symlink():
+        spot.parent.mkdir(parents=True, exist_ok=True)
+        spot.symlink_to(target.resolve())
+    return name
+
+
+def size(batch: Path) -> int:
+    """Rows of a batch."""
+    return len(read_json(batch / ROWS))

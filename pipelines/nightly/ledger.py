@@ -1,0 +1,137 @@
+"""What the nights of a recipe decided: one line each, in the store; the champion is what these lines say.
+
+The registry's aliases only mirror it: a tracking server that is gone, or a name moved there by hand, decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import DataError, ResourceError
+from pipelines.store import Store
+
+HOME, LINES, BATCHES = "nightly", "ledger.jsonl", "batches"
+TAKEN = ("promoted", "kept", "worse", "refused")  # decisions after which a night's batches are not new any more
+SET_ASIDE = ("refused", "worse")  # whose batches are not trained on again
+
+
+@dataclass(frozen=True)
+class Champion:
+    """A checkpoint that serves.
+
+    Attributes:
+        stage, key: of the finished training stage.
+        batches: names of the batches that it has learned.
+        night: the line of the ledger that made it champion.
+    """
+
+    stage: str
+    key: str
+    batches: tuple[str, ...]
+    night: int
+
+
+class Ledger:
+    """The nights of one recipe, in `<store>/nightly/<recipe>/`."""
+
+    def __init__(self, store: Store, recipe: str) -> None:
+        self.folder = store.root / HOME / recipe
+        self.batches = self.folder / BATCHES
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one night of a recipe at a time, whoever starts it; the kernel drops the lock with its holder.
+
+        Raises:
+            ResourceError: another one is at work.
+        """
+        self.batches.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResourceError(
+                    f"another night of {self.folder.name} is at work", "Wait until it is over."
+                ) from None
+            yield
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines, the oldest first; a last line that a kill cut short never happened."""
+        path = self.folder / LINES
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def add(self, event: str, **facts: Any) -> dict[str, Any]:
+        """Write one line and return it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / LINES
+        whole = path.read_bytes() if path.is_file() else b""
+        row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
+        with path.open("r+b" if whole else "wb") as file:
+            file.truncate(whole.rfind(b"\n") + 1)
+            file.seek(0, 2)
+            file.write(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+        return row
+
+    def champions(self) -> list[Champion]:
+        """The champion and those before it that a rollback goes back to, the current one last."""
+        stack: list[Champion] = []
+        for number, row in enumerate(self.lines()):
+            if row["event"] == "night" and row["decision"] == "promoted":
+                made = row["challenger"]
+                stack.append(Champion(made["stage"], made["key"], tuple(row["learned"]), number))
+            elif row["event"] == "rollback" and stack:
+                stack.pop()
+        return stack
+
+    def champion(self) -> Champion | None:
+        """What serves now; None before the first night."""
+        return next(reversed(self.champions()), None)
+
+    def withdrawn(self) -> set[str]:
+        """Keys that were rolled back: they are not promoted again."""
+        return {row["from"] for row in self.lines() if row["event"] == "rollback"}
+
+    def decided(self) -> dict[str, str]:
+        """What became of each batch: the last decision about it."""
+        nights = [row for row in self.lines() if row["event"] == "night"]
+        return {name: row["decision"] for row in nights if row["decision"] in TAKEN for name in row["new"]}
+
+    def usable(self) -> list[Path]:
+        """The batches that may be trained on, in the order in which they came."""
+        decided = self.decided()
+        return [path for path in self._folders() if decided.get(path.name) not in SET_ASIDE]
+
+    def undecided(self) -> list[Path]:
+        """Batches about which no night has decided."""
+        decided = self.decided()
+        return [path for path in self._folders() if path.name not in decided]
+
+    def _folders(self) -> list[Path]:
+        return sorted(self.batches.glob("[0-9]*"))
+
+    def rollback(self) -> tuple[Champion, Champion]:
+        """Give the place back to the champion before; returns the one that left and the one that came.
+
+        Raises:
+            DataError: there is none before it.
+        """
+        champions = self.champions()
+        if len(champions) < 2:
+            raise DataError(f"there is no earlier champion of {self.folder.name} to go back to")
+        left, came = champions[-1], champions[-2]
+        self.add("rollback", **{"from": left.key, "to": came.key})
+        return left, came
+
+
+def ledgers(store: Store) -> Mapping[str, Ledger]:
+    """Every recipe of a store that has had a night."""
+    found = sorted((store.root / HOME).glob(f"*/{LINES}"))
+    return {path.parent.name: Ledger(store, path.parent.name) for path in found}

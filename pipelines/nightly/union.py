@@ -1,0 +1,143 @@
+"""What several batches left in the store, put together: the datasets that a challenger is trained on.
+
+Every batch is read, taught, filtered and given its gold schemas by itself, so its stages' keys know nothing of the
+others. A union only joins finished rows; its key is made of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from pipelines import frames
+from pipelines.recipes import digest
+from pipelines.stages.inputs import DATA
+from pipelines.store import Store, read_json, write_json
+
+VERSION = 1
+HELD_OUT, TRAINED = ("dev", "test"), ("sft", "rl")
+PARTS = "parts"  # of a union: links to the folders that its databases are in
+Frames = list[pl.DataFrame]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One batch, or the recipe's own data: the keys of its finished stages, by name.
+
+    Attributes:
+        fresh: the champion has not learned it: GRPO draws on it, and all of its demonstrations are taken.
+    """
+
+    keys: Mapping[str, str]
+    fresh: bool
+
+
+def unite(store: Store, parts: Sequence[Part], replay: float | None, seed: int) -> dict[str, str]:
+    """Make the union of each stage that the parts have, and return their keys by stage.
+
+    The first part gives the held-out questions; the others were checked against the same ones.
+
+    Args:
+        replay: old demonstrations for each fresh one; None takes all.
+    """
+    makers: dict[str, Callable[[Path, Sequence[Path]], None]] = {
+        "data": lambda folder, found: _data(folder, found, parts),
+        "filter": lambda folder, found: _filter(folder, found, parts, replay, seed),
+        "gold_schema": lambda folder, found: _gold_schema(folder, found),
+    }
+    made = {}
+    for stage in (name for name in makers if name in parts[0].keys):
+        keys = [[stage, part.keys[stage]] for part in parts]
+        about = {"version": VERSION, "parts": keys, "fresh": [part.fresh for part in parts]}
+        if stage == "filter":
+            about |= {"replay": replay, "seed": seed}
+        key = digest(["union", stage, about])
+        folders = [store.folder(stage, part.keys[stage]) for part in parts]
+
+        def build(work: Path, stage: str = stage, folders: Sequence[Path] = folders) -> None:
+            makers[stage](work, folders)
+
+        store.make(stage, key, build, about, lambda: None)
+        made[stage] = key
+    return made
+
+
+def _data(folder: Path, found: Sequence[Path], parts: Sequence[Part]) -> None:
+    """Questions of all parts; each part's databases stay where they are, behind a link."""
+    (folder / PARTS).mkdir(exist_ok=True)
+    whole: Frames = []
+    sources = 0  # of the RL pool: each keeps a number of its own
+    for index, (part, source) in enumerate(zip(parts, found, strict=True)):
+        link = folder / PARTS / str(index)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.join("..", "..", source.name))
+        pools = [*(HELD_OUT if index == 0 else ()), "sft", *(("rl",) if part.fresh else ())]
+        frame = _located(frames.read(source / DATA).filter(pl.col("pool").is_in(pools)), index)
+        rl = frame.filter(pl.col("pool") == "rl")
+        moved = pl.when(pl.col("pool") == "rl").then(sources).otherwise(0)
+        whole.append(frame.with_columns(part=pl.col("part") + moved))
+        sources += 0 if rl.is_empty() else int(rl["part"].to_numpy().max()) + 1
+    frame = pl.concat(whole, how="diagonal_relaxed")
+    frames.write(folder / DATA, frame)
+    _join(folder, found, "quarantine.jsonl")
+    counts = {f"{pool}_examples": float((frame["pool"] == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
+    write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
+
+
+def _located(frame: pl.DataFrame, index: int) -> pl.DataFrame:
+    """Locations of files as seen from the union's folder."""
+    database = pl.col("database")
+    location = database.struct.field("location")
+    moved = pl.when(database.struct.field("engine") == "postgres").then(location)
+    return frame.with_columns(
+        database.struct.with_fields(location=moved.otherwise(pl.lit(f"{PARTS}/{index}/") + location))
+    )
+
+
+def _filter(folder: Path, found: Sequence[Path], parts: Sequence[Part], replay: float | None, seed: int) -> None:
+    """All fresh demonstrations, and as many of the old ones as are replayed."""
+    made = [frames.read(source / DATA) for source in found]
+    fresh = sum(frame.height for frame, part in zip(made, parts, strict=True) if part.fresh)
+    old = [(index, row) for index, part in enumerate(parts) if not part.fresh for row in range(made[index].height)]
+    wanted = len(old) if replay is None else min(len(old), round(replay * fresh))
+    taken = set(random.Random(f"{seed}/replay").sample(old, wanted))
+    kept: Frames = [
+        frame if parts[index].fresh else frame[[row for row in range(frame.height) if (index, row) in taken]]
+        for index, frame in enumerate(made)
+    ]
+    frame = pl.concat(kept, how="diagonal_relaxed")
+    frames.write(folder / DATA, frame)
+    rejected = _join(folder, found, "quarantine.jsonl")
+    whole = frame.height + rejected
+    write_json(folder / "metrics.json", {"kept": frame.height, "acceptance": frame.height / max(1, whole)})
+
+
+def _gold_schema(folder: Path, found: Sequence[Path]) -> None:
+    """Gold schemas of all parts; of the held-out questions, which all have, once."""
+    frame = pl.concat([frames.read(source / DATA) for source in found], how="diagonal_relaxed")
+    frame = frame.unique("example_id", keep="first", maintain_order=True)
+    frames.write(folder / DATA, frame)
+    accepted = sum(json.loads(value) for value in frame["accepted"])
+    write_json(folder / "metrics.json", {"examples": frame.height, "agreement": accepted / max(1, frame.height)})
+
+
+def _join(folder: Path, found: Sequence[Path], name: str) -> int:
+    """The lines of a file of all parts, in order; returns how many."""
+    count = 0
+    with (folder / name).open("wb") as out:
+        for source in found:
+            for line in (source / name).read_bytes().splitlines():
+                out.write(line + b"\n")
+                count += 1
+    return count
+
+
+def sources(store: Store, key: str) -> int:
+    """How many sources the RL pool of a united data stage has."""
+    return int(read_json(store.folder("data", key) / "metrics.json")["rl_sources"])

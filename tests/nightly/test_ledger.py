@@ -1,0 +1,70 @@
+"""The champion is what the lines say; a rollback goes one back; a torn line never happened."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import DataError, ResourceError
+from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.store import Store
+
+
+def ledger(folder: Path) -> Ledger:
+    made = Ledger(Store(folder), "farms")
+    made.batches.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def night(book: Ledger, decision: str, key: str = "", new: tuple[str, ...] = ()) -> None:
+    for name in new:
+        (book.batches / name).mkdir(exist_ok=True)
+    made = {"stage": "grpo", "key": key}
+    book.add("night", decision=decision, reason="", challenger=made, new=list(new), learned=list(new))
+
+
+def test_promotions_push_and_rollbacks_pop(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.champion() is None
+    night(book, "promoted", "k1")
+    night(book, "kept", "k2")
+    night(book, "promoted", "k3", ("0001-a",))
+    assert [one.key for one in book.champions()] == ["k1", "k3"]
+    left, came = book.rollback()
+    assert (left.key, came.key) == ("k3", "k1")
+    champion = book.champion()
+    assert champion is not None
+    assert champion.key == "k1"
+    assert book.withdrawn() == {"k3"}
+    with pytest.raises(DataError, match="no earlier champion"):
+        book.rollback()
+
+
+def test_a_batch_that_was_set_aside_is_not_used_and_one_that_was_kept_is(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    night(book, "refused", new=("0001-bad",))
+    night(book, "kept", "k1", ("0002-plain",))
+    night(book, "worse", "k2", ("0003-poison",))
+    (book.batches / "0004-new").mkdir()
+    assert [path.name for path in book.usable()] == ["0002-plain", "0004-new"]
+    assert [path.name for path in book.undecided()] == ["0004-new"]
+
+
+def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    night(book, "promoted", "k1")
+    with (book.folder / "ledger.jsonl").open("a") as file:
+        file.write('{"event": "night", "decision": "prom')
+    assert len(book.lines()) == 1
+    night(book, "promoted", "k2")
+    assert [one.key for one in book.champions()] == ["k1", "k2"]
+
+
+def test_one_night_at_a_time(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    with book.locked(), pytest.raises(ResourceError, match="another night"), ledger(tmp_path).locked():
+        pass
+
+
+def test_a_store_knows_its_recipes(tmp_path: Path) -> None:
+    night(ledger(tmp_path), "promoted", "k1")
+    assert list(ledgers(Store(tmp_path))) == ["farms"]
