@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows import operations
 from flows.score import score
 from pipelines.errors import SqltrainError, UserError
 
@@ -336,6 +337,7 @@ def add(
 
 
 app.command()(score)
+operations.register(app)
 
 
 def emit(value: dict[str, Any]) -> None:

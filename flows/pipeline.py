@@ -5,6 +5,7 @@ What a flow finds in the store is not made again: `train` goes on where `curate`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from flows.elsewhere import run_elsewhere
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
+from pipelines.housekeeping import claimed
 from pipelines.stages import graph
 from pipelines.store import Store
 from tasks.server import prefect_server
@@ -32,18 +34,21 @@ RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_na
 CURATION = ("filter", "gold_schema")
 
 
-def walk(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
-    """Walk the stage graph inside a flow run, one task a stage, and publish what people want to see.
+def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[graph.StageResult]:
+    """Walk steps of the stage graph inside a flow run, one task a stage, and publish what people want to see.
 
     Raises:
         UserError: something the user can mend.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
-    steps = graph.plan(recipe, store, until)
     done: dict[str, graph.StageResult] = {}
     tags = {"flow_run": str(runtime.flow_run.id), "flow_run_name": str(runtime.flow_run.name)}
+    names = [(step.name, step.key) for step in steps]
     try:
-        with Tracker(recipe, store, get_run_logger().warning, tags) as tracker:
+        with (
+            claimed(store, names, {"recipe": recipe.name, **tags}),
+            Tracker(recipe, store, get_run_logger().warning, tags) as tracker,
+        ):
             shared = Walk(steps, recipe, store, tracker)
             for step in steps:
                 task = run_stage.with_options(name=step.name, task_run_name=step.name)
@@ -53,7 +58,7 @@ def walk(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageRes
     return list(done.values())
 
 
-def _publish(steps: list[graph.Step], done: dict[str, graph.StageResult]) -> None:
+def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult]) -> None:
     show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
     accuracy = accuracy_markdown(done.values())
     if accuracy:
@@ -75,7 +80,8 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
     return names[-1] if names else None
 
 
-def _open(recipe: str, overrides: tuple[str, ...], store: str) -> tuple[Recipe, Store]:
+def open_form(recipe: str, overrides: tuple[str, ...], store: str) -> tuple[Recipe, Store]:
+    """The recipe and the store that a form names."""
     return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
 
 
@@ -93,8 +99,8 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
             overrides: Changes to the recipe, one an item, such as grpo.steps=50, variant=NAME or seed=1.
             store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         """
-        loaded, opened = _open(recipe, overrides, store)
-        return walk(loaded, opened, _upto(loaded, last))
+        loaded, opened = open_form(recipe, overrides, store)
+        return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)))
 
     return deployed
 
@@ -119,18 +125,19 @@ def retrain(
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         gpu_pool: Training and evaluation run as train/gpu and evaluate/gpu; all workers must see the same store.
     """
-    loaded, opened = _open(recipe, overrides, store)
+    loaded, opened = open_form(recipe, overrides, store)
     if gpu_pool:
-        walk(loaded, opened, _upto(loaded, CURATION))
+        walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)))
         for deployment in ("train/gpu", "evaluate/gpu"):
             run_elsewhere(deployment, {"recipe": recipe, "overrides": list(overrides), "store": store})
-    return walk(loaded, opened, None)
+    return walk(loaded, opened, graph.plan(loaded, opened))
 
 
 @flow(name="run", flow_run_name="{name}", persist_result=False)
 def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -> list[graph.StageResult]:
     """A recipe that the command line has resolved already: `sqltrain run NAME --engine prefect`."""
-    return walk(recipe, Store(store), until)
+    opened = Store(store)
+    return walk(recipe, opened, graph.plan(recipe, opened, until))
 
 
 def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None) -> list[graph.StageResult]:

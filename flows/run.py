@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipelines.config import Recipe
+from pipelines.housekeeping import claimed
 from pipelines.stages import graph
 from pipelines.stages.context import Progress
 from pipelines.store import Store
@@ -24,13 +25,20 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
         UserError: something the user can mend.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
-    steps = graph.plan(recipe, store, until)
+    return walk(recipe, store, graph.plan(recipe, store, until), progress, done)
+
+
+def walk(
+    recipe: Recipe, store: Store, steps: Sequence[graph.Step], progress: Progress, done: Done
+) -> list[graph.StageResult]:
+    """Make those of some steps that the store lacks, in order; raises what `run` does."""
     if all(step.cached for step in steps):  # nothing to make is nothing to track
         return [_timed(done, functools.partial(graph.execute, step, recipe, store, progress, steps)) for step in steps]
     from tasks.step import run_step
     from tasks.tracking import Tracker
 
-    with Tracker(recipe, store, progress.say) as tracker:
+    names = [(step.name, step.key) for step in steps]
+    with claimed(store, names, {"recipe": recipe.name}), Tracker(recipe, store, progress.say) as tracker:
         return [
             _timed(done, functools.partial(run_step, step, steps, recipe, store, progress, tracker)) for step in steps
         ]

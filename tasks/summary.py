@@ -77,6 +77,18 @@ def accuracy_markdown(results: Iterable[StageResult]) -> str:
     return "\n".join([*head, *lines])
 
 
+def night_markdown(line: Mapping[str, Any]) -> str:
+    """A night's decision with its numbers, as markdown."""
+    head = [f"**{line['decision'].upper()}**: {_cell(line['reason'])}", ""]
+    facts = [f"{line.get('rows', 0)} new questions in {len(line['new'])} batches"]
+    for name in ("challenger", "champion"):
+        if line.get(name):
+            facts.append(f"{name} `{line[name]['stage']}/{line[name]['key']}`")
+    numbers = [f"| {_cell(name)} | {value:.4g} |" for name, value in line.get("numbers", {}).items()]
+    table = ["", "| number | value |", "|---|---|", *numbers] if numbers else []
+    return "\n".join([*head, *(f"- {fact}" for fact in facts), *table])
+
+
 def _evaluates(result: StageResult) -> bool:
     return result.name.startswith("evaluate_")
 

@@ -1,0 +1,37 @@
+"""Nightly retraining as a Prefect flow; `sqltrain nightly` is the same without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+
+from flows.nights import night
+from flows.pipeline import RecipeName, open_form, walk
+from tasks.promotion import announce
+from tasks.stage import show
+from tasks.summary import night_markdown
+
+
+@flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
+def retrain(
+    recipe: RecipeName = "miniature", overrides: tuple[str, ...] = (), store: str = "", inbox: str = ""
+) -> State[Any]:
+    """A night: new questions are curated, a challenger is trained, and takes the champion's place only if better.
+
+    Args:
+        recipe: A file of conf/recipes; its section `nightly` says how.
+        overrides: Changes to the recipe, one an item, such as nightly.start=base or nightly.test=mcnemar.
+        store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+        inbox: Folder of JSONL files with new questions; left empty, the recipe's nightly.inbox.
+    """
+    changes = [*overrides, *([f"nightly.inbox={inbox}"] if inbox else [])]
+    loaded, opened = open_form(recipe, tuple(changes), store)
+    line = night(recipe, changes, loaded, opened, walk)
+    show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
+    announce(loaded.name, opened, line, get_run_logger().warning)
+    return Completed(name=line["decision"].capitalize(), message=line["reason"])

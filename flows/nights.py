@@ -1,0 +1,234 @@
+"""One night of retraining, whoever walks its stages: new questions are curated, learned, and the outcome judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines import recipes
+from pipelines.config import Recipe, Source
+from pipelines.errors import DataError, RecipeError
+from pipelines.nightly import inbox
+from pipelines.nightly.drift import drift
+from pipelines.nightly.ledger import Champion, Ledger
+from pipelines.nightly.promotion import Held, Verdict, decide
+from pipelines.nightly.union import Part, sources, unite
+from pipelines.stages import graph
+from pipelines.stages.evaluate import records
+from pipelines.stages.inputs import examples
+from pipelines.store import Store
+
+Walk = Callable[[Recipe, Store, Sequence[graph.Step]], list[graph.StageResult]]
+CURATION = ("data", "synthesize", "filter", "gold_schema")
+TRAINING = ("sft", "grpo")
+Keys = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a night works on.
+
+    Attributes:
+        name, overrides: the recipe as the user names it; guards are laid over the same.
+        walk: makes stages: the plain run, or Prefect.
+    """
+
+    name: str
+    overrides: Sequence[str]
+    recipe: Recipe
+    store: Store
+    walk: Walk
+    stages: list[graph.StageResult] = field(default_factory=list)
+
+    def make(self, recipe: Recipe, steps: Sequence[graph.Step]) -> dict[str, graph.StageResult]:
+        """Make steps, and remember their stages for the ledger."""
+        made = self.walk(recipe, self.store, steps)
+        self.stages.extend(made)
+        return {one.name: one for one in made}
+
+
+@dataclass(frozen=True)
+class Challenger:
+    """What a night trained.
+
+    Attributes:
+        learned: names of the batches that it has seen, its champion's included.
+    """
+
+    stage: str
+    key: str
+    learned: tuple[str, ...]
+
+
+def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, walk: Walk) -> dict[str, Any]:
+    """Run one night and return its line of the ledger.
+
+    Nothing is trained when the inbox holds nothing new. A batch that breaks a contract is set aside and stops the
+    night; the next one goes on without it.
+
+    Raises:
+        UserError: a broken contract, or something else that the user can mend.
+        BoundaryError: a boundary failed for good; the next night goes on from there.
+    """
+    site = Site(name, overrides, recipe, store, walk)
+    ledger = Ledger(store, recipe.name)
+    with ledger.locked():
+        inbox.collect(recipe.nightly, ledger.batches)
+        fresh, champion = ledger.undecided(), ledger.champion()
+        if champion is not None and not fresh:
+            return ledger.add("night", decision="nothing", reason="no new questions", new=[])
+        base = _curate(site, recipe)
+        parts = {path.name: _admit(site, ledger, path, base) for path in ledger.usable()}
+        challenger = _train(site, ledger, base, parts, champion)
+        verdict = _judge(site, base, challenger, champion, ledger.withdrawn())
+        return ledger.add(
+            "night",
+            decision=verdict.decision,
+            reason=verdict.reason,
+            numbers=verdict.numbers,
+            new=[path.name for path in fresh],
+            rows=sum(inbox.size(path) for path in fresh),
+            challenger={"stage": challenger.stage, "key": challenger.key},
+            champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
+            learned=challenger.learned,
+            stages=sorted({(one.name, one.key) for one in site.stages if one.name in CURATION}),
+            made=sorted(f"{one.name}/{one.key}" for one in site.stages if not one.cached),
+        )
+
+
+def _curate(site: Site, recipe: Recipe) -> Keys:
+    """The keys of a part's curated stages, each held to its contract."""
+    last = [stage.name for stage in graph.active(recipe) if stage.name in CURATION][-1]
+    steps = [step for step in graph.plan(recipe, site.store, last) if step.name in CURATION]
+    made = site.make(recipe, steps)
+    _check(made.values(), recipe)
+    return {name: one.key for name, one in made.items()}
+
+
+def _check(made: Any, recipe: Recipe) -> None:
+    from tasks import contracts
+
+    for one in made:
+        contracts.check(one, recipe)
+
+
+def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys) -> Keys:
+    """A batch's curated stages; one that breaks a contract is set aside in the ledger.
+
+    Raises:
+        DataError: it breaks a contract.
+    """
+    try:
+        keys = _curate(site, _recipe_of(site.recipe, batch))
+        _hold_drift(site, keys, base)
+    except DataError as error:
+        ledger.add("night", decision="refused", reason=str(error), new=[batch.name], rows=inbox.size(batch))
+        raise
+    return keys
+
+
+def _recipe_of(recipe: Recipe, batch: Path) -> Recipe:
+    """The recipe with a batch in place of its training pools, and the same held-out ones."""
+    source = Source(kind="jsonl", path=str(batch / inbox.QUESTIONS))
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"sft": source, "rl": (source,)})})
+
+
+def _hold_drift(site: Site, keys: Keys, base: Keys) -> None:
+    learned, fresh = (examples(site.store.folder("data", each["data"]), "sft") for each in (base, keys))
+    limit = site.recipe.contracts.max_drift
+    for what, value in drift(learned, fresh).items():
+        if value > limit:
+            raise DataError(
+                f"the new questions' {what} lies {value:.2f} from what was learned (allowed {limit:.2f})",
+                "Look at the batch, or raise contracts.max_drift.",
+            )
+
+
+def _train(
+    site: Site, ledger: Ledger, base: Keys, batches: Mapping[str, Keys], champion: Champion | None
+) -> Challenger:
+    """Train a challenger: the champion further, or the recipe's base anew on all that there is."""
+    recipe, store = site.recipe, site.store
+    further = champion is not None and recipe.nightly.start == "champion"
+    known = champion.batches if champion is not None and further else ()
+    parts = [Part(base, fresh=not further)]
+    parts += [Part(keys, fresh=name not in known) for name, keys in batches.items()]
+    given = unite(store, parts, recipe.nightly.replay if further else None, recipe.seed)
+    trained = _challenging(recipe, store, champion if further else None, sources(store, given["data"]))
+    steps = graph.plan(trained, store, given=given)
+    try:
+        _check([_found(step) for step in steps if step.name in given], recipe)
+    except DataError as error:
+        fresh = [path.name for path in ledger.undecided()]
+        ledger.add("night", decision="refused", reason=str(error), new=fresh)
+        raise
+    made = site.make(trained, steps)
+    last = [name for name in TRAINING if name in made][-1]
+    return Challenger(last, made[last].key, tuple(batches))
+
+
+def _challenging(recipe: Recipe, store: Store, champion: Champion | None, rl_sources: int) -> Recipe:
+    """The recipe of the training stages alone, from the champion's weights where it has one.
+
+    Raises:
+        RecipeError: the recipe trains nothing.
+    """
+    stages = tuple(name for name in recipe.stages if name in ("filter", "gold_schema", "sft", "difficulty", "grpo"))
+    if not set(stages) & set(TRAINING):
+        raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
+    changes: dict[str, Any] = {"stages": stages}
+    source = Source(kind="jsonl")  # the union's rows are there already; only how many sources they are of is asked
+    changes["data"] = recipe.data.model_copy(update={"rl": (source,) * rl_sources})
+    if champion is not None:
+        weights = store.folder(champion.stage, champion.key) / "model"
+        changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
+    if rl_sources != len(recipe.data.rl):
+        changes["difficulty"] = recipe.difficulty.model_copy(update={"explore_parts": ()})
+    return recipe.model_copy(update=changes)
+
+
+def _found(step: graph.Step) -> graph.StageResult:
+    return graph.StageResult(step.name, step.key, step.folder, {}, True)
+
+
+def _judge(site: Site, base: Keys, challenger: Challenger, champion: Champion | None, withdrawn: set[str]) -> Verdict:
+    """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
+    recipe = site.recipe
+    given = {name: base[name] for name in ("data", "gold_schema") if name in base}
+    after = _evaluated(site, recipe, given, challenger)
+    guards = {name: _guard(site, name) for name in recipe.nightly.guards}
+    after_guards = {name: _evaluated(site, guard, keys, challenger) for name, (guard, keys) in guards.items()}
+    if champion is None:
+        ex = after.metrics["ex"]
+        return Verdict("promoted", f"the first champion: {100 * ex:.1f} %", {"challenger_ex": ex})
+    test = _held(_evaluated(site, recipe, given, champion), after, recipe)
+    held = {
+        name: _held(_evaluated(site, guard, keys, champion), after_guards[name], guard)
+        for name, (guard, keys) in guards.items()
+    }
+    verdict = decide(test, held, recipe.nightly, recipe.seed)
+    if verdict.decision == "promoted" and challenger.key in withdrawn:
+        return Verdict("kept", f"it was rolled back before; {verdict.reason}", verdict.numbers)
+    return verdict
+
+
+def _held(before: graph.StageResult, after: graph.StageResult, recipe: Recipe) -> Held:
+    return Held(records(before.folder, "greedy"), records(after.folder, "greedy"), recipe.execution.equality)
+
+
+def _guard(site: Site, include: str) -> tuple[Recipe, Keys]:
+    """A guard's recipe, and the keys of its questions, made once."""
+    recipe = recipes.load(site.name, [*site.overrides, f"include={include}"])
+    made = site.make(recipe, graph.plan(recipe, site.store, "data"))
+    return recipe, {"data": made["data"].key}
+
+
+def _evaluated(site: Site, recipe: Recipe, given: Keys, who: Challenger | Champion) -> graph.StageResult:
+    """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
+    name = f"evaluate_{who.stage}"
+    alone = recipe.model_copy(update={"stages": (*(set(given) & {"gold_schema"}), who.stage, "evaluate")})
+    found = {**given, who.stage: who.key}
+    steps = [step for step in graph.plan(alone, site.store, name, found) if step.name in (*found, name)]
+    return site.make(alone, steps)[name]

@@ -1,0 +1,210 @@
+"""Commands of operation: nightly retraining, its champion, what runs, and the housekeeping of a store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.errors import SqltrainError
+
+if TYPE_CHECKING:
+    from pipelines.config import Recipe
+    from pipelines.store import Store
+
+RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as store=DIR.")]
+Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
+
+champion_app = typer.Typer(help="The checkpoint that nightly retraining promoted.", no_args_is_help=True)
+store_app = typer.Typer(help="What a store holds, and what of it may go.", no_args_is_help=True)
+
+
+def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run one night: take new questions, train a challenger, promote it only if it is better.
+
+    Examples:
+
+      sqltrain nightly miniature nightly.inbox=~/questions
+
+      sqltrain nightly sql_trail nightly.inbox=new.duckdb nightly.table=questions nightly.start=base
+
+    """
+    from flows import run, screen
+    from flows.nights import night
+    from flows.progress import Bars
+    from tasks.promotion import announce
+
+    loaded, store = _open(recipe, overrides)
+    with Bars(screen.console) as bars:
+        line = night(
+            recipe,
+            _own(overrides),
+            loaded,
+            store,
+            lambda part, at, steps: run.walk(part, at, steps, bars, lambda result, seconds: None),
+        )
+        announce(loaded.name, store, line, bars.say)
+    if as_json:
+        typer.echo(json.dumps(line, sort_keys=True))
+    else:
+        typer.echo(f"{line['decision']}: {line['reason']}")
+
+
+@champion_app.command("show")
+def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the champion, and those that a rollback goes back to.
+
+    Example: sqltrain champion show miniature
+    """
+    from pipelines.nightly.ledger import Ledger
+
+    loaded, store = _open(recipe, overrides)
+    found = [
+        {
+            "stage": one.stage,
+            "key": one.key,
+            "model": str(store.folder(one.stage, one.key) / "model"),
+            "batches": len(one.batches),
+        }
+        for one in reversed(Ledger(store, loaded.name).champions())
+    ]
+    if as_json:
+        typer.echo(json.dumps({"champions": found}, sort_keys=True))
+        return
+    for place, one in zip(["champion", *["before"] * len(found)], found, strict=False):
+        typer.echo(f"{place:<9} {one['model']}  ({one['batches']} batches learned)")
+    if not found:
+        typer.echo(f"{loaded.name} has no champion yet; run: sqltrain nightly {recipe}")
+
+
+@champion_app.command("rollback")
+def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Give the place back to the champion before; the one that leaves is not promoted again.
+
+    Example: sqltrain champion rollback miniature
+    """
+    from pipelines.nightly.ledger import Ledger
+    from tasks.promotion import announce
+
+    loaded, store = _open(recipe, overrides)
+    ledger = Ledger(store, loaded.name)
+    with ledger.locked():
+        left, came = ledger.rollback()
+    announce(loaded.name, store, {}, typer.echo)
+    typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {left.stage}/{left.key})")
+
+
+def status(store: Where = None, as_json: AsJson = False) -> None:
+    """Show what runs, what the last night decided, and held-out accuracy over the nights.
+
+    Examples:
+
+      sqltrain status
+
+      sqltrain status --store /data/store --json
+    """
+    from flows import status as statuses
+
+    found = statuses.gather(_store(store))
+    typer.echo(json.dumps(found, sort_keys=True) if as_json else statuses.render(found))
+
+
+@store_app.command("ls")
+def store_ls(
+    store: Where = None,
+    every: Annotated[bool, typer.Option("--all", help="Each finished stage, with who needs it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what a store holds, by kind, with sizes.
+
+    Examples:
+
+      sqltrain store ls
+
+      sqltrain store ls --all --store /data/store
+    """
+    from flows import storing
+
+    found = storing.listing(_store(store), every)
+    typer.echo(json.dumps(found, sort_keys=True) if as_json else storing.table(found))
+
+
+@store_app.command("gc")
+def store_gc(
+    store: Where = None,
+    days: Annotated[float, typer.Option(min=0, help="Keep what is younger than this.")] = 7.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this, only say what would go.")] = False,
+) -> None:
+    """Remove what nobody needs: no run at work, no champion or its predecessor, no pin, no recipe's newest report.
+
+    Examples:
+
+      sqltrain store gc
+
+      sqltrain store gc --days 30 --delete
+    """
+    from flows import storing
+
+    for line in storing.collect(_store(store), days, delete):
+        typer.echo(line)
+
+
+@store_app.command("verify")
+def store_verify(store: Where = None) -> None:
+    """Read every finished stage and compare its bytes with its manifest; exit code 1 when something is damaged.
+
+    Example: sqltrain store verify --store /data/store
+    """
+    from flows import storing
+
+    bad = storing.damaged(_store(store), typer.echo)
+    if bad:
+        raise SqltrainError(f"{bad} stages are damaged", "Remove their folders and run again.")
+
+
+@store_app.command("pin")
+def store_pin(
+    name: Annotated[str, typer.Argument(help="STAGE/KEY, or the beginning of the key.")],
+    store: Where = None,
+    off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
+) -> None:
+    """Keep a stage, with all that it was made of, whatever gc thinks of it.
+
+    Examples:
+
+      sqltrain store pin report/da120b4f
+
+      sqltrain store pin report/da120b4f --off
+    """
+    from pipelines.housekeeping import pin
+
+    stage, key = pin(_store(store), name, not off)
+    typer.echo(f"{'no longer kept' if off else 'kept'}: {stage}/{key}")
+
+
+def _own(overrides: list[str] | None) -> list[str]:
+    return [one for one in overrides or [] if not one.startswith("store=")]
+
+
+def _open(recipe: str, overrides: list[str] | None) -> tuple[Recipe, Store]:
+    from flows.cli import open_recipe
+
+    return open_recipe(recipe, overrides or [])
+
+
+def _store(root: str | None) -> Store:
+    from flows.cli import split
+
+    return split([f"store={root}"] if root else [])[1]
+
+
+def register(app: typer.Typer) -> None:
+    """Put these commands under the main one."""
+    commands: list[Any] = [nightly, status]
+    for command in commands:
+        app.command()(command)
+    app.add_typer(champion_app, name="champion")
+    app.add_typer(store_app, name="store")

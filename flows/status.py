@@ -1,0 +1,79 @@
+"""`sqltrain status`: what runs on a store, what its last nights decided, and held-out accuracy over them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pipelines.housekeeping import live
+from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.store import Store
+
+HEIGHT, NIGHTS = 8, 60  # of the plot: lines, and columns at most
+MARKS = {"promoted": "●", "kept": "○", "worse": "×"}
+
+
+def gather(store: Store) -> dict[str, Any]:
+    """The state of a store as JSON values; no server is asked."""
+    return {
+        "store": str(store.root),
+        "running": [_run(store, row) for row in live(store)],
+        "recipes": {name: _recipe(ledger) for name, ledger in ledgers(store).items()},
+    }
+
+
+def _run(store: Store, row: dict[str, Any]) -> dict[str, Any]:
+    done = [stage for stage, key in row["stages"] if store.has(stage, key)]
+    left = [stage for stage, key in row["stages"] if not store.has(stage, key)]
+    facts = {name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row}
+    return {**facts, "stage": left[0] if left else "", "done": len(done), "of": len(row["stages"])}
+
+
+def _recipe(ledger: Ledger) -> dict[str, Any]:
+    lines = ledger.lines()
+    nights = [row for row in lines if row["event"] == "night"]
+    champion = ledger.champion()
+    return {
+        "champion": None if champion is None else f"{champion.stage}/{champion.key}",
+        "last": lines[-1] if lines else None,
+        "nights": [
+            {"at": row["at"], "decision": row["decision"], "ex": row.get("numbers", {}).get("challenger_ex")}
+            for row in nights
+        ],
+    }
+
+
+def render(found: dict[str, Any]) -> str:
+    """The state for a person."""
+    lines = [f"store {found['store']}", ""]
+    for run in found["running"]:
+        minutes = (time.time() - run["since"]) / 60
+        where = f"{run['stage']}, {run['done']} of {run['of']} stages done" if run["stage"] else "about to end"
+        lines.append(f"runs: {run['recipe']}: {where}, for {minutes:.0f} min (process {run['pid']} on {run['host']})")
+    if not found["running"]:
+        lines.append("nothing runs")
+    for name, recipe in found["recipes"].items():
+        lines += ["", f"{name}: champion {recipe['champion'] or 'none yet'}"]
+        last = recipe["last"]
+        if last is not None and last["event"] == "night":
+            lines.append(f"last night, {last['at']}: {last['decision']}: {last['reason']}")
+        elif last is not None:
+            lines.append(f"rolled back, {last['at']}: from {last['from']} to {last['to']}")
+        lines += plot(recipe["nights"])
+    if not found["recipes"]:
+        lines.append("no night yet; see: sqltrain nightly --help")
+    return "\n".join(lines)
+
+
+def plot(nights: list[dict[str, Any]]) -> list[str]:
+    """Challengers' held-out EX over the nights, in per cent: one column a night that trained one."""
+    points = [(100 * night["ex"], MARKS[night["decision"]]) for night in nights if night["ex"] is not None][-NIGHTS:]
+    if not points:
+        return []
+    low, high = min(value for value, _ in points), max(value for value, _ in points)
+    step = (high - low) / (HEIGHT - 1) or 1.0
+    rows = [[" "] * len(points) for _ in range(HEIGHT)]
+    for column, (value, mark) in enumerate(points):
+        rows[round((value - low) / step)][column] = mark
+    drawn = [f"{low + step * index:6.1f} ┤{' '.join(row)}".rstrip() for index, row in reversed(list(enumerate(rows)))]
+    return ["EX %, a column a night: ● promoted, ○ kept, × worse", *drawn]

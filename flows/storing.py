@@ -1,0 +1,69 @@
+"""`sqltrain store`: what a store holds, what may go, and whether its bytes are those that were written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipelines import housekeeping
+from pipelines.store import Store
+
+
+def listing(store: Store, every: bool) -> dict[str, Any]:
+    """The store as JSON values: bytes by kind and, with `every`, each finished stage with who needs it."""
+    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in housekeeping.usage(store).items()}
+    found: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
+    if every:
+        why = housekeeping.needed(store)
+        found["stages"] = [
+            {"name": f"{one.stage}/{one.key}", "bytes": one.n_bytes, "needed": why.get((one.stage, one.key), "")}
+            for one in store.entries()
+        ]
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """The listing for a person."""
+    lines = [found["store"]]
+    for name, kind in found["kinds"].items():
+        lines.append(f"{human(kind['bytes']):>10}  {kind['stages']:>5} finished  {name}")
+    lines.append(f"{human(sum(kind['bytes'] for kind in found['kinds'].values())):>10}  in all")
+    lines += [
+        f"{human(one['bytes']):>10}  {one['name']:<40} {one['needed']}".rstrip() for one in found.get("stages", [])
+    ]
+    return "\n".join(lines)
+
+
+def collect(store: Store, days: float, delete: bool) -> Iterator[str]:
+    """Remove what nobody needs, or only say what would go; a line for each, then the sum."""
+    found = housekeeping.doomed(store, days)
+    for one in found:
+        if delete:
+            housekeeping.remove(one)
+        yield f"{'removed' if delete else 'would remove'} {one.folder.relative_to(store.root)}  {human(one.n_bytes)}"
+    total = human(sum(one.n_bytes for one in found))
+    hint = "" if delete or not found else "; with --delete they go"
+    yield f"{len(found)} folders, {total}{hint}"
+
+
+def damaged(store: Store, say: Callable[[str], None]) -> int:
+    """Check every finished stage against its manifest, saying what is wrong; returns how many are damaged."""
+    bad = count = 0
+    for one in store.entries():
+        count += 1
+        wrong = store.verify(one)
+        if wrong:
+            bad += 1
+            say(f"damaged: {one.folder}: {', '.join(wrong[:5])}")
+    say(f"{count} stages, {bad} damaged")
+    return bad
+
+
+def human(n_bytes: int) -> str:
+    """A size for people, in powers of 1,024."""
+    size = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,208 @@
+"""What of a store is needed, by whom, and what may go: live runs, pins, champions and newest reports keep theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import DataError, ResourceError
+from pipelines.nightly.ledger import ledgers
+from pipelines.stages.context import REFERENCE
+from pipelines.store import MIN_FREE_MB, Entry, Store, read_json, require_room, write_json
+
+RUNS, PINS = ".runs", "pins.json"
+KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
+Name = tuple[str, str]  # stage, key
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """Something that nobody needs: a finished stage, or the work folder of a run that is gone."""
+
+    folder: Path
+    n_bytes: int
+
+
+@contextlib.contextmanager
+def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
+    """Say, as long as this process lives, that a run needs these stages, made or not.
+
+    The kernel drops the lock on the file with its holder: what a killed run claimed is free.
+
+    Args:
+        about: what `live` tells of the run, JSON values.
+
+    Raises:
+        ResourceError: the store cannot be written, or its disk is full.
+    """
+    folder = store.root / RUNS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        require_room(folder, MIN_FREE_MB)
+    except OSError as error:
+        raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass store=DIR.") from None
+    path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
+    row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
+    with path.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(row, file)
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def live(store: Store) -> list[dict[str, Any]]:
+    """The claims of runs that are at work, the oldest first; those of dead ones are removed."""
+    found = []
+    for path in sorted((store.root / RUNS).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(json.load(file))
+            else:
+                path.unlink(missing_ok=True)
+    return sorted(found, key=lambda row: float(row["since"]))
+
+
+def pins(store: Store) -> list[Name]:
+    """What a person keeps."""
+    return [(stage, key) for stage, key in read_json(store.root / PINS) or []]
+
+
+def pin(store: Store, name: str, keep: bool) -> Name:
+    """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer.
+
+    Raises:
+        DataError: there is no such stage, or there are several.
+    """
+    stage, _, start = name.partition("/")
+    known = pins(store)
+    among = [(one.stage, one.key) for one in store.entries()] if keep else known
+    found = [one for one in among if one[0] == stage and start and one[1].startswith(start)]
+    if len(found) != 1:
+        how = "no" if not found else "more than one"
+        raise DataError(f"{how} {'stage' if keep else 'pin'} {name!r} in {store.root}", "See: sqltrain store ls --all")
+    rest = [one for one in known if one != found[0]]
+    write_json(store.root / PINS, sorted([*rest, *(found if keep else [])]))
+    return found[0]
+
+
+def needed(store: Store) -> dict[Name, str]:
+    """Every stage that must stay, with the first reason for it."""
+    entries = {(one.stage, one.key): one for one in store.entries()}
+    kept: dict[Name, str] = {}
+    for why, roots in _roots(store, entries):
+        for name in _closure(store, entries, roots):
+            kept.setdefault(name, why)
+    return kept
+
+
+def _roots(store: Store, entries: Mapping[Name, Entry]) -> Iterator[tuple[str, list[Name]]]:
+    for run in live(store):
+        yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
+    yield "pinned", pins(store)
+    for recipe, ledger in ledgers(store).items():
+        champions = ledger.champions()[-KEPT_CHAMPIONS:]
+        yield f"champion of {recipe}", [(one.stage, one.key) for one in champions]
+        nights = [row for row in ledger.lines() if row["event"] == "night"]
+        yield f"batches of {recipe}", [(stage, key) for row in nights for stage, key in row.get("stages", [])]
+    newest: dict[str, Entry] = {}
+    for one in sorted(entries.values(), key=_made):
+        if one.stage == "report":
+            newest[str(one.manifest.get("recipe", {}).get("name"))] = one
+    for recipe, one in newest.items():
+        yield f"newest report of {recipe}", [(one.stage, one.key)]
+
+
+def _closure(store: Store, entries: Mapping[Name, Entry], roots: Iterable[Name]) -> Iterator[Name]:
+    """The roots and all that they were made of, as far as the store has it."""
+    todo, seen = list(roots), set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in entries:
+            continue
+        seen.add(name)
+        yield name
+        manifest = entries[name].manifest
+        todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
+        todo += [(stage, key) for stage, key in manifest.get("parts", [])]
+        base = _base(store, entries[name])
+        if base is not None and base not in seen:  # its weights only: what it was made of is not read again
+            yield base
+
+
+def _base(store: Store, entry: Entry) -> Name | None:
+    """The checkpoint of this store that a `model` stage refers to."""
+    source = read_json(entry.folder / REFERENCE).get("source") if entry.stage == "model" else None
+    if source is None or not Path(source).is_relative_to(store.root):
+        return None
+    stage, key, *_ = Path(source).relative_to(store.root).parts
+    return stage, key
+
+
+def doomed(store: Store, days: float) -> list[Doomed]:
+    """What nobody needs and nobody touched for so many days, finished stages and work folders alike."""
+    before = time.time() - days * 86400
+    kept = needed(store)
+    found = [
+        Doomed(one.folder, _size(one.folder))
+        for one in store.entries()
+        if (one.stage, one.key) not in kept and _made(one) < before
+    ]
+    claimed_keys = {(stage, key) for run in live(store) for stage, key in run["stages"]}
+    for work in sorted(store.root.glob("*/.work-*")):
+        name = (work.parent.name, work.name.removeprefix(".work-"))
+        if work.is_dir() and name not in claimed_keys and work.stat().st_mtime < before and not _locked(work):
+            found.append(Doomed(work, _size(work)))
+    return found
+
+
+def remove(one: Doomed) -> None:
+    """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
+    grave = one.folder.with_name(f".gone-{one.folder.name}")
+    one.folder.rename(grave)
+    shutil.rmtree(grave)
+
+
+def usage(store: Store) -> dict[str, tuple[int, int]]:
+    """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
+    count: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for folder in sorted(path for path in store.root.glob("*") if path.is_dir()):
+        total[folder.name] = _size(folder)
+        count[folder.name] = len(list(folder.glob("[!.]*/manifest.json")))
+    return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
+
+
+def _made(one: Entry) -> float:
+    return (one.folder / "manifest.json").stat().st_mtime
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+
+
+def _locked(work: Path) -> bool:
+    """Whether a live process is making what is in a work folder."""
+    lock = work.with_name(f"{work.name}.lock")
+    if not lock.is_file():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,117 @@
+"""Commands of operation on a real store: status, store, champion; each with examples in its help."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli, status
+from pipelines.nightly.ledger import Ledger
+from pipelines.store import Store
+
+COMMANDS = [
+    ["nightly"],
+    ["status"],
+    ["champion", "show"],
+    ["champion", "rollback"],
+    ["store", "ls"],
+    ["store", "gc"],
+    ["store", "verify"],
+    ["store", "pin"],
+]
+
+
+def sqltrain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """One finished stage, and three nights: a champion, one that was kept, and a better one."""
+    made = Store(tmp_path / "store")
+    made.make("data", "d1", lambda folder: (folder / "data.txt").write_text("rows") and None, {}, lambda: None)
+    ledger = Ledger(made, "miniature")
+    for decision, key, ex in (("promoted", "k1", 0.25), ("kept", "k2", 0.5), ("promoted", "k3", 0.75)):
+        challenger = {"stage": "grpo", "key": key}
+        facts = {"decision": decision, "reason": f"because of {key}", "numbers": {"challenger_ex": ex}}
+        ledger.add("night", challenger=challenger, new=[], learned=[], **facts)
+    return made
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, *command, "--help")
+    assert code == 0
+    assert f"sqltrain {' '.join(command)}" in out.partition("Example")[2]
+
+
+def test_status_tells_the_last_night_and_plots_accuracy(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, "status", "--store", str(store.root))
+    assert code == 0
+    assert "nothing runs" in out
+    assert "miniature: champion grpo/k3" in out
+    assert "promoted: because of k3" in out
+    drawn = [line.partition("┤")[2] for line in out.splitlines() if "┤" in line]
+    assert drawn[0] == "    ●"  # 75 %, the third night
+    assert drawn[-1] == "●"  # 25 %, the first
+    assert sum("○" in line for line in drawn) == 1
+    code, out, _ = sqltrain(monkeypatch, capsys, "status", "--store", str(store.root), "--json")
+    assert [night["ex"] for night in json.loads(out)["recipes"]["miniature"]["nights"]] == [0.25, 0.5, 0.75]
+
+
+def test_a_plot_of_equal_nights_and_of_none() -> None:
+    night = {"at": "", "decision": "kept", "ex": 0.5}
+    assert [line for line in status.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
+    assert status.plot([{"at": "", "decision": "nothing", "ex": None}]) == []
+
+
+def test_rollback_is_one_command_and_cannot_go_too_far(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tasks.promotion.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
+    where = f"store={store.root}"
+    code, out, _ = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
+    assert code == 0
+    assert "grpo/k1/model (was grpo/k3)" in out
+    code, out, _ = sqltrain(monkeypatch, capsys, "champion", "show", "miniature", where, "--json")
+    assert [one["key"] for one in json.loads(out)["champions"]] == ["k1"]
+    code, _, err = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
+    assert code == 2
+    assert "no earlier champion" in err
+
+
+def test_the_store_is_listed_verified_and_collected(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(store.root))
+    code, out, _ = sqltrain(monkeypatch, capsys, "store", "ls", "--all", *where)
+    assert code == 0
+    assert "data/d1" in out
+    assert sqltrain(monkeypatch, capsys, "store", "verify", *where)[:2] == (0, "1 stages, 0 damaged\n")
+    (store.folder("data", "d1") / "data.txt").write_text("rowz")
+    code, out, _ = sqltrain(monkeypatch, capsys, "store", "verify", *where)
+    assert code == 1
+    assert "damaged:" in out
+    code, out, _ = sqltrain(monkeypatch, capsys, "store", "gc", *where)
+    assert "0 folders" in out
+    code, out, _ = sqltrain(monkeypatch, capsys, "store", "gc", "--days", "0", *where)
+    assert "would remove data/d1" in out
+    assert store.has("data", "d1")
+    code, out, _ = sqltrain(monkeypatch, capsys, "store", "gc", "--days", "0", "--delete", *where)
+    assert "removed data/d1" in out
+    assert not store.has("data", "d1")

@@ -1,0 +1,131 @@
+"""What a store must keep is kept: live runs, champions, pins and newest reports, with all that they were made of."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import housekeeping
+from pipelines.errors import DataError
+from pipelines.nightly.ledger import Ledger
+from pipelines.store import Store
+
+
+def make(store: Store, stage: str, key: str, inputs: dict[str, str] | None = None, **about: Any) -> None:
+    def build(folder: Path) -> None:
+        (folder / "data.txt").write_text("x" * 1000)
+        if stage == "model" and "base" in about:
+            (folder / "reference.json").write_text(json.dumps({"source": str(about["base"])}))
+
+    facts = {name: value for name, value in about.items() if name != "base"}
+    store.make(stage, key, build, {"inputs": inputs or {}, **facts}, lambda: None)
+
+
+def gone(store: Store, days: float = 0.0) -> set[str]:
+    return {str(one.folder.relative_to(store.root)) for one in housekeeping.doomed(store, days)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two chains of a recipe, data -> sft -> report, of which the second is the newer."""
+    made = Store(tmp_path / "store")
+    for number in ("1", "2"):
+        make(made, "data", f"d{number}")
+        make(made, "sft", f"s{number}", {"data": f"d{number}"})
+        make(made, "report", f"r{number}", {"sft": f"s{number}"}, recipe={"name": "farms"})
+    os.utime(made.folder("report", "r1") / "manifest.json", (1, 1))
+    return made
+
+
+def test_the_newest_report_of_a_recipe_keeps_its_chain(store: Store) -> None:
+    assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
+
+
+def test_what_is_young_stays(store: Store) -> None:
+    assert gone(store, days=1) == {"report/r1"}
+
+
+def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store: Store) -> None:
+    assert housekeeping.pin(store, "report/r1", True) == ("report", "r1")
+    assert gone(store) == set()
+    housekeeping.pin(store, "report/r", False)
+    assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
+    with pytest.raises(DataError, match="no stage 'report/x'"):
+        housekeeping.pin(store, "report/x", True)
+    with pytest.raises(DataError, match="more than one stage"):
+        housekeeping.pin(store, "report/r", True)
+
+
+def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store: Store) -> None:
+    make(store, "grpo", "g0", {"data": "d0"})
+    make(store, "grpo", "g1", {"sft": "s1"})
+    make(store, "data", "u2", parts=[["data", "d1"], ["data", "dx"]])
+    make(store, "data", "dx")
+    make(store, "model", "m2", base=store.folder("grpo", "g1") / "model")
+    make(store, "grpo", "g2", {"data": "u2", "model": "m2"})
+    ledger = Ledger(store, "farms")
+    for key in ("g0", "g1", "g2"):
+        ledger.add(
+            "night", decision="promoted", reason="", challenger={"stage": "grpo", "key": key}, new=[], learned=[]
+        )
+    assert gone(store) == {"grpo/g0", "report/r1"}
+    ledger.add("rollback", **{"from": "g2", "to": "g1"})
+    assert gone(store) == {"grpo/g2", "model/m2", "data/u2", "data/dx", "report/r1"}
+
+
+def test_a_model_made_from_a_champion_keeps_its_weights(store: Store) -> None:
+    make(store, "grpo", "old", {"sft": "s1"})
+    make(store, "model", "m", base=store.folder("grpo", "old") / "model")
+    make(store, "report", "r3", {"model": "m", "sft": "s2"}, recipe={"name": "farms"})
+    assert gone(store) == {"data/d1", "sft/s1", "report/r1", "report/r2"}  # the weights, not what they were made of
+
+
+def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from pipelines.store import Store;"
+        "from pipelines.housekeeping import claimed\n"
+        "with claimed(Store(Path(sys.argv[1])), [('sft', 's1')], {'recipe': 'farms'}):\n"
+        "    print('on', flush=True); time.sleep(60)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    run.stdout.readline()
+    (claim,) = housekeeping.live(store)
+    assert (claim["recipe"], claim["pid"]) == ("farms", run.pid)
+    assert gone(store) == {"report/r1"}
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    run.stdout.close()
+    assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
+    assert housekeeping.live(store) == []
+
+
+def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
+    work = store.work("sft", "new")
+    work.mkdir()
+    (work / "shard").write_text("half")
+    old = time.time() - 10 * 86400
+    os.utime(work, (old, old))
+    assert "sft/.work-new" in gone(store, days=7)
+    with housekeeping.claimed(store, [("sft", "new")], {}):
+        assert "sft/.work-new" not in gone(store, days=7)
+
+
+def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
+    for one in housekeeping.doomed(store, 0.0):
+        housekeeping.remove(one)
+    assert {f"{one.stage}/{one.key}" for one in store.entries()} == {"data/d2", "sft/s2", "report/r2"}
+    assert all(store.verify(one) == [] for one in store.entries())
+    assert not list(store.root.glob("*/.gone-*"))
+
+
+def test_usage_counts_all_bytes_by_kind(store: Store) -> None:
+    found = housekeeping.usage(store)
+    assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}
+    assert all(size > 2000 for _, size in found.values())
