@@ -18,6 +18,7 @@ LICENCES = {  # of questions and databases, as their authors give them; a traine
     "miniature": "generated here; Apache-2.0",
     "jsonl": "the user's own; not known here",
 }
+UNKNOWN = "not noted here: see the terms under which it was downloaded"
 VERSIONS = ("sqltrain", "sqlglot", "openai")
 Rows = list[dict[str, Any]]
 
@@ -75,7 +76,7 @@ def write(
     source = recipe.data.sft
     parts = [
         f"# Demonstrations of recipe {recipe.name}",
-        f"Questions: {source.kind}, split {source.split}. Licence: {LICENCES[source.kind]}. What a hosted teacher says "
+        f"Questions: {source.kind}, split {source.split}. Licence: {LICENCES.get(source.kind, UNKNOWN)}. What a hosted teacher says "
         "falls under its provider's terms.",
         f"Protocol {recipe.protocol.name}, prompt {recipe.protocol.prompt}, at most {recipe.protocol.max_turns} turns; "
         f"kept when right by `{recipe.execution.equality}` equality and well-formed in every turn. Seed {recipe.seed}.",

@@ -14,7 +14,7 @@ import asyncio
 import difflib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +30,8 @@ ENDPOINTS = CONF / "local" / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
 EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})
+SLICES = 20  # of a time-out: each lets the process look at what has come
+LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
 Answer = TypeVar("Answer")
 
 
@@ -47,7 +49,7 @@ class Endpoint(Section):
     Attributes:
         base_url: up to and with `/v1`.
         key_env: the environment variable that holds the key; null for a server that wants none.
-        timeout_s: of one request from its first byte to its last, in seconds.
+        timeout_s: of one request from its first byte to its last, in seconds in which this process was running.
         retries: of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with
             exponential back-off and jitter, or after what the server's Retry-After says.
         patience_s: seconds in which nothing works after which the run stops.
@@ -130,9 +132,12 @@ class Connection:
         self._breaker = Breaker(name, endpoint.patience_s)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_way: set[asyncio.Task[Any]] = set()
 
-    async def ask(self, send: Callable[[Any], Awaitable[Answer]], tokens: int = 0) -> Answer:
-        """What `send` gets from the client (`openai.AsyncOpenAI`).
+    async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
+        """What `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
+
+        Cancelled, it sends nothing more; a request that is on its way goes on until `close`.
 
         Args:
             tokens: that the request may use, for the endpoint's limit per minute.
@@ -147,7 +152,7 @@ class Connection:
             await self._breaker.admit()
             await self.pace.admit(tokens)
             try:
-                answer = await asyncio.wait_for(send(self._open()), self.endpoint.timeout_s)
+                answer = await self._attempt(send)
             except Exception as error:
                 wait = self._consider(error, attempt)
                 self.pace.settle(tokens, 0)
@@ -157,8 +162,21 @@ class Connection:
                 self._breaker.worked()
                 return answer
 
+    async def _attempt(self, send: Callable[[Any], Coroutine[Any, Any, Answer]]) -> Answer:
+        request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
+        self._on_way.add(request)
+        request.add_done_callback(self._on_way.discard)
+        return await asyncio.shield(request)
+
     async def close(self) -> None:
-        """Close the running event loop's connections; the next request opens new ones."""
+        """Close the running event loop's connections, once what is on its way has come; the next request opens new
+        ones.
+        """
+        if self._on_way:
+            _, late = await asyncio.wait(self._on_way, timeout=LAST_WAIT_S)
+            for request in late:
+                request.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
         self._client = self._loop = None
@@ -170,8 +188,8 @@ class Connection:
 
             self._loop = asyncio.get_running_loop()
             self._client = openai.AsyncOpenAI(
-                api_key=self._key, base_url=self.endpoint.base_url, timeout=0.9 * self.endpoint.timeout_s, max_retries=0
-            )  # of a silent connection; `ask` bounds the whole request
+                api_key=self._key, base_url=self.endpoint.base_url, timeout=None, max_retries=0
+            )  # `within` bounds the whole request
         return self._client
 
     def _consider(self, error: Exception, attempt: int) -> float:
@@ -229,6 +247,27 @@ class Connection:
         """What the server said, on one line; a key that it repeats is left out."""
         said = " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
         return said.replace(self._key, "***")[:300] if self.endpoint.key_env else said[:300]
+
+
+async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
+    """What a request gives within so many seconds in which this process was running.
+
+    The time is counted in slices, each as long as it was to be and not as long as it took: a process that was starved
+    or suspended looks at what has come before it gives up, for what has come is paid for.
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    task = asyncio.ensure_future(request)
+    try:
+        for _ in range(SLICES):
+            if (await asyncio.wait({task}, timeout=seconds / SLICES))[0]:
+                return task.result()
+        raise TimeoutError
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def body_of(raw: bytes) -> Mapping[str, Any]:

@@ -123,15 +123,18 @@ class Synthesis:
         shares = [teacher.share for teacher in teachers(self.recipe)]
         dealt = [pick(shares, f"{request.example.id}/{request.sample}") for request in requests]
         parts = [[index for index, who in enumerate(dealt) if who == number] for number in range(len(shares))]
-        done = await asyncio.gather(
-            *(
-                self._engine(number, wrap(policy)).run_async([requests[index] for index in part])
-                for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True))
-                if part
-            )
-        )
+        running: list[asyncio.Task[list[Trajectory]]] = []
+        try:
+            async with (
+                asyncio.TaskGroup() as group
+            ):  # where one teacher stops the run, the others keep what is on its way
+                for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
+                    work = self._engine(number, wrap(policy)).run_async([requests[index] for index in part])
+                    running.append(group.create_task(work))
+        except BaseExceptionGroup as many:
+            raise many.exceptions[0] from None
         order = [index for part in parts for index in part]
-        made = [trajectory for one in done for trajectory in one]
+        made = [trajectory for one in running for trajectory in one.result()]
         return [trajectory for _, trajectory in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
 
     def _engine(self, number: int, policy: Policy) -> RolloutEngine:

@@ -166,18 +166,25 @@ class Asker:
         return self._gate[1]
 
     async def _buy(self, body: Mapping[str, Any], key: str = "", sample: int = 0) -> Answer:
-        """Send a request and keep its answer before anybody uses it."""
+        """Send a request within budget and pace."""
         most = _most(body, self.endpoint)
         await self.budget.reserve(most)
         try:
-            answer = await self._connection.ask(lambda client: self._send(client, body), sum(most))
-            used = answer.prompt_tokens, answer.completion_tokens
-            self._connection.pace.settle(sum(most), sum(used))
-            if self.log is not None:
-                about = {"model": self.endpoint.model, "sample": sample}
-                self.log.append(key, used, {**about, **answer.record()})
+            answer = await self._connection.ask(
+                lambda client: self._send_and_keep(client, body, key, sample), sum(most)
+            )
         finally:
             self.budget.release(most)
+        self._connection.pace.settle(sum(most), answer.prompt_tokens + answer.completion_tokens)
+        return answer
+
+    async def _send_and_keep(self, client: Any, body: Mapping[str, Any], key: str, sample: int) -> Answer:
+        """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
+        answer = await self._send(client, body)
+        used = answer.prompt_tokens, answer.completion_tokens
+        if self.log is not None:
+            about = {"model": self.endpoint.model, "sample": sample}
+            self.log.append(key, used, {**about, **answer.record()})
         self.bought.requests += 1
         self.bought.prompt_tokens += used[0]
         self.bought.completion_tokens += used[1]

@@ -45,14 +45,15 @@ def replies() -> Callable[[Recipe, Store], Any]:
 
 @pytest.fixture
 def name_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write the endpoints' file and the key that it names."""
+    """Write the endpoints' file and the key that it names; a second server is the endpoint "other"."""
 
-    def write(server: TeacherServer, **settings: Any) -> Path:
+    def write(server: TeacherServer, other: TeacherServer | None = None, **settings: Any) -> Path:
         import yaml
 
         path = tmp_path / "endpoints.yaml"
-        entry = {"base_url": server.url, "model": "m", "key_env": "TEACHER_KEY", **settings}
-        path.write_text(yaml.safe_dump({"teacher": entry}))
+        servers = {"teacher": server, "other": other or server}
+        entry = {"model": "m", "key_env": "TEACHER_KEY", **settings}
+        path.write_text(yaml.safe_dump({name: {"base_url": one.url, **entry} for name, one in servers.items()}))
         monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(path))
         monkeypatch.setenv("TEACHER_KEY", KEY)
         return path

@@ -25,7 +25,9 @@ class TeacherServer:
         latency_s: before each answer.
 
     Attributes:
-        delivered: how often each request was answered to the last byte, by its digest: more than once is paid twice.
+        seeds: the seed of each request's body, in the order in which they came: the first digits of its key in the log.
+        delivered: how often each request was answered to the last byte, by its digest: more than once is paid twice. A
+            client that has gone is not answered, as real servers stop writing for one.
         faults: how often each fault was played.
         most: requests in flight at once, at most.
     """
@@ -35,6 +37,7 @@ class TeacherServer:
         self.delivered: collections.Counter[str] = collections.Counter()
         self.faults: collections.Counter[str] = collections.Counter()
         self.headers: list[bytes] = []
+        self.seeds: list[int] = []
         self._tries: collections.Counter[str] = collections.Counter()
         self.now = self.most = 0
         self._loop = asyncio.new_event_loop()
@@ -69,7 +72,7 @@ class TeacherServer:
                 self.now += 1
                 self.most = max(self.most, self.now)
                 try:
-                    await self._answer(json.loads(raw), writer)
+                    await self._answer(json.loads(raw), reader, writer)
                 finally:
                     self.now -= 1
         except (OSError, EOFError, asyncio.CancelledError):
@@ -77,7 +80,8 @@ class TeacherServer:
         finally:
             writer.close()
 
-    async def _answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seeds.append(body["seed"])
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         self._tries[digest] += 1
         await asyncio.sleep(self.latency_s)
@@ -85,6 +89,8 @@ class TeacherServer:
         if int.from_bytes(draw[:4], "big") / 2**32 < self.fault_rate:
             await self._fail(FAULTS[draw[5] % len(FAULTS)], self._whole(body), writer)
             return
+        if reader.at_eof():
+            raise EOFError
         writer.write(self._whole(body))
         await writer.drain()
         self.delivered[digest] += 1

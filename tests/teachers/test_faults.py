@@ -32,6 +32,11 @@ def answers(store: Path) -> list[str]:
     return [line[8:40] for line in (store / "responses" / "teacher.jsonl").read_text().splitlines()]
 
 
+def seed_of(key: str) -> int:
+    """The seed that the request of a key carries."""
+    return int(key[:8], 16) >> 1
+
+
 def resident() -> int:
     """Memory of this process now, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -76,7 +81,7 @@ def test_a_thousand_questions_with_faults(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.05)
-    broken, grown = both(tmp_path, 84, servers, replies, name_endpoint, 30.0, "synthesis.teacher.concurrency=64")
+    broken, grown = both(tmp_path, 84, servers, replies, name_endpoint, 60.0, "synthesis.teacher.concurrency=64")
     asked = sum(broken.delivered.values()) + sum(broken.faults.values())
     assert 0.25 < sum(broken.faults.values()) / asked < 0.35
     assert len(broken.faults) == 7
@@ -97,6 +102,7 @@ def test_killed_five_times_it_ends_with_the_same_dataset(
     expected = (make(recipe, clean, "synthesize") / "data.parquet").read_bytes()
     slow = servers(say, latency_s=0.1)
     name_endpoint(slow)
+    lost, checked = 0, list[tuple[int, set[int]]]()
     for kill in range(5):
         target = (kill + 1) * len(whole.delivered) // 7
         child = subprocess.Popen(
@@ -107,11 +113,18 @@ def test_killed_five_times_it_ends_with_the_same_dataset(
         assert child.poll() is None, "it was to be killed, and ended"
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
+        time.sleep(1.0)  # the server reads what the dead one had sent
+        bought = answers(killed.root)
+        assert 0 <= len(slow.seeds) - lost - len(bought) <= 16, "more than was in flight is unaccounted for"
+        lost = len(slow.seeds) - len(bought)
+        checked.append((len(slow.seeds), {seed_of(key) for key in bought}))
     made = make(recipe, killed, "synthesize")
     assert (made / "data.parquet").read_bytes() == expected
-    assert len(answers(killed.root)) == len(set(answers(killed.root))) == len(whole.delivered)
-    twice = sum(count - 1 for count in slow.delivered.values())
-    assert twice <= 5 * 16  # only what was on its way when the process died: at most the 16 in flight, five times
+    bought = answers(killed.root)
+    assert len(bought) == len(set(bought)) == len(whole.seeds)  # each answer is kept once
+    assert len(slow.seeds) == len(whole.seeds) + lost  # calls made: those needed, and those that died with the process
+    for place, known in checked:  # no answer in the log is ever asked for again
+        assert not known & set(slow.seeds[place:])
 
 
 def test_the_key_is_nowhere(

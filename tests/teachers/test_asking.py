@@ -1,0 +1,90 @@
+"""What is paid for is kept: whatever stalls, stops or ends the asking, an answer that came is not bought again."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from teacher_server import TeacherServer
+
+from pipelines.errors import ResourceError
+from pipelines.rollout.endpoints import Endpoint, within
+from pipelines.rollout.policies.base import Message
+from pipelines.teachers.asking import Asker
+
+
+def asker_of(server: TeacherServer, folder: Path, concurrency: int = 8, **settings: Any) -> Asker:
+    return Asker(Endpoint(base_url=server.url, model="m", **settings), "teacher", folder / "responses", concurrency)
+
+
+def cases(count: int) -> list[tuple[Message, ...]]:
+    return [(("user", f"question {number}"),) for number in range(count)]
+
+
+def echo(messages: list[dict[str, str]]) -> str:
+    return f"answer to {messages[-1]['content']}"
+
+
+def kept(folder: Path) -> int:
+    return len((folder / "responses" / "teacher.jsonl").read_text().splitlines())
+
+
+def test_a_pause_longer_than_the_time_out_throws_no_answer_away(tmp_path: Path, servers: Any) -> None:
+    """A starved or suspended process finds its answers in the sockets when it wakes, with all timers due."""
+    server = servers(echo, latency_s=0.3)
+    asker = asker_of(server, tmp_path, timeout_s=1.0)
+
+    async def scene() -> list[Any]:
+        asked = asyncio.create_task(asker.ask_all_async(cases(8)))
+        while server.now < 8:
+            await asyncio.sleep(0.01)
+        time.sleep(2.0)
+        return await asked
+
+    assert [one.text for one in asyncio.run(scene())] == [f"answer to question {n}" for n in range(8)]
+    assert set(server.delivered.values()) == {1}
+
+
+def test_a_starved_process_looks_at_what_came_before_it_gives_up() -> None:
+    """Every slice of the time-out runs the loop, however long the process was kept from it."""
+
+    async def answer() -> str:
+        for _ in range(8):
+            time.sleep(0.05)  # somebody else has the processor
+            await asyncio.sleep(0)
+        return "whole"
+
+    async def never() -> None:
+        await asyncio.sleep(60)
+
+    assert asyncio.run(within(answer(), 0.2)) == "whole"  # 0.4 s by the clock
+    with pytest.raises(TimeoutError):
+        asyncio.run(within(never(), 0.2))
+
+
+def test_what_is_on_its_way_when_a_run_is_stopped_is_kept(tmp_path: Path, servers: Any) -> None:
+    server = servers(echo, latency_s=0.5)
+    asker = asker_of(server, tmp_path)
+
+    async def scene() -> None:
+        asked = asyncio.create_task(asker.ask_all_async(cases(20)))
+        while server.now < 8:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(scene())
+    assert kept(tmp_path) == sum(server.delivered.values()) == len(server.seeds) == 8
+    asker.ask_all(cases(20))
+    assert set(server.delivered.values()) == {1}
+    assert len(server.delivered) == 20
+
+
+def test_the_cap_of_one_keeps_the_answers_of_all(tmp_path: Path, servers: Any) -> None:
+    server = servers(echo, latency_s=0.1)
+    asker = asker_of(server, tmp_path, cap_tokens=1500, extra={"max_tokens": 150})  # each takes some 25
+    with pytest.raises(ResourceError, match=r"has used 1\d\d\d tokens; its cap is 1500"):
+        asker.ask_all(cases(400))
+    assert kept(tmp_path) == sum(server.delivered.values()) == len(server.seeds) > 40
