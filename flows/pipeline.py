@@ -21,7 +21,7 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.housekeeping import claimed
-from pipelines.stages import graph
+from pipelines.stages import graph, ready
 from pipelines.store import Store
 from tasks.server import prefect_server
 from tasks.stage import Walk, run_stage, show
@@ -43,6 +43,7 @@ def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[grap
     """
     done: dict[str, graph.StageResult] = {}
     tags = {"flow_run": str(runtime.flow_run.id), "flow_run_name": str(runtime.flow_run.name)}
+    ready.check(recipe, steps)
     names = [(step.name, step.key) for step in steps]
     try:
         with (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pipelines.config import Recipe
 from pipelines.housekeeping import claimed
-from pipelines.stages import graph
+from pipelines.stages import graph, ready
 from pipelines.stages.context import Progress
 from pipelines.store import Store
 
@@ -34,6 +34,7 @@ def walk(
     """Make those of some steps that the store lacks, in order; raises what `run` does."""
     if all(step.cached for step in steps):  # nothing to make is nothing to track
         return [_timed(done, functools.partial(graph.execute, step, recipe, store, progress, steps)) for step in steps]
+    ready.check(recipe, steps)
     from tasks.step import run_step
     from tasks.tracking import Tracker
 

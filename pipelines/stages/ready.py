@@ -1,0 +1,37 @@
+"""What a run needs from outside, looked for before its first stage: hours of work should not end at a missing key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipelines.config import Recipe
+from pipelines.errors import RecipeError
+from pipelines.rollout.endpoints import Connection, endpoint
+from pipelines.stages.graph import Step
+
+
+def check(recipe: Recipe, steps: Sequence[Step]) -> None:
+    """Look for the endpoints, and their keys, that the steps still to be made will ask; nothing is sent.
+
+    Raises:
+        RecipeError: the recipe names no endpoint where it needs one, or one that `conf/local/endpoints.yaml` lacks.
+        ResourceError: the environment variable that should hold a key is empty.
+    """
+    for name in dict.fromkeys(_asked(recipe, {step.name for step in steps if not step.cached})):
+        Connection(endpoint(name), name)
+
+
+def _asked(recipe: Recipe, stages: set[str]) -> Iterable[str]:
+    """The endpoints that some stages ask, by name."""
+    if "data" in stages:
+        yield from (*recipe.data.cleaners, *filter(None, [recipe.data.linker]))
+    if "synthesize" in stages:
+        for teacher in recipe.synthesis.mix or (recipe.synthesis.teacher,):
+            if teacher.kind == "endpoint" and teacher.endpoint is None:
+                raise RecipeError("a teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
+            yield from [teacher.endpoint] if teacher.kind == "endpoint" and teacher.endpoint else []
+    if "gold_schema" in stages:
+        yield from recipe.gold_schema.extractors
+    if "grpo" in stages:
+        judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
+        yield from (judge for judge in judges if judge != "static")

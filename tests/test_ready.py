@@ -1,0 +1,55 @@
+"""A run that will need an endpoint says so before it makes anything."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines import recipes
+from pipelines.errors import RecipeError, ResourceError
+from pipelines.stages import graph, ready
+from pipelines.store import Store
+
+ENDPOINTS = """
+good: {base_url: 'http://localhost:1', model: m}
+locked: {base_url: 'http://localhost:1', model: m, key_env: NO_SUCH_KEY}
+"""
+
+
+@pytest.fixture(autouse=True)
+def endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(ENDPOINTS)
+    monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(path))
+
+
+def look(store: Path, *overrides: str, until: str | None = None) -> None:
+    recipe = recipes.load("miniature", list(overrides))
+    ready.check(recipe, graph.plan(recipe, Store(store), until))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["synthesis.teacher.kind=endpoint"], "without a name"),
+        (["synthesis.teacher.kind=endpoint", "synthesis.teacher.endpoint=goood"], "no endpoint 'goood'"),
+        (["synthesis.mix=[{}, {kind: endpoint, endpoint: gone}]"], "no endpoint 'gone'"),
+        (["data.linker=gone"], "no endpoint 'gone'"),
+        (["data.cleaners=[good, gone]"], "no endpoint 'gone'"),
+        (["gold_schema.extractors=[gone]"], "no endpoint 'gone'"),
+        (["rewards=[{term: exec}, {term: judge, options: {by: gone}}]"], "no endpoint 'gone'"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, overrides: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        look(tmp_path, *overrides)
+
+
+def test_a_key_that_is_not_set_is_missed(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="'locked' has no key"):
+        look(tmp_path, "gold_schema.extractors=[locked]")
+
+
+def test_what_is_there_or_not_asked_in_this_run_is_no_matter(tmp_path: Path) -> None:
+    look(tmp_path)
+    look(tmp_path, "synthesis.teacher={kind: endpoint, endpoint: good}")
+    look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
