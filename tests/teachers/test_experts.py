@@ -1,0 +1,317 @@
+"""Experts behind a real server: judge, cleaners, extractors, linker, STaR, selector and a mix of teachers."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from teacher_server import TeacherServer
+from teacher_world import make, recipe_of
+
+from pipelines.config import RewardTerm
+from pipelines.curation import gold_schema
+from pipelines.evaluation.voting import signature
+from pipelines.protocols.base import build
+from pipelines.protocols.observations import defuse
+from pipelines.rollout.endpoints import Endpoint
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
+from pipelines.stages.inputs import examples, gold_schemas, schemas, trajectories
+from pipelines.store import Store, read_json
+from pipelines.teachers import cleaning, judge, linker, selector
+from pipelines.teachers.asking import Asker
+from pipelines.teachers.star import HINT
+from pipelines.types import (
+    Action,
+    ActionKind,
+    Database,
+    Example,
+    ExecutionStatus,
+    Outcome,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+Reply = Callable[[list[dict[str, str]]], str]
+GOLD = "SELECT count(*) FROM singer"
+
+
+@pytest.fixture
+def music(tmp_path: Path) -> Database:
+    path = tmp_path / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (name TEXT, city TEXT)")
+        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("ann", "paris"), ("bo", "rome")])
+        connection.execute("CREATE TABLE venue (id INTEGER, name TEXT)")
+    connection.close()
+    return Database("music", "sqlite", str(path))
+
+
+@pytest.fixture
+def asker(servers: Any, tmp_path: Path) -> Callable[[Reply], tuple[Asker, TeacherServer]]:
+    def start(reply: Reply) -> tuple[Asker, TeacherServer]:
+        server = servers(reply)
+        return Asker(Endpoint(base_url=server.url, model="m"), "teacher", tmp_path / "responses"), server
+
+    return start
+
+
+def question(number: int, database: Database, gold: str = GOLD) -> Example:
+    return Example(f"q{number}", f"How many singers are there ({number})?", database, gold)
+
+
+def answered(example_id: str, sql: str, correct: bool) -> Outcome:
+    """An episode of one turn that ended with this answer."""
+    turn = Turn(f"<solution>{sql}</solution>", Action(ActionKind.SOLUTION, sql, "r"))
+    made = Trajectory(example_id, 0, "policy", "react", (), (turn,), sql, StopReason.SOLUTION)
+    fine = ExecutionStatus.OK
+    return Outcome(
+        example_id, made, "strict", correct, fine, 1, False, "easy", 10, None, None, frozenset(), frozenset()
+    )
+
+
+def said(messages: list[dict[str, str]], name: str) -> str:
+    """A part of the user's message, by its name."""
+    return messages[-1]["content"].partition(f"{name}:\n")[2].partition("\n\n")[0]
+
+
+def drawn(text: str, share: int) -> bool:
+    """One of so many texts, always the same ones."""
+    return hashlib.sha256(text.encode()).digest()[0] % share == 0
+
+
+def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
+    tmp_path: Path, servers: Any, name_endpoint: Any, music: Database
+) -> None:
+    grades = {"SELECT 1": "1.5", "SELECT 2": "I would say 2", "SELECT 3": "0"}
+    server = servers(lambda messages: grades[said(messages, "Predicted query")])
+    name_endpoint(server)
+    terms = [RewardTerm(term="judge", options={"by": "teacher"})]
+    cases = {f"q{n}": question(n, music) for n in range(4)}
+    outcomes = [answered("q0", GOLD, True), *(answered(f"q{n}", f"SELECT {n}", False) for n in (1, 2, 3, 1))]
+    for _ in range(2):  # the second is another run: the log answers it
+        graded = judge.grader(terms, tmp_path / "responses")(outcomes, cases)
+        assert [one.judge for one in graded] == [None, 0.75, None, 0.0, 0.75]
+        assert [one.broken for one in graded] == [False, False, True, False, False]  # no grade is no zero
+    assert sum(server.delivered.values()) == 3
+
+
+def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None:
+    """Three right answers, two of them accepted; two wrong ones, one accepted; a third wrong one that it cannot grade.
+
+    Kappa: observed 3/5, expected (3/5 * 3/5) + (2/5 * 2/5) = 13/25, so (15 - 13) / (25 - 13) = 1/6.
+    """
+    grades = {"a": 2.0, "b": 1.5, "c": 1.0, "d": 2.0, "e": 0.0, "f": "yes"}
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        case = messages[-1]["content"]
+        name = re.search(r"SELECT '(\w)'", case)[1]  # type: ignore[index]
+        if name == "e" and case.index("Predicted query") < case.index("Reference query"):
+            return "1.0"  # taken in by what comes first: half a grade more for one in five
+        return "2.0" if name == "c" and "with care" in case else str(grades[name])  # and by length
+
+    judged, _ = asker(reply)
+    outcomes = [answered(f"q{n}", f"SELECT '{name}'", name in "abc") for n, name in enumerate("abcdef")]
+    found = judge.check(judged, outcomes, {f"q{n}": question(n, music) for n in range(6)})
+    assert (found["answers"], found["unread"]) == (6, 1)
+    assert (found["right_accepted"], found["wrong_accepted"]) == (pytest.approx(2 / 3), 0.5)
+    assert found["kappa"] == pytest.approx(1 / 6)
+    assert (found["place_shift"], found["length_shift"]) == (pytest.approx(0.1), pytest.approx(0.1))
+
+
+def test_a_training_pair_goes_when_both_cleaners_call_it_bad(tmp_path: Path, servers: Any, name_endpoint: Any) -> None:
+    def cleaner(share: int, odd: str) -> Reply:
+        def reply(messages: list[dict[str, str]]) -> str:
+            bad = drawn(said(messages, "Question"), share)
+            return f'```json\n{{"verdict": "{"bad" if bad else "good"}", "reason": "{odd}"}}\n```'
+
+        return reply
+
+    name_endpoint(servers(cleaner(2, "ambiguous")), servers(cleaner(3, "wrong join")))
+    store, plain = Store(tmp_path / "store"), Store(tmp_path / "plain")
+    recipe = recipe_of(2, "data.cleaners=[teacher, other]", "data.max_bad_share=0.9")
+    folder, before = make(recipe, store, "data"), make(recipe_of(2), plain, "data")
+    for pool in ("sft", "rl"):
+        there = {one.id: drawn(one.question, 2) and drawn(one.question, 3) for one in examples(before, pool)}
+        assert 0 < sum(there.values()) < len(there)
+        assert [one.id for one in examples(folder, pool)] == [name for name, bad in there.items() if not bad]
+    for pool in ("dev", "test"):  # a benchmark is what it is
+        assert [one.id for one in examples(folder, pool)] == [one.id for one in examples(before, pool)]
+    rows = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+    assert {(row["reason"], row["detail"]) for row in rows} == {("flagged_by_all", "ambiguous / wrong join")}
+
+
+def test_the_cleaners_agreement_by_hand(music: Database) -> None:
+    """Both judged four of five: two agreements; observed 1/2, expected 1/2 * 1/2 + 1/2 * 1/2."""
+    said = [(True, True), (False, False), (True, False), (False, True), (None, True)]
+    found = cleaning.agreement([cleaning.Checked(question(n, music), bad, ("", "")) for n, bad in enumerate(said)])
+    assert found == {"judged": 4.0, "dropped": 1.0, "agreement": 0.5, "kappa": 0.0}
+
+
+def test_an_extractor_is_a_third_voice_in_the_stage(tmp_path: Path, servers: Any, name_endpoint: Any) -> None:
+    recipe = recipe_of(1, "gold_schema.extractors=[teacher]", "synthesis.teacher.kind=oracle")
+    store = Store(tmp_path / "store")
+    folder = make(recipe, store, "data")
+    schema = schemas(recipe)
+    pool = {defuse(one.gold_sql): one for one in examples(folder, "sft", "rl", "dev", "test")}
+    static = gold_schema.static_extractors(schema)
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        example = pool[said(messages, "SQL")]
+        items = static["scope"](example)
+        assert items is not None
+        if drawn(example.gold_sql, 4):
+            return '{"tables": ["ghost"], "columns": {}}'  # names what is not there: no vote
+        columns = {table: [name for owner, name in items.columns if owner == table] for table in items.tables}
+        return json.dumps({"tables": sorted(items.tables), "columns": columns})
+
+    server = servers(reply)
+    name_endpoint(server)
+    made = make(recipe, store, "gold_schema")
+    accepted = gold_schemas(made)
+    assert accepted is not None
+    assert len(accepted) == len({one.id for one in pool.values()} | set(accepted))
+    apart = [json.loads(line) for line in (made / "disagreements.jsonl").read_text().splitlines()]
+    lied = [row for row in apart if row["reason"] == "teacher could not read it"]
+    assert len(lied) == len(apart) > 0
+    assert all(row["accepted"] and row["agree"] == ["scope", "authorizer"] for row in lied)
+    assert sum(server.delivered.values()) == len(pool)  # each gold SQL once
+
+
+def test_where_no_authorizer_reads_the_extractor_decides(tmp_path: Path, asker: Any) -> None:
+    path = tmp_path / "farm.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE cow (id INTEGER, name VARCHAR)")
+    farm = Database("farm", "duckdb", str(path))
+    cases = [question(0, farm, "SELECT name FROM cow"), question(1, farm, "SELECT id FROM cow")]
+    extractor, _ = asker(lambda messages: '{"tables": ["COW"], "columns": {"cow": ["NAME"]}}')
+    static = gold_schema.static_extractors(introspect)
+    alone = [gold_schema.extract(one, static) for one in cases]
+    views = {**static, "teacher": linker.extractor(extractor, cases, introspect)}
+    both = [gold_schema.extract(one, views) for one in cases]
+    assert [one.items is not None for one in alone] == [False, False]
+    assert [one.items is not None for one in both] == [True, False]  # of the second it says another column
+    assert both[0].agree == ("scope", "teacher")
+
+
+def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path: Path, servers: Any, name_endpoint: Any) -> None:
+    def reply(messages: list[dict[str, str]]) -> str:
+        if drawn(said(messages, "Question"), 3):
+            return "I need all of it."
+        table = re.search(r'CREATE TABLE "?(\w+)', messages[-1]["content"])[1]  # type: ignore[index]
+        return json.dumps({"tables": [table.upper(), "ghost"], "columns": {table: ["id", "ghost"], "ghost": ["x"]}})
+
+    name_endpoint(servers(reply))
+    recipe, store = recipe_of(1, "data.linker=teacher"), Store(tmp_path / "store")
+    folder = make(recipe, store, "data")
+    schema = schemas(recipe)
+    scope = gold_schema.static_extractors(schema)["scope"]
+    for pool in ("sft", "dev"):
+        linked = examples(folder, pool)
+        gold = {one.id: scope(one) for one in linked}
+        for one in linked:
+            kept, whole = one.meta["linked_schema"], schema(one.database)
+            names = {table.name.lower() for table in whole.tables}
+            if drawn(one.question, 3):
+                assert set(kept["tables"]) == names  # an answer that cannot be read hides nothing
+            else:
+                first = whole.tables[0].name.lower()
+                wanted = {first} | (set(gold[one.id].tables) if pool == "sft" else set())  # type: ignore[union-attr]
+                assert set(kept["tables"]) == wanted  # a name that is not there is left out
+        if pool == "sft":
+            assert linker.recall(linked, gold)["strict_recall"] == 1.0
+
+
+def test_a_linkers_recall_by_hand(music: Database) -> None:
+    """Of two gold columns it kept one beside another: recall and precision are a half."""
+    from pipelines.types import SchemaItems
+
+    kept = {"tables": ["singer"], "columns": [["singer", "name"], ["singer", "x"]]}
+    linked = [dataclasses.replace(question(0, music), meta={"linked_schema": kept})]
+    gold = {"q0": SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "city")}))}
+    assert linker.recall(linked, gold) == {"strict_recall": 0.0, "recall": 0.5, "precision": 0.5}
+
+
+def test_star_reasons_again_with_the_gold_and_trains_without_it(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any
+) -> None:
+    recipe, store = recipe_of(1, "synthesis.rationalise=true"), Store(tmp_path / "store")
+    oracle, protocol = replies(recipe, store), build(recipe.protocol)
+    wrong = protocol.write(Action(ActionKind.SOLUTION, "SELECT 'nothing of the kind'", "no idea"))
+    mark = HINT.partition("{gold}")[0]
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        asked = next(message["content"] for message in messages if message["role"] == "user")
+        plain, hinted, _ = asked.partition(mark)
+        if not hinted and drawn(plain, 2):
+            return wrong
+        return str(oracle([{**m, "content": plain} if m["content"] == asked else m for m in messages]))
+
+    server = servers(reply)
+    name_endpoint(server)
+    made = trajectories(make(recipe, store, "synthesize"))
+    again = [one for one in made if one.policy == "teacher+hint"]
+    assert 0 < len(again) < len(made)
+    for one in made:
+        assert (one.policy == "teacher+hint") == drawn(one.prompt[-1][1], 2)
+        assert "For you alone" not in json.dumps(one.prompt)
+        assert one.final_sql != "SELECT 'nothing of the kind'"
+    facts = read_json(make(recipe, store, "filter") / "quality.json")
+    rows = {row["teacher"]: row for row in facts["acceptance"]["teacher"]}
+    assert rows["teacher+hint"]["right"] == len(again)
+    assert set(server.delivered.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "winner", "points", "first"),
+    [
+        (lambda case: "B" if "WHERE" in case.partition("Query B:")[0] else "A", 1, (0.0, 1.0, 1.0, 0.0), 0.5),
+        (lambda case: "A" if "WHERE" in case.partition("Query B:")[0] else "B", 0, (1.0, 0.0, 0.0, 0.0), 0.5),
+        (lambda case: "(A)", 1, (0.5, 0.5, 0.5, 0.0), 1.0),  # it likes the first place: the votes decide
+        (lambda case: "Both are fine.", 1, (0.0, 0.0, 0.0, 0.0), 0.5),
+    ],
+)
+def test_the_selector_asks_each_pair_in_both_orders(
+    asker: Any, music: Database, reply: Any, winner: int, points: tuple[float, ...], first: float
+) -> None:
+    sqls = [f"{GOLD} WHERE city = 'rome'", GOLD, "SELECT count(name) FROM singer", "SELECT nam FROM singer"]
+    choosing, server = asker(lambda messages: reply(messages[-1]["content"]))
+    with SqlEngine(Limits(timeout_s=5)) as sql:
+        results = sql.execute_many([(music, one) for one in sqls])
+    candidates = list(zip(sqls, results, strict=True))
+    cases = [(question(0, music), candidates), (question(1, music), candidates[3:])]
+    chosen, none = selector.choose(choosing, cases, introspect, signature)
+    assert (chosen.winner, chosen.points, chosen.first) == (winner, points, first)
+    assert (none.winner, none.points, none.first) == (0, (0.0,), 0.5)
+    assert sum(server.delivered.values()) == 2  # one pair of results, two orders
+
+
+def test_teachers_share_the_questions(tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any) -> None:
+    mix = "{kind: endpoint, endpoint: teacher, share: 3}, {kind: endpoint, endpoint: other, share: 1}"
+    recipe, store = recipe_of(3, f"synthesis.mix=[{mix}]", "synthesis.samples=3"), Store(tmp_path / "store")
+    say = replies(recipe, store)
+    big, small = servers(say), servers(say)
+    name_endpoint(big, small, price_in=1.0)
+    made = make(recipe, store, "synthesize")
+    episodes = trajectories(made)
+    part = sum(one.policy == "teacher" for one in episodes) / len(episodes)
+    assert len(episodes) == 108
+    assert 0.6 < part < 0.9  # 3/4, and 0.04 is one standard deviation
+    assert [(one.example_id, one.sample) for one in episodes][:4] == [
+        (one.id, sample) for one in examples(make(recipe, store, "data"), "sft")[:2] for sample in range(3)
+    ][:4]
+    assert {one.policy for one in episodes if one.sample == 0} == {"teacher", "other"}
+    costs = read_json(made / "costs.json")
+    assert costs["teacher"]["answers"] == sum(big.delivered.values())
+    assert costs["other"]["answers"] == sum(small.delivered.values())
+    card = (make(recipe, store, "filter") / "card.md").read_text()
+    assert {"## By teacher", "## By hardness", "## By database"} <= set(card.splitlines())
+    assert re.search(r"\| teacher \| \d+ \| \d+ \| \d+ \|", card)
+    assert re.search(r"\| other \| \d+ \| \d+ \| \d+ \|", card)
