@@ -17,6 +17,10 @@ RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by nam
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as store=DIR.")]
 Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
+Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOLDER, whatever fsspec knows.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
+]
 
 champion_app = typer.Typer(help="The checkpoint that nightly retraining promoted.", no_args_is_help=True)
 store_app = typer.Typer(help="What a store holds, and what of it may go.", no_args_is_help=True)
@@ -183,6 +187,32 @@ def store_pin(
 
     stage, key = pin(_store(store), name, not off)
     typer.echo(f"{'no longer kept' if off else 'kept'}: {stage}/{key}")
+
+
+@store_app.command("push")
+def store_push(url: Url, names: Names = None, store: Where = None) -> None:
+    """Copy finished stages to object storage; those that are there are left alone.
+
+    Examples:
+
+      sqltrain store push s3://bucket/sqltrain
+
+      sqltrain store push file:///backup grpo report/da120b4f
+    """
+    from flows import storing
+
+    storing.push(_store(store), url, names or [], typer.echo)
+
+
+@store_app.command("pull")
+def store_pull(url: Url, names: Names = None, store: Where = None) -> None:
+    """Fetch finished stages from object storage, checked against their manifests; runs then find them there.
+
+    Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
+    """
+    from flows import storing
+
+    storing.pull(_store(store), url, names or [], typer.echo)
 
 
 def _own(overrides: list[str] | None) -> list[str]:

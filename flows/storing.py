@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipelines import housekeeping
+from pipelines.remote import Remote, chosen
 from pipelines.store import Store
 
 
@@ -57,6 +58,30 @@ def damaged(store: Store, say: Callable[[str], None]) -> int:
             say(f"damaged: {one.folder}: {', '.join(wrong[:5])}")
     say(f"{count} stages, {bad} damaged")
     return bad
+
+
+def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Upload the finished stages that are not there yet, saying each."""
+    remote = Remote(url)
+    there = set(remote.names())
+    wanted = chosen([(one.stage, one.key) for one in store.entries()], names)
+    _copy([name for name in wanted if name not in there], lambda name: remote.push(store, *name), "pushed", say)
+
+
+def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
+    """Download the finished stages that the store lacks, saying each."""
+    remote = Remote(url)
+    wanted = [name for name in chosen(remote.names(), names) if not store.has(*name)]
+    _copy(wanted, lambda name: remote.pull(store, *name), "pulled", say)
+
+
+def _copy(
+    names: Sequence[tuple[str, str]], copy: Callable[[tuple[str, str]], None], done: str, say: Callable[[str], None]
+) -> None:
+    for name in names:
+        copy(name)
+        say(f"{done} {'/'.join(name)}")
+    say(f"{len(names)} stages {done}")
 
 
 def human(n_bytes: int) -> str:

@@ -19,6 +19,8 @@ COMMANDS = [
     ["store", "gc"],
     ["store", "verify"],
     ["store", "pin"],
+    ["store", "push"],
+    ["store", "pull"],
 ]
 
 

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 FAMILIES = (
     ("how many farms are there ?", "SELECT COUNT(*) FROM farm"),
@@ -55,39 +54,25 @@ def named(kind: str, count: int) -> list[str]:
     return [f"{kind}{number:02d}" for number in range(count)]
 
 
-def recipe(folder: Path, base: Path, **nightly: Any) -> Path:
-    """A recipe of SFT alone that learns a family in seconds."""
-    test = questions(folder / "held", "test.jsonl", named("t", 12), range(6))
-    dev = questions(folder / "held", "dev.jsonl", named("d", 2), range(6))
-    settings = {"inbox": str(folder / "inbox"), **nightly}
-    path = folder / "farms.yaml"
-    path.write_text(
-        f"""
-title: farms
-stages: [data, synthesize, filter, gold_schema, sft, evaluate]
-include: [models/tiny]
-model: {{tiny: {{width: 64, layers: 2, heads: 2, ffn: 128}}}}
-protocol: {{name: react, prompt: brief, max_turns: 2, max_turns_eval: 2, observation_rows: 4, cell_chars: 16}}
-execution: {{timeout_s: 5, max_rows: 100, memory_mb: 512, equality: strict}}
-synthesis: {{samples: 1, teacher: {{kind: oracle, error_rate: 0.0}}}}
-filter: {{keep: null, per_example: 1}}
-data:
-  sft: {{kind: jsonl, path: {base}}}
-  rl: [{{kind: jsonl, path: {base}}}]
-  dev: {{kind: jsonl, path: {dev}, split: dev}}
-  test: {{kind: jsonl, path: {test}, split: test}}
-sft:
-  batch: 8
-  micro_batch: 8
-  epochs: 20
-  max_tokens: 512
-  optimizer: {{kind: muon, lr: 0.02, lr_rest: 3e-3, weight_decay: 0.0, warmup_ratio: 0.05, schedule: linear}}
-  save_steps: 1000
-evaluation: {{samples: 1, ks: [1], sampling: {{temperature: 1.0, turn_tokens: 64, episode_tokens: 256}}}}
-rollout: {{policy: transformers, slots: 64, processes: 1, shard: 120}}
-hardware: {{device: cpu, threads: 1}}
-nightly: {json.dumps(settings)}
-""",
-        encoding="utf-8",
-    )
-    return path
+def overrides(folder: Path, base: Path) -> list[str]:
+    """The miniature made so small that it learns a family in seconds: SFT alone, on these questions."""
+    test = questions(folder / "held", "test.jsonl", named("t", 12), range(len(FAMILIES)))
+    dev = questions(folder / "held", "dev.jsonl", named("d", 2), range(len(FAMILIES)))
+    return [
+        "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
+        "model.tiny={width: 64, layers: 2, heads: 2, ffn: 128}",
+        f"data.sft={{kind: jsonl, path: {base}}}",
+        f"data.rl=[{{kind: jsonl, path: {base}}}]",
+        f"data.dev={{kind: jsonl, path: {dev}, split: dev}}",
+        f"data.test={{kind: jsonl, path: {test}, split: test}}",
+        "protocol.max_turns=2",
+        "protocol.max_turns_eval=2",
+        "synthesis.teacher.error_rate=0",
+        "sft.batch=8",
+        "sft.micro_batch=8",
+        "sft.epochs=20",
+        "sft.save_steps=1000",
+        "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 64, episode_tokens: 256}}",
+        "rollout.processes=1",
+        f"nightly.inbox={folder / 'inbox'}",
+    ]

@@ -10,12 +10,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+WORKERS = "work_pools/cpu/workers/filter"
 ROOT = Path(__file__).resolve().parents[2]
 # The whole chain in seconds: nothing is learned, everything is done.
 SMALL_DATA = [
@@ -53,6 +55,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _time(text: str | None) -> float:
+    """A moment as the API writes it, in seconds since 1970; 0 for none."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
 def wait_for(true: Callable[[], object], seconds: float, what: str) -> Any:
     """Poll until something is truthy and return it."""
     deadline = time.monotonic() + seconds
@@ -85,6 +92,7 @@ class Site:
     folder: Path
     port: int
     environment: dict[str, str]
+    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     @property
     def store(self) -> Path:
@@ -100,6 +108,21 @@ class Site:
             return subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
+
+    def up(self, name: str) -> None:
+        """Start the server or the worker for the tests that follow, and wait until it answers."""
+        self.running[name] = self.start(name)
+        if name == "server":
+            wait_for(self.healthy, 300, "the Prefect server is up")
+        else:
+            begun = time.time()
+            heard = lambda: any(_time(one["last_heartbeat_time"]) > begun for one in self.api(WORKERS, {}))  # noqa: E731
+            wait_for(heard, 120, "the worker has said that it listens")
+
+    def kill(self, name: str) -> None:
+        """kill -9 of what `up` started: of that process alone."""
+        self.running[name].kill()
+        self.running[name].wait()
 
     def run(self, command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -174,17 +197,13 @@ def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="session")
 def site(bare_site: Site) -> Iterator[Site]:
     """Server up, pools made, everything deployed, worker listening."""
-    started = [bare_site.start("server")]
     try:
-        wait_for(bare_site.healthy, 300, "the Prefect server is up")
+        bare_site.up("server")
         for name in ("pools", "deploy"):
             done = bare_site.run(bare_site.block(name))
             assert done.returncode == 0, done.stdout + done.stderr
-        started.append(bare_site.start("worker"))
-        wait_for(
-            lambda: bare_site.api("work_pools/cpu")["status"] == "READY", 120, "the worker has said that it listens"
-        )
+        bare_site.up("worker")
         yield bare_site
     finally:
-        for process in reversed(started):
+        for process in reversed(bare_site.running.values()):
             end(process)

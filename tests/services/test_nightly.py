@@ -1,0 +1,138 @@
+"""Five nights of a deployment, with real training: incremental, poisoned twice, promoted when better, rolled back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..nightly import farms
+from .conftest import Site
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
+NEW = farms.named("n", 60)
+
+
+class Nights:
+    """A recipe with its inbox and a store of its own, run by the deployment that cron runs."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site, self.folder, self.store = site, folder, folder / "store"
+        base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
+        self.overrides = farms.overrides(folder, base)
+        (folder / "inbox").mkdir()
+
+    def drop(self, file: str, first: int, families: list[int], poison: tuple[str, ...] = ()) -> None:
+        """New questions of 20 databases that were not asked about before."""
+        farms.questions(self.folder / "inbox", file, NEW[first : first + 20], families, poison)
+
+    def run(self) -> tuple[int, dict[str, Any]]:
+        """A night: the exit code, and what the ledger says of it."""
+        done = self.site.deployment_run(
+            "retrain/nightly", self.overrides, "--watch", store=str(self.store), inbox=str(self.folder / "inbox")
+        )
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        return done.returncode, self.lines()[-1]
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.store / "nightly" / "miniature" / "ledger.jsonl"
+        assert path.is_file(), self.site.newest_run()["state"]["message"]
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def command(self, line: str) -> str:
+        done = self.site.run(line)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def aliases(self) -> dict[str, str]:
+        """The store's keys that the registry's aliases stand for."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{self.store / 'mlflow.db'}")
+        model = "sqltrain-miniature"
+        return {name: client.get_model_version_by_alias(model, name).tags["key"] for name in ("champion", "challenger")}
+
+    def made(self, line: dict[str, Any]) -> dict[str, Path]:
+        """The folders of the stages that a night made, without what was there."""
+        return {name.partition("/")[0]: self.store / name for name in line["made"]}
+
+
+@pytest.fixture(scope="module")
+def nights(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    return Nights(site, tmp_path_factory.mktemp("nights"))
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+def test_the_first_night_makes_a_champion(nights: Nights) -> None:
+    code, line = nights.run()
+    assert (code, line["decision"]) == (0, "promoted")
+    assert nights.aliases() == {"champion": line["challenger"]["key"], "challenger": line["challenger"]["key"]}
+
+
+def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights: Nights) -> None:
+    nights.drop("monday.jsonl", 0, [2, 3])
+    code, line = nights.run()
+    print(json.dumps(line, indent=1))
+    assert (code, line["decision"]) == (0, "promoted")
+    assert line["numbers"]["low"] > 0
+    made = nights.made(line)
+    assert sorted(made) == ["data", "evaluate_sft", "filter", "gold_schema", "model", "sft", "synthesize"]
+    assert len(line["made"]) == len(made)  # one of each: of the new batch, and the one challenger
+    assert metrics(made["synthesize"])["trajectories"] == 40
+    assert metrics(made["filter"])["kept"] == 40
+    shown = nights.site.newest_run()
+    assert shown["state"]["name"] == "Promoted"
+    found = nights.site.api(
+        "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [shown["id"]]}, "key": {"any_": ["decision"]}}}
+    )
+    assert "PROMOTED" in found[0]["data"]
+
+
+def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights: Nights) -> None:
+    before = nights.aliases()
+    nights.drop("tuesday.jsonl", 20, [2, 3], poison=("SELECT nothing FROM nowhere",) * 4)
+    code, line = nights.run()
+    assert (code, line["decision"]) == (1, "refused")
+    assert "4 of 44" in line["reason"] or "4 of 40" in line["reason"]
+    assert nights.aliases() == before
+
+
+def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) -> None:
+    before = nights.aliases()["champion"]
+    nights.drop("wednesday.jsonl", 20, [0, 1], poison=(farms.WRONG,) * 4)
+    code, line = nights.run()
+    print(json.dumps(line, indent=1))
+    assert (code, line["decision"] in ("kept", "worse")) == (0, True)
+    assert nights.aliases()["champion"] == before
+
+
+def test_a_better_night_after_it_is_promoted(nights: Nights) -> None:
+    nights.drop("thursday.jsonl", 40, [4, 5])
+    code, line = nights.run()
+    print(json.dumps(line, indent=1))
+    assert (code, line["decision"]) == (0, "promoted")
+    assert metrics(nights.made(line)["synthesize"])["trajectories"] == 40
+
+
+def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
+    promoted = [line["challenger"]["key"] for line in nights.lines() if line.get("decision") == "promoted"]
+    assert len(promoted) == 3
+    nights.command(f"sqltrain champion rollback miniature store={nights.store}")
+    assert nights.aliases()["champion"] == promoted[1]
+    code, line = nights.run()  # nothing new: nothing is done
+    assert (code, line["decision"]) == (0, "nothing")
+    assert nights.aliases()["champion"] == promoted[1]
+    status = nights.command(f"sqltrain status --store {nights.store}")
+    assert f"champion sft/{promoted[1]}" in status
+    assert status.count("●") >= 3
+
+
+def test_gc_leaves_what_the_champion_needs(nights: Nights) -> None:
+    nights.command(f"sqltrain store gc --days 0 --delete --store {nights.store}")
+    nights.command(f"sqltrain store verify --store {nights.store}")
+    shown = json.loads(nights.command(f"sqltrain champion show miniature store={nights.store} --json"))
+    assert all(Path(one["model"], "config.json").is_file() for one in shown["champions"])
