@@ -4,11 +4,15 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 PIP_FLAGS = --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: miniature test lint services conformance learning clean
+.PHONY: miniature recipes test lint services conformance learning clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run
 	$(BIN)/sqltrain run miniature
+
+# All six recipes in miniature, two at a time on two cores, into docs/recipes_measured.md; SPIDER=FOLDER: on Spider.
+recipes: $(VENV)/.run
+	$(BIN)/python benchmarks/recipes.py $(if $(SPIDER),--spider $(SPIDER))
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest

@@ -92,6 +92,7 @@ INTRO = """# Recipes: five papers, five files
 This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a test compares the two. Each table's
 second column is the key that holds the number: change it with `sqltrain run RECIPE KEY=VALUE`, or take one of the
 paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
+[recipes_measured.md](recipes_measured.md) is what all of them do in miniature.
 """
 
 
