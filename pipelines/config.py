@@ -317,6 +317,7 @@ class Rollout(Section):
         policy: `transformers` decodes in process; `vllm` asks a server.
         slots: episodes decoded together by one process.
         processes: processes that share a stage's shards.
+        dask: scoring, filtering and gold schemas go to a Dask cluster: "local", or a scheduler's address.
         shard: questions in one shard (the unit that is kept when a run is killed).
         deterministic: an episode rejoins at a fixed step after its SQL, so that the same seed gives the same bytes.
     """
@@ -325,6 +326,7 @@ class Rollout(Section):
     servers: tuple[str, ...] = ()
     slots: Positive = 64
     processes: Positive = 1
+    dask: str | None = None
     shard: Positive = 64
     deterministic: bool = True
 

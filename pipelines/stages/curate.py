@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from pipelines import frames
+from pipelines.config import Recipe
 from pipelines.curation import card, filtering, leakage
 from pipelines.curation import gold_schema as consensus
 from pipelines.errors import DataError
@@ -15,9 +19,10 @@ from pipelines.rewards.outcome import judge_trajectories
 from pipelines.stages.context import Context
 from pipelines.stages.experts import llm_extractors
 from pipelines.stages.inputs import DATA, examples, schemas, sql_engine, trajectories, write_lines
+from pipelines.stages.shards import Run, Shards
 from pipelines.stages.synthesize import COSTS
 from pipelines.store import read_json, write_atomic, write_json
-from pipelines.types import Example, Outcome, Trajectory
+from pipelines.types import Example, Outcome, SchemaItems, Trajectory, from_dict, to_dict
 
 BATCH = 1024  # trajectories or examples between two moves of the bar
 
@@ -63,17 +68,46 @@ def _describe(
 
 def _judge(ctx: Context, made: list[Trajectory]) -> list[Outcome]:
     by_id = {example.id: example for example in examples(ctx.inputs["data"], "sft")}
-    schema = schemas(ctx.recipe)
-    outcomes: list[Outcome] = []
+    pairs = [(trajectory, by_id[trajectory.example_id]) for trajectory in made]
+    shards = Shards(pairs, BATCH, ctx.folder)
     ctx.progress.begin(ctx.stage, len(made), "trajectories")
-    with sql_engine(ctx.recipe) as sql:
-        for start in range(0, len(made), BATCH):
-            part = made[start : start + BATCH]
-            outcomes += judge_trajectories(
-                part, by_id, sql, schema, ctx.recipe.execution.equality, ctx.recipe.protocol.max_turns
-            )
-            ctx.progress.advance(len(part))
-    return outcomes
+    rollout = ctx.recipe.rollout
+    shards.run(judging, (ctx.recipe,), rollout.processes, ctx.progress, rollout.dask)
+    rows = zip(made, shards.rows(), strict=True)
+    return [from_dict(Outcome, {**row, "trajectory": trajectory}) for trajectory, row in rows]
+
+
+def judging(recipe: Recipe) -> Run:
+    """A process's own sandbox; its run writes one outcome a line, without the trajectory that it is of."""
+    sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
+
+    def run(pairs: Sequence[Any], path: Path) -> str:
+        made = [trajectory for trajectory, _ in pairs]
+        asked = {example.id: example for _, example in pairs}
+        outcomes = judge_trajectories(made, asked, sql, schema, recipe.execution.equality, recipe.protocol.max_turns)
+        bare = ({name: value for name, value in to_dict(one).items() if name != "trajectory"} for one in outcomes)
+        write_lines(path, bare)
+        return f"{sum(one.correct for one in outcomes)}/{len(outcomes)} right"
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """What the static extractors say of one gold SQL."""
+
+    views: dict[str, SchemaItems | None]
+
+
+def extracting(recipe: Recipe) -> Run:
+    """A process's own schemas; its run writes the static extractors' views of one example a line."""
+    extractors = consensus.static_extractors(schemas(recipe))
+
+    def run(pool: Sequence[Any], path: Path) -> str:
+        write_lines(path, (to_dict(Views({name: ask(one) for name, ask in extractors.items()})) for one in pool))
+        return ""
+
+    return run
 
 
 def gold_schema(ctx: Context) -> None:
@@ -81,13 +115,16 @@ def gold_schema(ctx: Context) -> None:
     pool: dict[str, Example] = {
         example.id: example for example in examples(ctx.inputs["data"], "sft", "rl", "dev", "test")
     }
-    extractors = consensus.static_extractors(schemas(ctx.recipe)) | llm_extractors(ctx, list(pool.values()))
+    asked = llm_extractors(ctx, list(pool.values()))
+    shards = Shards(list(pool.values()), BATCH, ctx.folder)
     ctx.progress.begin(ctx.stage, len(pool), "gold SQL")
-    found = []
-    for number, example in enumerate(pool.values(), 1):
-        found.append(consensus.extract(example, extractors))
-        if number % BATCH == 0 or number == len(pool):
-            ctx.progress.advance((number - 1) % BATCH + 1)
+    rollout = ctx.recipe.rollout
+    shards.run(extracting, (ctx.recipe,), rollout.processes, ctx.progress, rollout.dask)
+    views = (from_dict(Views, row).views for row in shards.rows())
+    found = [
+        consensus.consensus(example.id, {**static, **{name: ask(example) for name, ask in asked.items()}})
+        for example, static in zip(pool.values(), views, strict=True)
+    ]
     records = [schema.record() for schema in found]
     texts = [{name: json.dumps(value, sort_keys=True) for name, value in record.items()} for record in records]
     frames.write(ctx.folder / DATA, pl.DataFrame(texts))

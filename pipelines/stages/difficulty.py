@@ -35,7 +35,7 @@ def build(ctx: Context) -> None:
     questions = list({question.id: question for pool in pools for question in pool}.values())
     shards = Shards(questions, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    shards.run(start, (ctx.recipe, ctx.checkpoint), ctx.recipe.rollout.processes, ctx.progress)
+    shards.run(start, (ctx.recipe, ctx.checkpoint), ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
     by_id = {row["example_id"]: difficulty.Scored(**row) for row in shards.rows()}
     scored = list(by_id.values())
     parts = [[by_id[question.id] for question in pool if question.id in by_id] for pool in pools]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pipelines.errors import BoundaryError
+from pipelines.stages.cluster import fan_out
 from pipelines.stages.context import Progress
 from pipelines.store import SHARDS
 
@@ -48,12 +49,20 @@ class Shards(Generic[Item]):
         """The items of one shard."""
         return self.items[index * self.size : (index + 1) * self.size]
 
-    def run(self, make: Callable[..., Run], args: tuple[Any, ...], processes: int, progress: Progress) -> None:
+    def run(
+        self,
+        make: Callable[..., Run],
+        args: tuple[Any, ...],
+        processes: int,
+        progress: Progress,
+        dask: str | None = None,
+    ) -> None:
         """Do the shards that are not there yet.
 
         Args:
             make: called once in each process with `args`; returns `run(items, path) -> note`, which writes the
                 shard's records to `path` and says in a few words how it went.
+            dask: a cluster that does them in place of this stage's own processes; see `cluster.py`.
 
         Raises:
             BoundaryError: a worker process kept dying.
@@ -67,6 +76,10 @@ class Shards(Generic[Item]):
             else:
                 missing.append(index)
         if not missing:
+            return
+        if dask is not None:
+            jobs = [(self.part(index), self.path(index)) for index in missing]
+            fan_out(dask, processes, make, args, jobs, _finish, progress.advance)
             return
         if processes == 1 or len(missing) == 1:
             run = make(*args)

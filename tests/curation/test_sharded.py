@@ -1,0 +1,105 @@
+"""Filtering and gold schemas over shards: in this process, in two, and on Dask, byte for byte the same."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import recipes
+from pipelines.errors import ResourceError
+from pipelines.stages import cluster, curate, graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store
+
+SMALL = [
+    "data.sft.options={databases: 3, questions: 8}",
+    "data.rl=[{kind: miniature, options: {databases: 1, questions: 4, first: 3}}]",
+    "data.dev.options={databases: 1, questions: 4}",
+    "data.test.options={databases: 1, questions: 4}",
+]
+
+
+def walk(store: Store, until: str, *overrides: str) -> None:
+    recipe = recipes.load("miniature", [*SMALL, *overrides])
+    steps = graph.plan(recipe, store, until)
+    for step in steps:
+        graph.execute(step, recipe, store, Silent(), steps)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store up to the teacher's trajectories."""
+    store = Store(tmp_path_factory.mktemp("taught"))
+    walk(store, "synthesize", "rollout.processes=1")
+    return store.root
+
+
+def curated(taught: Path, root: Path, *overrides: str) -> dict[str, Any]:
+    """What filtering and gold schemas write, from the same trajectories."""
+    shutil.copytree(taught, root, symlinks=True)
+    store = Store(root)
+    walk(store, "gold_schema", *overrides)
+    return {one.stage: (one.key, one.manifest["files"]) for one in store.entries()}
+
+
+@pytest.fixture
+def one_process(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(curate, "BATCH", 8)
+    return curated(taught, tmp_path / "one", "rollout.processes=1")
+
+
+def test_two_processes_write_the_same(taught: Path, one_process: dict[str, Any], tmp_path: Path) -> None:
+    assert sorted(one_process) == ["data", "filter", "gold_schema", "synthesize"]
+    assert curated(taught, tmp_path / "two", "rollout.processes=2") == one_process
+
+
+@pytest.mark.slow
+def test_a_local_dask_cluster_writes_the_same(taught: Path, one_process: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    assert curated(taught, tmp_path / "dask", "rollout.processes=2", "rollout.dask=local") == one_process
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[str]:
+    """A scheduler with one worker, each a process of its own, as `dask scheduler` and `dask worker` start them."""
+    pytest.importorskip("distributed")
+    place = tmp_path / "scheduler.json"
+    with (tmp_path / "log").open("wb") as log:
+        parts = [["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"], ["worker", "--nthreads", "1"]]
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "dask", *part, "--scheduler-file", str(place)], stdout=log, stderr=log
+            )
+            for part in parts
+        ]
+    try:
+        deadline = time.monotonic() + 120
+        while not place.is_file() or not place.read_text().strip():
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.3)
+        yield str(json.loads(place.read_text())["address"])
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.mark.services
+def test_a_scheduler_s_address_writes_the_same(
+    taught: Path, one_process: dict[str, Any], scheduler: str, tmp_path: Path
+) -> None:
+    assert curated(taught, tmp_path / "far", f"rollout.dask={scheduler}") == one_process
+
+
+@pytest.mark.slow
+def test_no_scheduler_is_one_plain_line(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(cluster, "WAIT_S", 2)
+    with pytest.raises(ResourceError, match=r"no scheduler at tcp://127\.0\.0\.1:1"):
+        curated(taught, tmp_path / "none", "rollout.dask=tcp://127.0.0.1:1")
