@@ -16,7 +16,7 @@ from pipelines.stages import evaluate, graph
 from pipelines.stages.answers import latencies
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import examples
-from pipelines.stages.report import of_systems, system
+from pipelines.stages.report import of_systems, systems_of
 from pipelines.stages.sources import folder_digest, prompt_digest
 from pipelines.store import Store, read_json
 
@@ -69,12 +69,13 @@ def evaluate_policy(
     Returns the evaluation's folder.
     """
     steps = graph.plan(recipe, store, until="data")
+    answering = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
     settings = {
         "policy": about,
-        "recipe": recipe.slice("evaluation", *graph.SAMPLING),
+        "recipe": answering.slice("evaluation", *graph.SAMPLING),
         "prompt": prompt_digest(recipe.protocol),
     }
-    whole = {**settings, "data": steps[0].key}
+    whole = {**settings, "data": steps[0].key, "selector": recipe.evaluation.selector}
     with Bars(screen.console) as bars:
         data = graph.execute(steps[0], recipe, store, bars, steps).folder
 
@@ -82,16 +83,25 @@ def evaluate_policy(
             context = Context("evaluate", recipe, folder, {"data": data}, bars)
             kept = store.root / ANSWERS / recipes.digest(settings)
             evaluate.evaluate_questions(context, examples(data, "test"), answerer, None, kept)
-            found = of_systems(recipe, (system(folder, name),), data)
+            found = of_systems(recipe, tuple(systems_of(folder, name)), data)
             report.write_all(found, folder)
 
         key = recipes.digest(whole)
         folder = store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run does it; waiting"))
     result = graph.StageResult(f"evaluate {name}", key, folder, read_json(folder / "metrics.json"), False)
     screen.conclude(recipe, store, [result], as_json)
-    for line in (*_costs(folder), f"report  {folder / report.PAGE}"):
+    for line in (*_chosen(recipe, result.metrics), *_costs(folder), f"report  {folder / report.PAGE}"):
         screen.console.print(line, soft_wrap=True, markup=False)
     return folder
+
+
+def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:
+    """What an endpoint made of the samples, beside the vote in the table."""
+    if "ex_selected" not in metrics:
+        return []
+    value, low, high = (100 * metrics[name] for name in ("ex_selected", "ex_selected_low", "ex_selected_high"))
+    bias = f"{metrics['selector_first']:.0%} of its answers chose the query shown first"
+    return [f"selected by {recipe.evaluation.selector}  {value:.1f} [{low:.1f}, {high:.1f}]; {bias}"]
 
 
 def _costs(folder: Path) -> list[str]:

@@ -30,6 +30,7 @@ from pipelines.stages.inputs import (
     write_lines,
 )
 from pipelines.stages.policies import policy
+from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import write_json
 from pipelines.types import Example, Trajectory, from_dict, to_dict
@@ -65,6 +66,13 @@ def evaluate_questions(
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     shards.run(start, (recipe, answerer, gold, answers), recipe.rollout.processes, ctx.progress)
     rows = list(shards.rows())
+    chosen: dict[str, float] = {}
+    if recipe.evaluation.selector is not None and recipe.evaluation.samples:
+        ctx.progress.begin("selection", 1, "panel")
+        lines, first = select(ctx, recipe.evaluation.selector, questions, rows)
+        rows += lines
+        chosen = {"selector_first": first}
+        ctx.progress.advance(1)
     kept = [row for row in rows if row["pass"] != ONCE]
     whole = [from_dict(Trajectory, row["trajectory"]) for row in kept]
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in kept]))
@@ -74,7 +82,8 @@ def evaluate_questions(
         judged, recipe.execution.equality, recipe.evaluation.ks, Rule.of(recipe.evaluation), recipe.seed
     )
     write_json(ctx.folder / "summary.json", to_dict(figures))
-    ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe)})
+    chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
+    ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe), **chosen})
     if recipe.evaluation.ves_repeats:
         write_json(ctx.folder / EFFICIENCY, {"r_ves": _r_ves(recipe, judged, questions)})
 
@@ -116,13 +125,14 @@ def headline(figures: summary.Summary) -> dict[str, float]:
 
 def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     """EX of the same model forced to answer without looking, and on the questions that need a look."""
-    equality = recipe.execution.equality
-    found: dict[str, float] = {}
-    for name, part in (("ex_at_once", forced), ("ex_at_once_probe", [one for one in forced if one.needs_probe])):
-        good = execution_accuracy(scored(part), equality, recipe.seed)
-        if good is not None:
-            found |= {name: good.value, f"{name}_low": good.low, f"{name}_high": good.high}
-    return found
+    probing = [one for one in forced if one.needs_probe]
+    return {**_accuracy("ex_at_once", forced, recipe), **_accuracy("ex_at_once_probe", probing, recipe)}
+
+
+def _accuracy(name: str, judged: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
+    """EX with its bounds under these names; {} where there are no records."""
+    found = execution_accuracy(scored(judged), recipe.execution.equality, recipe.seed)
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high} if found is not None else {}
 
 
 def answering(name: str, recipe: Recipe) -> Policy:

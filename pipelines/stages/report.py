@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipelines.sql.schema import render
 from pipelines.stages.context import Context
 from pipelines.stages.evaluate import records
 from pipelines.stages.inputs import DATA, examples, schemas, sql_engine
+from pipelines.stages.selection import SELECTED
 from pipelines.store import read_json
 from pipelines.types import Trajectory
 
@@ -41,7 +42,12 @@ def build(ctx: Context) -> None:
 
 def gather(ctx: Context) -> ReportData:
     """What the finished stages say, as the report's data."""
-    systems = tuple(_system(ctx, name, when) for name, when in WHEN.items() if name in ctx.inputs)
+    systems = tuple(
+        one
+        for name, when in WHEN.items()
+        if name in ctx.inputs
+        for one in systems_of(ctx.inputs[name], when, _trained_on(ctx, name))
+    )
     base = of_systems(ctx.recipe, systems, ctx.inputs["data"])
     return dataclasses.replace(
         base,
@@ -79,14 +85,14 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> Repor
     )
 
 
-def _system(ctx: Context, name: str, when: str) -> System:
-    return system(ctx.inputs[name], when, _trained_on(ctx, name))
-
-
-def system(folder: Path, name: str, trained: int | None = None) -> System:
-    """The system of a finished evaluation."""
-    made = frames.from_frame(frames.read(folder / DATA), Trajectory)
-    return System(name, tuple(records(folder, "greedy", "sampled")), tuple(made), trained, note=folder.name)
+def systems_of(folder: Path, name: str, trained: int | None = None) -> Iterator[System]:
+    """The system of a finished evaluation and, where an endpoint chose among its samples, their answers as another."""
+    frame = frames.read(folder / DATA)
+    for shown, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
+        found = tuple(records(folder, *passes))
+        if found:
+            made = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
+            yield System(shown, found, tuple(made), trained, note=folder.name)
 
 
 def _trained_on(ctx: Context, name: str) -> int | None:

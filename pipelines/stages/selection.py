@@ -1,0 +1,64 @@
+"""Candidate selection: the sample that an endpoint prefers to the others, pair by pair (Reasoning-SQL, A.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.voting import FORMS, signature
+from pipelines.stages.answers import Line
+from pipelines.stages.context import Context
+from pipelines.stages.inputs import schemas, sql_engine
+from pipelines.types import Example, ExecutionResult, ExecutionStatus, from_dict, to_dict
+
+SELECTED = "selected"  # the pass of the answers that were chosen
+NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
+
+
+def select(
+    ctx: Context, selector: str, questions: Sequence[Example], lines: Sequence[Line]
+) -> tuple[list[Line], float]:
+    """One line a question, the chosen sample's own as a greedy episode; and the selector's liking for the first place.
+
+    Args:
+        selector: an endpoint's name; what it said is kept, so that a killed evaluation asks nothing twice.
+        lines: of all passes. Broken samples are no candidates, and a question with no other is left out.
+    """
+    from pipelines.teachers.asking import Asker
+    from pipelines.teachers.selector import choose
+
+    asked = {question.id: question for question in questions}
+    samples: dict[str, list[Line]] = {}
+    for line in lines:
+        if line["pass"] == "sampled" and not line["record"]["broken"]:
+            samples.setdefault(line["record"]["example_id"], []).append(line)
+    results = _results(ctx, asked, samples)
+    cases = [
+        (
+            asked[name],
+            [(line["record"]["final_sql"] or "", results[name, line["record"]["final_sql"]]) for line in group],
+        )
+        for name, group in samples.items()
+    ]
+    form = FORMS.get(ctx.recipe.execution.equality, "bag")
+    asker = Asker.named(selector, ctx.responses)
+    choices = choose(asker, cases, schemas(ctx.recipe), lambda result: signature(result, form))
+    chosen = [_chosen(group[choice.winner]) for group, choice in zip(samples.values(), choices, strict=True)]
+    return chosen, sum(choice.first for choice in choices) / max(1, len(choices))
+
+
+def _results(
+    ctx: Context, asked: dict[str, Example], samples: dict[str, list[Line]]
+) -> dict[tuple[str, str | None], ExecutionResult]:
+    """What each different answer returns, by (question, SQL)."""
+    wanted = {(name, line["record"]["final_sql"]) for name, group in samples.items() for line in group}
+    ran = sorted((name, text) for name, text in wanted if text)
+    with sql_engine(ctx.recipe) as sql:
+        found = sql.execute_many([(asked[name].database, text) for name, text in ran])
+    return dict.fromkeys(wanted, NOTHING) | dict(zip(ran, found, strict=True))
+
+
+def _chosen(line: Line) -> Line:
+    record = dataclasses.replace(from_dict(EpisodeRecord, line["record"]), mode="greedy", sample=0, signature=None)
+    return {"pass": SELECTED, "trajectory": line["trajectory"], "record": to_dict(record)}

@@ -1,0 +1,109 @@
+"""`sqltrain evaluate --policy endpoint:NAME` against a real server, and an endpoint that chooses among the samples."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from teacher_server import TeacherServer, scripted_replies
+from teacher_world import make, recipe_of
+
+from flows import evaluating
+from pipelines.config import Recipe
+from pipelines.protocols.base import build
+from pipelines.stages.inputs import examples, schemas
+from pipelines.store import Store
+from pipelines.types import Action, ActionKind
+
+SAMPLES = ("evaluation.samples=3", "evaluation.ks=[1, 3]", "evaluation.forced_single_turn=false", "rollout.shard=4")
+WRONG = "SELECT 'wrong'"
+CHOOSING = "Answer with one letter and nothing else"  # what only the selector is told
+
+
+def oracle_of(recipe: Recipe, store: Store, wrong: bool = False) -> Callable[[list[dict[str, str]]], str]:
+    """What the oracle says to the test questions; `wrong` answers every third request with another query."""
+    folder, protocol, schema = make(recipe, store, "data"), build(recipe.protocol), schemas(recipe)
+    asked = {
+        protocol.prompt(one, schema(one.database), recipe.protocol.max_turns_eval)[-1][1]: one
+        for one in examples(folder, "test")
+    }
+    say = scripted_replies(protocol, asked)
+    requests = 0
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        nonlocal requests
+        requests += 1
+        return protocol.write(Action(ActionKind.SOLUTION, WRONG, "it is so")) if wrong and requests % 3 == 0 else say(messages)
+
+    return reply
+
+
+def choosing(answers: Callable[[list[dict[str, str]]], str]) -> Callable[[list[dict[str, str]]], str]:
+    """A server that also compares: it prefers whatever is not the wrong query, and else the first."""
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        if CHOOSING not in " ".join(messages[0]["content"].split()):
+            return answers(messages)
+        return "B" if "wrong" in messages[-1]["content"].split("Query A:")[1].split("Query B:")[0] else "A"
+
+    return reply
+
+
+def evaluated(store: Store) -> dict[str, float]:
+    (folder,) = (store.root / "evaluations").glob("*/metrics.json")
+    metrics: dict[str, float] = json.loads(folder.read_text())
+    return metrics
+
+
+def test_an_endpoint_is_evaluated_and_its_cost_told(
+    tmp_path: Path,
+    servers: Callable[..., TeacherServer],
+    name_endpoint: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
+    server = servers(oracle_of(recipe, store))
+    name_endpoint(server, price_in=1000.0, price_out=0.0)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    figures, told = evaluated(store), capsys.readouterr().out
+    assert (figures["ex"], figures["n_questions"]) == (1.0, 8)
+    assert "cost (greedy)" in told
+    assert "0.00000 USD" not in told
+    assert sum(server.delivered.values()) >= 32  # eight questions, one greedy answer and three samples each
+
+
+def test_an_endpoint_chooses_among_the_samples(
+    tmp_path: Path,
+    servers: Callable[..., TeacherServer],
+    name_endpoint: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
+    server = servers(choosing(oracle_of(recipe, store, wrong=True)))
+    name_endpoint(server)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    before, asked = evaluated(store), sum(server.delivered.values())
+    assert before["ex_sampled"] < 1.0
+    assert "ex_selected" not in before
+    (done,) = (store.root / "evaluations").iterdir()
+    capsys.readouterr()
+
+    selecting = recipe_of(1, *SAMPLES, "evaluation.selector=teacher")
+    evaluating.evaluate_named(selecting, store, "endpoint:teacher", False)
+    (folder,) = (path for path in (store.root / "evaluations").iterdir() if path != done)
+    after = json.loads((folder / "metrics.json").read_text())
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    right = {
+        row["record"]["example_id"] for row in records if row["pass"] == "sampled" and row["record"]["scores"]["strict"]
+    }
+    assert after["ex_selected"] == len(right) / 8  # right wherever some sample is
+    assert after["ex_selected"] > after["ex_sampled"] == before["ex_sampled"]
+    assert after["selector_first"] == 0.5  # whichever stands first
+    assert "selected by teacher" in capsys.readouterr().out
+    assert "endpoint:teacher, selected" in (folder / "report.html").read_text()
+    compared = sum(server.delivered.values()) - asked
+    assert (
+        0
+        < compared
+        == sum(line.startswith("{") for line in (store.root / "responses" / "teacher.jsonl").read_text().splitlines())
+    )
