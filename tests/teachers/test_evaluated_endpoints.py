@@ -33,7 +33,11 @@ def oracle_of(recipe: Recipe, store: Store, wrong: bool = False) -> Callable[[li
     def reply(messages: list[dict[str, str]]) -> str:
         nonlocal requests
         requests += 1
-        return protocol.write(Action(ActionKind.SOLUTION, WRONG, "it is so")) if wrong and requests % 3 == 0 else say(messages)
+        return (
+            protocol.write(Action(ActionKind.SOLUTION, WRONG, "it is so"))
+            if wrong and requests % 3 == 0
+            else say(messages)
+        )
 
     return reply
 
