@@ -11,10 +11,10 @@ from pipelines.store import Store
 KEY = "sk-very-secret-0123456789"
 
 
-def recipe_of(databases: int, *more: str) -> Recipe:
-    """The miniature with an endpoint as its teacher, cut to so many databases of 12 questions."""
+def world(databases: int) -> list[str]:
+    """Overrides of the miniature: an endpoint as its teacher, and so many databases of 12 questions."""
     small = "{kind: miniature, split: SPLIT, options: {databases: 2, questions: 4}}"
-    overrides = [
+    return [
         f"data.sft={{kind: miniature, split: train, options: {{databases: {databases}, questions: 12}}}}",
         f"data.rl=[{small.replace('SPLIT', 'train')}]",
         f"data.dev={small.replace('SPLIT', 'dev')}",
@@ -22,7 +22,11 @@ def recipe_of(databases: int, *more: str) -> Recipe:
         "synthesis.teacher.kind=endpoint",
         "synthesis.teacher.endpoint=teacher",
     ]
-    return recipes.load("miniature", [*overrides, *more])
+
+
+def recipe_of(databases: int, *more: str) -> Recipe:
+    """The miniature in that world."""
+    return recipes.load("miniature", [*world(databases), *more])
 
 
 def make(recipe: Recipe, store: Store, until: str) -> Path:
