@@ -53,3 +53,9 @@ def test_what_is_there_or_not_asked_in_this_run_is_no_matter(tmp_path: Path) -> 
     look(tmp_path)
     look(tmp_path, "synthesis.teacher={kind: endpoint, endpoint: good}")
     look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
+
+
+def test_a_selector_is_asked_by_an_evaluation_alone(tmp_path: Path) -> None:
+    look(tmp_path, "evaluation.selector=gone", until="grpo")
+    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
+        look(tmp_path, "evaluation.selector=gone")

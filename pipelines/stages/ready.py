@@ -35,3 +35,5 @@ def _asked(recipe: Recipe, stages: set[str]) -> Iterable[str]:
     if "grpo" in stages:
         judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
         yield from (judge for judge in judges if judge != "static")
+    if any(stage.startswith("evaluate") for stage in stages) and recipe.evaluation.selector:
+        yield recipe.evaluation.selector
