@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import json
+import importlib.util
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
 
-from pipelines.evaluation import contents, evaluate, report, tables
+from pipelines.evaluation import contents, report, tables
 from pipelines.evaluation.compare import compare
-from pipelines.evaluation.material import ReportData, System
+from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
 from pipelines.evaluation.summary import summarise
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect, render
-from pipelines.types import Database, Example
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-VECTORS = SHARED / "vectors" / "spider_dev_slice_verdicts.jsonl"
+SCRIPT = Path(__file__).parents[2] / "docs" / "build_published.py"
+specification = importlib.util.spec_from_file_location("build_published", SCRIPT)
+assert specification is not None
+assert specification.loader is not None
+build_published = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(build_published)
+VECTORS = SHARED / build_published.VERDICTS
 pytestmark = pytest.mark.skipif(not VECTORS.is_file(), reason=f"no verdicts at {VECTORS} (SQLTRAIN_SHARED_DATA)")
 OFFICIAL = {
     "test_suite": "testsuite_exec",
@@ -30,41 +34,24 @@ OFFICIAL = {
     "skyrl": "skyrl_reward",
     "spider_exec": "spider_exec_2018",
 }
-EQUALITIES = ("test_suite_keep_distinct", "test_suite", "bird", "skyrl", "spider_exec")
+EQUALITIES: tuple[str, ...] = build_published.EQUALITIES
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, object]]:
-    return [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").splitlines()]
+def rows() -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = build_published.rows(SHARED)
+    return found
 
 
 @pytest.fixture(scope="module")
-def data(rows: list[dict[str, object]]) -> ReportData:
+def data() -> ReportData:
     """The four systems, judged."""
-    databases = {
-        name: Database(name, "sqlite", str(SHARED / "spider" / "database" / name / f"{name}.sqlite"))
-        for name in {str(row["db_id"]) for row in rows}
-    }
-    examples = {
-        f"{row['idx']}": Example(
-            f"{row['idx']}", "", databases[str(row["db_id"])], str(row["gold"]), hardness=row["hardness"]
-        )  # type: ignore[arg-type]
-        for row in rows
-    }
-    systems = []
-    with SqlEngine(Limits(timeout_s=30)) as engine:
-        for name in dict.fromkeys(str(row["system"]) for row in rows):
-            answers = [
-                evaluate.of_prediction(f"{row['idx']}", str(row["pred"]), name) for row in rows if row["system"] == name
-            ]
-            records = evaluate.judge(answers, examples, engine, functools.cache(introspect), EQUALITIES, "greedy")
-            systems.append(System(name, tuple(records), tuple(answers)))
-    schemas = {name: render(introspect(database), "ddl") for name, database in databases.items()}
-    return ReportData("published systems", EQUALITIES[0], tuple(systems), examples, schemas)
+    found: ReportData = build_published.gather(SHARED)
+    return found
 
 
-def official(rows: list[dict[str, object]], system: str, equality: str) -> list[float]:
-    return [float(row[OFFICIAL[equality]]) for row in rows if row["system"] == system]  # type: ignore[arg-type]
+def official(rows: list[Mapping[str, Any]], system: str, equality: str) -> list[float]:
+    return [float(row[OFFICIAL[equality]]) for row in rows if row["system"] == system]
 
 
 def by_system(data: ReportData) -> dict[str, tuple[EpisodeRecord, ...]]:
@@ -72,7 +59,7 @@ def by_system(data: ReportData) -> dict[str, tuple[EpisodeRecord, ...]]:
 
 
 @pytest.mark.parametrize("equality", EQUALITIES)
-def test_ex_is_the_official_total(data: ReportData, rows: list[dict[str, object]], equality: str) -> None:
+def test_ex_is_the_official_total(data: ReportData, rows: list[Mapping[str, Any]], equality: str) -> None:
     for name, records in by_system(data).items():
         found = summarise(records, equality).ex[equality]
         wanted = official(rows, name, equality)
@@ -115,3 +102,13 @@ def test_the_tables_in_the_documentation_are_these(data: ReportData) -> None:
     for table in (contents.equalities(data), contents.errors(data), contents.paired(data)):
         assert table is not None
         assert tables.markdown(table).strip() in page
+
+
+def test_the_page_in_the_documentation_is_this_and_holds_no_text_of_the_benchmark(
+    data: ReportData, rows: list[Mapping[str, Any]], tmp_path: Path
+) -> None:
+    report.write(build_published.without_texts(data), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page == build_published.PAGE.read_text(encoding="utf-8"), "run: python docs/build_published.py FOLDER"
+    assert not any(row[name] in page for row in rows for name in ("gold", "pred"))
+    assert len(page) < 200_000

@@ -1,0 +1,60 @@
+"""Writes docs/published_systems.html: `python docs/build_published.py FOLDER`, the folder with slice and verdicts.
+
+The page is what `sqltrain score --report` and `sqltrain compare --out` make of four published prediction files. It has
+no trajectory reader: neither questions nor SQL of the benchmark are copied into this project.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.evaluation import report
+from pipelines.evaluation.predictions import as_report
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.scoring import Gold, locate
+
+PAGE = Path(__file__).with_name("published_systems.html")
+VERDICTS = Path("vectors") / "spider_dev_slice_verdicts.jsonl"
+EQUALITIES = ("test_suite_keep_distinct", "test_suite", "bird", "skyrl", "spider_exec")
+
+
+def rows(shared: Path) -> list[Mapping[str, Any]]:
+    """One row a prediction, with the official evaluators' verdicts."""
+    return [json.loads(line) for line in (shared / VERDICTS).read_text(encoding="utf-8").splitlines()]
+
+
+def gather(shared: Path) -> report.ReportData:
+    """The four systems, judged."""
+    by_system: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows(shared):
+        by_system.setdefault(row["system"], []).append(row)
+    with SqlEngine(Limits(timeout_s=30)) as sql:
+        reports = [_one(name, found, shared / "spider" / "database", sql) for name, found in by_system.items()]
+    systems = tuple(system for each in reports for system in each.systems)
+    return dataclasses.replace(
+        reports[0],
+        title="Four published systems on 133 questions of Spider dev",
+        systems=systems,
+        facts={"predictions": "C3, DAIL-SQL, DIN-SQL, Graphix, as their authors published them"},
+    )
+
+
+def _one(name: str, found: Sequence[Mapping[str, Any]], folder: Path, sql: SqlEngine) -> report.ReportData:
+    gold = [Gold(row["gold"], row["db_id"]) for row in found]
+    databases = {one.db_id: locate(one.db_id, str(folder), "sqlite") for one in gold}
+    return as_report(name, gold, dict(enumerate(row["pred"] for row in found)), databases, EQUALITIES, sql)
+
+
+def without_texts(data: report.ReportData) -> report.ReportData:
+    """The figures alone."""
+    systems = tuple(dataclasses.replace(system, trajectories=()) for system in data.systems)
+    return dataclasses.replace(data, systems=systems, examples={}, schemas={}, results={})
+
+
+if __name__ == "__main__":
+    report.write(without_texts(gather(Path(sys.argv[1]))), PAGE)
