@@ -93,7 +93,7 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
             challenger={"stage": challenger.stage, "key": challenger.key},
             champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
             learned=challenger.learned,
-            stages=sorted({(one.name, one.key) for one in site.stages if one.name in CURATION}),
+            stages=sorted({each for keys in (base, *parts.values()) for each in keys.items()}),
             made=sorted(f"{one.name}/{one.key}" for one in site.stages if not one.cached),
         )
 

@@ -1,6 +1,7 @@
 """Five nights of a deployment, with real training: incremental, poisoned twice, promoted when better, rolled back."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..nightly import farms
 from .conftest import Site
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
+MODEL = "sqltrain-miniature"
 NEW = farms.named("n", 60)
 
 
@@ -48,9 +50,11 @@ class Nights:
         """The store's keys that the registry's aliases stand for."""
         from mlflow import MlflowClient
 
-        client = MlflowClient(f"sqlite:///{self.store / 'mlflow.db'}")
-        model = "sqltrain-miniature"
-        return {name: client.get_model_version_by_alias(model, name).tags["key"] for name in ("champion", "challenger")}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
+            client = MlflowClient(f"sqlite:///{self.store / 'mlflow.db'}")
+            found = {name: client.get_model_version_by_alias(MODEL, name) for name in ("champion", "challenger")}
+        return {name: version.tags["key"] for name, version in found.items()}
 
     def made(self, line: dict[str, Any]) -> dict[str, Path]:
         """The folders of the stages that a night made, without what was there."""
