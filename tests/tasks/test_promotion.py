@@ -1,0 +1,83 @@
+"""The registry mirrors the ledger: aliases and tags by reference; one that fails is one plain line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.nightly.ledger import Ledger
+from pipelines.store import Store
+from tasks import promotion, tracking
+
+NAME = "sqltrain-farms"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry with versions of three checkpoints, and no alias."""
+    folder = tmp_path_factory.mktemp("registry")
+    client = tracking.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
+    client.create_registered_model(NAME)
+    for key in ("k1", "k2", "k3"):
+        client.create_model_version(NAME, f"file:///store/sft/{key}/model", tags={"key": key})
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(database, tmp_path)
+    return Store(tmp_path)
+
+
+def alias(store: Store, name: str) -> tuple[str, dict[str, str]]:
+    """The key that an alias stands for, and the tags that tell of a decision."""
+    version = tracking.connect(f"sqlite:///{store.root / 'mlflow.db'}", store.root).get_model_version_by_alias(
+        NAME, name
+    )
+    return version.tags["key"], {tag: text for tag, text in version.tags.items() if tag.startswith("decision")}
+
+
+def night(store: Store, key: str, decision: str) -> None:
+    line = Ledger(store, "farms").add(
+        "night",
+        decision=decision,
+        reason=f"{decision} for a reason",
+        numbers={"difference": 0.25, "level/hard": -0.015},
+        challenger={"stage": "sft", "key": key},
+        new=[],
+        learned=[],
+    )
+    said: list[str] = []
+    promotion.announce("farms", store, line, said.append)
+    assert said == []
+
+
+def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store: Store) -> None:
+    night(store, "k1", "promoted")
+    night(store, "k2", "kept")
+    assert alias(store, "champion")[0] == "k1"
+    key, tags = alias(store, "challenger")
+    assert key == "k2"
+    assert tags == {
+        "decision": "kept",
+        "decision_reason": "kept for a reason",
+        "decision_difference": "0.25",
+        "decision_level.hard": "-0.015",
+    }
+    night(store, "k3", "promoted")
+    assert alias(store, "champion")[0] == alias(store, "challenger")[0] == "k3"
+    Ledger(store, "farms").rollback()
+    promotion.announce("farms", store, {}, print)
+    assert alias(store, "champion")[0] == "k1"
+
+
+def test_a_registry_that_cannot_be_written_is_one_line(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    said: list[str] = []
+    promotion.announce("farms", store, {}, said.append)
+    assert len(said) == 1
+    assert "was not told" in said[0]
