@@ -117,9 +117,8 @@ class Rollouts:
             alike = advantages.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
             if not alike:
                 break
-            chosen = self._others(
-                {paid.trajectory.example_id for paid in made.episodes}, len(alike), generation, attempt
-            )
+            taken = {paid.trajectory.example_id for paid in made.episodes}
+            chosen = self._others(taken, len(alike), (generation, attempt, first))
             again = self._run(
                 [name for name in chosen for _ in range(self.grpo.group)], f"{generation}\0{attempt}", first
             )
@@ -134,9 +133,13 @@ class Rollouts:
         said = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]
         return "\n".join([self.examples[trajectory.example_id].question, *said])
 
-    def _others(self, taken: set[str], count: int, generation: int, attempt: int) -> list[str]:
-        """Questions of the pool that this generation has not asked, as far as there are any."""
-        rng = np.random.default_rng((self.recipe.seed, generation, attempt))
+    def _others(self, taken: set[str], count: int, draw: tuple[int, int, int]) -> list[str]:
+        """Questions of the pool that this process has not asked in this generation, as far as there are any.
+
+        Args:
+            draw: the generation, the attempt and the process's first row: each process draws for itself.
+        """
+        rng = np.random.default_rng((self.recipe.seed, *draw))
         names = [name for name in self.examples if name not in taken] or list(self.examples)
         return [names[index] for index in rng.permutation(len(names))[:count]]
 
