@@ -1,6 +1,8 @@
 """The whole of training on a world of six questions: SFT teaches the protocol, GRPO raises what is paid."""
 
+import importlib.util
 import json
+import os
 import sys
 
 import pytest
@@ -10,6 +12,10 @@ from pipelines.training import datafile, grpo, launch, sft
 from pipelines.training.model import load
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
+
+# DeepSpeed is a GPU worker's, and need not be where the tests are.
+HERE = sys.executable if importlib.util.find_spec("deepspeed") else ""
+DEEPSPEED = os.environ.get("SQLTRAIN_DEEPSPEED_PYTHON", HERE)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
@@ -74,16 +80,37 @@ def test_adapters_train_and_end_up_in_a_plain_model(plan, recipe, kind):
     assert "model.embed_tokens.weight" not in changed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
-def test_two_processes_learn_what_one_learns(plan, kind):
-    """Over gloo: the same losses within float error."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-endpoint=127.0.0.1:0"]
-    two = Hardware(threads=1, launch=(*torchrun, "--rdzv-backend=c10d"))
+def torchrun(python, **changes):
+    """Two processes of this machine, over gloo."""
+    launch = (python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d")
+    return Hardware(threads=1, launch=(*launch, "--rdzv-endpoint=127.0.0.1:0"), **changes)
+
+
+def learns_the_same(plan, kind, two):
+    """One process and two: the same losses within float error."""
+    adamw = Optimizer(lr=1e-3, schedule="constant", warmup_ratio=0.0)  # DeepSpeed has no use for Muon
     settings = {"epochs": 6} if kind == "sft" else {"steps": 4, "questions_per_step": 4}
-    alone, shared = plan(kind, "one", **settings), plan(kind, "two", hardware=two, **settings)
+    alone = plan(kind, "one", optimizer=adamw, **settings)
+    shared = plan(kind, "two", hardware=two, optimizer=adamw, **settings)
     for made in (alone, shared):
         launch.train(made, made.out, silent)
     for one, other in zip(curves(alone), curves(shared), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3, abs=1e-5)
+    assert any(line["grad_norm"] > 0 for line in curves(alone))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_two_processes_learn_what_one_learns(plan, kind):
+    learns_the_same(plan, kind, torchrun(sys.executable))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # the first run compiles an operation of DeepSpeed's
+@pytest.mark.skipif(not DEEPSPEED, reason="neither this Python nor SQLTRAIN_DEEPSPEED_PYTHON has DeepSpeed")
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_two_processes_with_deepspeed_learn_what_one_learns(plan, kind, stage):
+    """ZeRO shares out the optimiser's state and the gradients (2) and the weights too (3): no number changes."""
+    learns_the_same(plan, kind, torchrun(DEEPSPEED, deepspeed=stage))

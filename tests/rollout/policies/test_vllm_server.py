@@ -1,9 +1,12 @@
-"""A real vLLM server on this machine's CPU, in an environment of its own, as the policy of real episodes.
+"""A real vLLM server on this machine's CPU, in an environment of its own, as the policy of real episodes and of GRPO.
 
+bash infra/vllm_cpu.sh FOLDER
 SQLTRAIN_VLLM_PYTHON=/path/to/its/python pytest -m services tests/rollout/policies/test_vllm_server.py
 """
 
+import json
 import os
+import random
 import socket
 import subprocess
 import time
@@ -53,6 +56,7 @@ def url(folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+    settings["VLLM_SERVER_DEV_MODE"] = "1"  # opens the endpoints that take new weights
     with open(folder / "server.log", "wb") as log:
         server = subprocess.Popen(
             [*command, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager"],
@@ -123,3 +127,40 @@ def test_a_turn_ends_at_its_stop_string(
     text = made[0].turns[0].text
     assert text[-1] in talk.stop
     assert not set(text[:-1]) & set(talk.stop)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
+    url: str, folder: Path, tmp_path: Path, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third step's samples are those of the weights after the second: sampler and trainer agree on them.
+
+    An untrained model is never right, so rewards are drawn; the rate is one at which stale weights would be seen.
+    """
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from pipelines import recipes
+    from pipelines.rewards import terms
+    from pipelines.training import grpo
+    from pipelines.training.plan import Plan
+
+    draw = random.Random(0)
+    monkeypatch.setitem(terms.TERMS, "drawn", lambda outcome: draw.random())  # type: ignore[arg-type]
+    recipe = recipes.load(
+        "miniature",
+        [
+            f"rollout={{policy: vllm, servers: [{url}]}}",
+            "rewards=[{term: drawn}]",
+            *("grpo.steps=3", "grpo.questions_per_step=2", "grpo.group=4", "grpo.micro_batch=8", "grpo.resample=0"),
+            "grpo.sampling={temperature: 1.0, top_p: 1.0, turn_tokens: 12, episode_tokens: 512}",
+            "grpo.optimizer={kind: adamw, lr: 3e-3, schedule: constant, warmup_ratio: 0.0}",
+        ],
+    )
+    plan = Plan(kind="grpo", recipe=recipe, checkpoint_in=str(folder), data=tmp_path, out=tmp_path)
+    grpo.train(plan, examples, lambda event: None)
+    curves, timing = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("curves", "timing")
+    )
+    assert all(line["drift_mean"] < 1e-3 for line in curves)
+    assert all(line["grad_norm"] > 0 for line in curves)
+    assert timing[1]["sync_seconds"] > 0
