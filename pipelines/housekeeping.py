@@ -167,12 +167,13 @@ def doomed(store: Store, days: float) -> list[Doomed]:
         name = (work.parent.name, work.name.removeprefix(".work-"))
         if work.is_dir() and name not in claimed_keys and work.stat().st_mtime < before and not _locked(work):
             found.append(Doomed(work, _size(work)))
-    return found
+    graves = sorted(store.root.glob("*/.gone-*"))  # what an earlier gc was killed over
+    return [*found, *(Doomed(grave, _size(grave)) for grave in graves)]
 
 
 def remove(one: Doomed) -> None:
     """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    grave = one.folder.with_name(f".gone-{one.folder.name}")
+    grave = one.folder.with_name(f".gone-{one.folder.name.removeprefix('.gone-')}")
     one.folder.rename(grave)
     shutil.rmtree(grave)
 
@@ -181,7 +182,7 @@ def usage(store: Store) -> dict[str, tuple[int, int]]:
     """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
     count: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for folder in sorted(path for path in store.root.glob("*") if path.is_dir()):
+    for folder in sorted(path for path in store.root.glob("[!.]*") if path.is_dir()):
         total[folder.name] = _size(folder)
         count[folder.name] = len(list(folder.glob("[!.]*/manifest.json")))
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}

@@ -125,6 +125,14 @@ def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
     assert not list(store.root.glob("*/.gone-*"))
 
 
+def test_what_a_killed_gc_left_goes_too(store: Store) -> None:
+    store.folder("sft", "s1").rename(store.root / "sft" / ".gone-s1")
+    assert "sft/.gone-s1" in gone(store, days=7)
+    for one in housekeeping.doomed(store, 7.0):
+        housekeeping.remove(one)
+    assert not list(store.root.glob("*/.gone-*"))
+
+
 def test_usage_counts_all_bytes_by_kind(store: Store) -> None:
     found = housekeeping.usage(store)
     assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}

@@ -111,6 +111,9 @@ def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site: Site) -> 
     assert time.monotonic() - begun < 30
     wait_for(lambda: site.newest_run()["state"]["type"] == "CANCELLED", 60, "the server says so")
     assert not list(site.store.glob("grpo/.work-*/manifest.json"))
+    quoted = " ".join(f"'{one}'" for one in long)
+    shown = json.loads(site.run(f"sqltrain stages miniature --json {quoted}").stdout.splitlines()[-1])
+    assert {one["name"]: one["why"] for one in shown["stages"]}["grpo"] == "was interrupted: resumes"
 
 
 def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site: Site) -> None:
