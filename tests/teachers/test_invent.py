@@ -1,5 +1,7 @@
 """Inventing questions: what does not run, is empty, is twice the same, or is answered otherwise, is not kept."""
 
+import collections
+import json
 import re
 import sqlite3
 from pathlib import Path
@@ -7,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from flows.cli import app
 from pipelines.config import Source
 from pipelines.data import base
 from pipelines.rollout.endpoints import Endpoint
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.teachers.asking import Asker
-from pipelines.teachers.invent import Inventor, read_sql
-from pipelines.types import Database
+from pipelines.teachers.invent import STYLES, Inventor, read_sql
+from pipelines.types import HARDNESS_LEVELS, Database
 
+ESCAPED = "\\x3c"  # what a prompt has in place of a tag's first character
 PROPOSALS = [
     "SELECT name FROM singer WHERE city = 'paris'",
     "SELECT nam FROM singer",  # does not run
@@ -62,6 +66,49 @@ def test_only_what_is_answered_alike_is_kept(tmp_path: Path, servers: Any, datab
     counts = made.counts
     assert (counts["kept"], counts["answers_differ"] > 0, counts["no_sql"] > 0) == (2, True, True)
     assert {"near_duplicate", "empty_result", "sql_no_such_column"} <= set(counts)
+
+
+LEVELS = [  # six easy ones, three of each other level
+    *(f"SELECT {what} FROM singer" for what in ("name", "city", "age", "DISTINCT city", "count(*)", "max(age)")),
+    "SELECT city, count(*) FROM singer GROUP BY city",
+    "SELECT name FROM singer ORDER BY age LIMIT 1",
+    "SELECT name FROM singer WHERE age > 20 AND city = 'paris'",
+    "SELECT name FROM singer WHERE age > (SELECT avg(age) FROM singer)",
+    "SELECT city FROM singer WHERE age = (SELECT max(age) FROM singer)",
+    "SELECT name FROM singer WHERE age > 20 EXCEPT SELECT name FROM singer WHERE city = 'oslo'",
+    "SELECT city FROM singer WHERE age > (SELECT min(age) FROM singer) GROUP BY city ORDER BY count(*) DESC LIMIT 1",
+    "SELECT city, max(age) FROM singer WHERE age < (SELECT max(age) FROM singer) GROUP BY city ORDER BY max(age)",
+    "SELECT name FROM singer WHERE age >= 30 AND city = 'paris' OR age > 45 ORDER BY age LIMIT 1",
+]
+
+
+def test_the_command_balances_levels_and_varies_styles(
+    tmp_path: Path, servers: Any, database: Database, name_endpoint: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A teacher that likes easy queries, asked on the command line for eight: two of each level come."""
+
+    def propose(messages: list[dict[str, str]]) -> str:
+        rules, case = messages[0]["content"], messages[1]["content"]
+        if "people who work with" in rules:
+            return LEVELS[int(re.search(r"number (\d+)", case)[1]) % len(LEVELS)]  # type: ignore[index]
+        style = next(name for name, text in STYLES.items() if text in rules)
+        return f"{style} {LEVELS.index(case.partition('SQL:' + chr(10))[2].replace(ESCAPED, '<'))}"
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        return LEVELS[int(re.search(r"Question:\n\w+ (\d+)", messages[1]["content"])[1])]  # type: ignore[index]
+
+    name_endpoint(servers(propose), servers(answer))
+    out = tmp_path / "mine.jsonl"
+    who = ["--teacher", "teacher", "--checker", "other"]
+    where = ["--out", str(out), "--set", f"store={tmp_path / 'store'}", "--json"]
+    app(["invent", "--database", database.location, "--count", "8", *who, *where], standalone_mode=False)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert collections.Counter(row["hardness"] for row in rows) == dict.fromkeys(HARDNESS_LEVELS, 2)
+    assert len({row["style"] for row in rows}) >= 3
+    assert {(row["teacher"], row["checker"]) for row in rows} == {("teacher", "other")}
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (said["counts"]["kept"], said["out"]) == (8.0, str(out))
+    assert said["counts"]["over_level"] > 0  # easy ones that were right and not needed
 
 
 def test_the_command_writes_what_the_reader_reads(
