@@ -115,8 +115,15 @@ def _roots(store: Store, entries: Mapping[Name, Entry]) -> Iterator[tuple[str, l
         yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
     yield "pinned", pins(store)
     for recipe, ledger in ledgers(store).items():
-        champions = ledger.champions()[-KEPT_CHAMPIONS:]
-        yield f"champion of {recipe}", [(one.stage, one.key) for one in champions]
+        champions = [(one.stage, one.key) for one in ledger.champions()[-KEPT_CHAMPIONS:]]
+        yield f"champion of {recipe}", champions
+        evaluations = [
+            name
+            for name, one in entries.items()
+            for stage, key in champions
+            if one.stage == f"evaluate_{stage}" and one.manifest.get("inputs", {}).get(stage) == key
+        ]
+        yield f"evaluation of the champion of {recipe}", evaluations  # the next night holds its challenger against it
         nights = [row for row in ledger.lines() if row["event"] == "night"]
         yield f"batches of {recipe}", [(stage, key) for row in nights for stage, key in row.get("stages", [])]
     newest: dict[str, Entry] = {}

@@ -69,14 +69,17 @@ def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store:
     make(store, "data", "dx")
     make(store, "model", "m2", base=store.folder("grpo", "g1") / "model")
     make(store, "grpo", "g2", {"data": "u2", "model": "m2"})
+    make(store, "evaluate_grpo", "e0", {"grpo": "g0"})
+    make(store, "evaluate_grpo", "e2", {"grpo": "g2"})
     ledger = Ledger(store, "farms")
     for key in ("g0", "g1", "g2"):
         ledger.add(
             "night", decision="promoted", reason="", challenger={"stage": "grpo", "key": key}, new=[], learned=[]
         )
-    assert gone(store) == {"grpo/g0", "report/r1"}
+    assert gone(store) == {"grpo/g0", "evaluate_grpo/e0", "report/r1"}
     ledger.add("rollback", **{"from": "g2", "to": "g1"})
-    assert gone(store) == {"grpo/g2", "model/m2", "data/u2", "data/dx", "report/r1"}
+    of_the_second = {"grpo/g2", "evaluate_grpo/e2", "model/m2", "data/u2", "data/dx"}
+    assert gone(store) == {*of_the_second, "report/r1"}
 
 
 def test_a_model_made_from_a_champion_keeps_its_weights(store: Store) -> None:
