@@ -32,8 +32,9 @@ def build(ctx: Context) -> None:
     with sql_engine(ctx.recipe) as sql:
         for pool, part, source in sources:
             kept, rejected = _read(ctx, pool, source, sql)
-            kept, flagged = ask_experts(ctx, pool, kept)
+            kept, flagged, figures = ask_experts(ctx, pool, kept)
             rejected += flagged
+            numbers |= {f"{pool}{part or ''}_{name}": value for name, value in figures.items()}
             parts.append(frames.to_frame(kept, extra=[{"pool": pool, "part": part}] * len(kept)))
             bad += [{"pool": pool, **dataclasses.asdict(row)} for row in rejected]
             numbers[f"{pool}_examples"] = numbers.get(f"{pool}_examples", 0.0) + len(kept)

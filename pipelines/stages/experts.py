@@ -14,24 +14,30 @@ from pipelines.types import Example
 FLAGGED = "flagged_by_all"
 
 
-def ask_experts(ctx: Context, pool: str, kept: Sequence[Example]) -> tuple[list[Example], list[Rejected]]:
-    """The examples of one pool after cleaning and linking, where the recipe names endpoints for it, and what was cut.
+def ask_experts(
+    ctx: Context, pool: str, kept: Sequence[Example]
+) -> tuple[list[Example], list[Rejected], dict[str, float]]:
+    """The examples of one pool after cleaning and linking, where the recipe names endpoints for it, what was cut, and
+    how far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema.
 
     Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
     question must be answerable to be trained on (Reasoning-SQL, 4.1).
     """
     data = ctx.recipe.data
     if not kept or not (data.cleaners or data.linker):
-        return list(kept), []
+        return list(kept), [], {}
     from pipelines.teachers import cleaning, linker
     from pipelines.teachers.asking import Asker
 
     training, schema = pool in ("sft", "rl"), schemas(ctx.recipe)
     here = {example.id: example for example in resolve(kept, ctx.folder)}
     flagged: list[Rejected] = []
+    figures: dict[str, float] = {}
     if data.cleaners and training:
         askers = [Asker.named(name, ctx.responses) for name in data.cleaners]
-        bad = [one for one in cleaning.check(askers, list(here.values()), schema) if one.dropped]
+        checked = cleaning.check(askers, list(here.values()), schema)
+        figures |= {f"cleaners_{name}": value for name, value in cleaning.agreement(checked).items()}
+        bad = [one for one in checked if one.dropped]
         flagged = [Rejected(one.example.id, FLAGGED, " / ".join(one.reasons)) for one in bad]
         kept = [example for example in kept if example.id not in {one.row for one in flagged}]
     if data.linker:
@@ -39,9 +45,11 @@ def ask_experts(ctx: Context, pool: str, kept: Sequence[Example]) -> tuple[list[
 
         cases = [here[example.id] for example in kept]
         gold = {one.id: schema_items(one.gold_sql, schema(one.database), one.database.engine) for one in cases}
-        linked = linker.link(Asker.named(data.linker, ctx.responses), cases, schema, gold if training else None)
+        chosen = linker.link(Asker.named(data.linker, ctx.responses), cases, schema)
+        figures |= {f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()}
+        linked = [linker.unite(example, gold[example.id]) for example in chosen] if training else chosen
         kept = [_with_meta(example, other) for example, other in zip(kept, linked, strict=True)]
-    return list(kept), flagged
+    return list(kept), flagged, figures
 
 
 def _with_meta(example: Example, linked: Example) -> Example:

@@ -46,8 +46,10 @@ def check(askers: Sequence[Asker], examples: Sequence[Example], schemas: Callabl
 
 
 def agreement(checked: Sequence[Checked]) -> dict[str, float]:
-    """How often two models agree on the pairs that both judged, beyond chance (Cohen's kappa), and what is dropped."""
-    both = [(bool(one.bad[0]), bool(one.bad[1])) for one in checked if None not in one.bad[:2]]
+    """How often the first two models agree on the pairs that both judged, beyond chance (Cohen's kappa), and how many
+    pairs all of them call bad; a lone one agrees with nobody.
+    """
+    both = [(bool(one.bad[0]), bool(one.bad[1])) for one in checked if len(one.bad) > 1 and None not in one.bad[:2]]
     return {
         "judged": float(len(both)),
         "dropped": float(sum(one.dropped for one in checked)),

@@ -59,15 +59,10 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
     return items
 
 
-def link(
-    asker: Asker, examples: Sequence[Example], schemas: Schemas, gold: Mapping[str, SchemaItems | None] | None = None
-) -> list[Example]:
+def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Example]:
     """Examples with the linker's choice in `meta["linked_schema"]`, which `schema_view: filtered` shows.
 
     An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
-
-    Args:
-        gold: united with the choice, for training questions (Reasoning-SQL, 4.1); None for held-out ones.
     """
     asked = asker.ask_all(
         [
@@ -79,11 +74,21 @@ def link(
     for example, answer in zip(examples, asked, strict=True):
         schema = schemas(example.database)
         items = read_items(answer.text if answer else None, schema, strict=False) or _whole(schema)
-        more = (gold or {}).get(example.id)
-        if more is not None:
-            items = SchemaItems(items.tables | more.tables, items.columns | more.columns)
-        linked.append(dataclasses.replace(example, meta={**example.meta, "linked_schema": _listed(items)}))
+        linked.append(_linked(example, items))
     return linked
+
+
+def unite(example: Example, gold: SchemaItems | None) -> Example:
+    """A linked training example with its gold schema added, so that it can be answered (Reasoning-SQL, 4.1)."""
+    if gold is None:
+        return example
+    kept = example.meta["linked_schema"]
+    tables = frozenset(kept["tables"]) | gold.tables
+    return _linked(example, SchemaItems(tables, gold.columns | {(table, name) for table, name in kept["columns"]}))
+
+
+def _linked(example: Example, items: SchemaItems) -> Example:
+    return dataclasses.replace(example, meta={**example.meta, "linked_schema": _listed(items)})
 
 
 def _whole(schema: Schema) -> SchemaItems:

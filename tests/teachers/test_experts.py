@@ -146,6 +146,10 @@ def test_a_training_pair_goes_when_both_cleaners_call_it_bad(tmp_path: Path, ser
         assert [one.id for one in examples(folder, pool)] == [one.id for one in examples(before, pool)]
     rows = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
     assert {(row["reason"], row["detail"]) for row in rows} == {("flagged_by_all", "ambiguous / wrong join")}
+    figures, plain_pool = read_json(folder / "metrics.json"), examples(before, "sft")
+    assert figures["sft_cleaners_judged"] == len(plain_pool)
+    both = [drawn(one.question, 2) == drawn(one.question, 3) for one in plain_pool]
+    assert figures["sft_cleaners_agreement"] == pytest.approx(sum(both) / len(both))
 
 
 def test_the_cleaners_agreement_by_hand(music: Database) -> None:
@@ -153,6 +157,8 @@ def test_the_cleaners_agreement_by_hand(music: Database) -> None:
     said = [(True, True), (False, False), (True, False), (False, True), (None, True)]
     found = cleaning.agreement([cleaning.Checked(question(n, music), bad, ("", "")) for n, bad in enumerate(said)])
     assert found == {"judged": 4.0, "dropped": 1.0, "agreement": 0.5, "kappa": 0.0}
+    alone = cleaning.agreement([cleaning.Checked(question(0, music), (True,), ("",))])
+    assert (alone["judged"], alone["dropped"]) == (0.0, 1.0)
 
 
 def test_an_extractor_is_a_third_voice_in_the_stage(tmp_path: Path, servers: Any, name_endpoint: Any) -> None:
@@ -227,6 +233,7 @@ def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path: Path, servers: A
                 assert set(kept["tables"]) == wanted  # a name that is not there is left out
         if pool == "sft":
             assert linker.recall(linked, gold)["strict_recall"] == 1.0
+        assert 0 < read_json(folder / "metrics.json")[f"{pool}_linker_strict_recall"] < 1  # before the gold is added
 
 
 def test_a_linkers_recall_by_hand(music: Database) -> None:
