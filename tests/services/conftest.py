@@ -120,8 +120,11 @@ class Site:
             wait_for(heard, 120, "the worker has said that it listens")
 
     def kill(self, name: str) -> None:
-        """kill -9 of what `up` started: of that process alone."""
-        self.running[name].kill()
+        """kill -9 of what `up` started: the worker alone, so that its flow may go on; the server with its children."""
+        if name == "server":
+            os.killpg(self.running[name].pid, signal.SIGKILL)
+        else:
+            self.running[name].kill()
         self.running[name].wait()
 
     def run(self, command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
