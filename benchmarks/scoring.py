@@ -3,9 +3,10 @@
     python benchmarks/scoring.py [--spider DIR] [--skip bike_1] [--passes 7] [--markdown]
 
 Every statement is one that was never run before (a comment numbers it), so that each is prepared anew on both sides,
-also where a benchmark asks for the same query twice; raw and ours take turns. The figures for one core are work per second of processor time, this process and its
-workers together: what one idle core does in a second of wall clock, also when other processes are at work beside it.
-The gain of a second worker is in wall clock, and needs two idle cores to show. Figures are medians of the passes.
+also where a benchmark asks for the same query twice; raw and ours take turns. The figures for one core are work per
+second of processor time, this process and its workers together: what one idle core does in a second of wall clock, also
+when other processes are at work beside it. The gain of a second worker is in wall clock, and needs two idle cores to
+show. Figures are medians of the passes.
 """
 
 from __future__ import annotations
