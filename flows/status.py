@@ -25,7 +25,9 @@ def gather(store: Store) -> dict[str, Any]:
 def _run(store: Store, row: dict[str, Any]) -> dict[str, Any]:
     done = [stage for stage, key in row["stages"] if store.has(stage, key)]
     left = [stage for stage, key in row["stages"] if not store.has(stage, key)]
-    facts: dict[str, Any] = {name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row}
+    facts: dict[str, Any] = {
+        name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row
+    }
     return {**facts, "stage": left[0] if left else "", "done": len(done), "of": len(row["stages"])}
 
 

@@ -298,7 +298,7 @@ class Evaluation(Section):
         empty: in a vote, whether results without rows count, or only where there are no others.
         failing: in a vote, whether answers without a result abstain, or count together as one group.
         ves_repeats: how often each right answer is timed against its gold SQL for R-VES (BIRD: 100); 0 leaves it out.
-        selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4); null leaves it to votes.
+        selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4); null: votes alone.
     """
 
     samples: Count = 8

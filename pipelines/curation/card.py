@@ -76,8 +76,8 @@ def write(
     source = recipe.data.sft
     parts = [
         f"# Demonstrations of recipe {recipe.name}",
-        f"Questions: {source.kind}, split {source.split}. Licence: {LICENCES.get(source.kind, UNKNOWN)}. What a hosted teacher says "
-        "falls under its provider's terms.",
+        f"Questions: {source.kind}, split {source.split}. Licence: {LICENCES.get(source.kind, UNKNOWN)}. "
+        "What a hosted teacher says falls under its provider's terms.",
         f"Protocol {recipe.protocol.name}, prompt {recipe.protocol.prompt}, at most {recipe.protocol.max_turns} turns; "
         f"kept when right by `{recipe.execution.equality}` equality and well-formed in every turn. Seed {recipe.seed}.",
         *(_table(f"By {name}", rows) for name, rows in facts["acceptance"].items()),
