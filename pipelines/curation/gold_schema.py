@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.sql.schema import Schema
 
 Extractor = Callable[[Example], SchemaItems | None]
+STATIC = ("scope", "authorizer")  # in the order in which they are asked
 QUORUM = 2
 
 
@@ -60,7 +61,7 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
     def authorizer(example: Example) -> SchemaItems | None:
         return read_items(example.database, example.gold_sql)
 
-    return {"scope": scope, "authorizer": authorizer}
+    return dict(zip(STATIC, (scope, authorizer), strict=True))
 
 
 def extract(example: Example, extractors: Mapping[str, Extractor]) -> GoldSchema:

@@ -122,8 +122,11 @@ def gold_schema(ctx: Context) -> None:
     shards.run(extracting, (ctx.recipe,), rollout.processes, ctx.progress, rollout.dask)
     views = (from_dict(Views, row).views for row in shards.rows())
     found = [
-        consensus.consensus(example.id, {**static, **{name: ask(example) for name, ask in asked.items()}})
-        for example, static in zip(pool.values(), views, strict=True)
+        consensus.consensus(
+            example.id,
+            {**{name: kept[name] for name in consensus.STATIC}, **{name: ask(example) for name, ask in asked.items()}},
+        )
+        for example, kept in zip(pool.values(), views, strict=True)
     ]
     records = [schema.record() for schema in found]
     texts = [{name: json.dumps(value, sort_keys=True) for name, value in record.items()} for record in records]
