@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import pydantic
 
-from pipelines.config import Positive, Section
+from pipelines.config import Positive, Section, Teacher
 from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
 from pipelines.recipes import CONF, read_yaml
 from pipelines.teachers.limits import Pace
@@ -108,6 +108,17 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
         first = error.errors()[0]
         where = ".".join([name, *map(str, first["loc"])])
         raise RecipeError(f"{path}: {where}: {first['msg']}", f"An entry looks like {EXAMPLE}") from None
+
+
+def name_of(teacher: Teacher) -> str:
+    """The endpoint that a teacher section names.
+
+    Raises:
+        RecipeError: it names none.
+    """
+    if teacher.endpoint is None:
+        raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
+    return teacher.endpoint
 
 
 class Connection:

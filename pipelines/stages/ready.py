@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipelines.config import Recipe
-from pipelines.errors import RecipeError
-from pipelines.rollout.endpoints import Connection, endpoint
+from pipelines.rollout.endpoints import Connection, endpoint, name_of
 from pipelines.stages.graph import Step
 
 
@@ -26,10 +25,8 @@ def _asked(recipe: Recipe, stages: set[str]) -> Iterable[str]:
     if "data" in stages:
         yield from (*recipe.data.cleaners, *filter(None, [recipe.data.linker]))
     if "synthesize" in stages:
-        for teacher in recipe.synthesis.mix or (recipe.synthesis.teacher,):
-            if teacher.kind == "endpoint" and teacher.endpoint is None:
-                raise RecipeError("a teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
-            yield from [teacher.endpoint] if teacher.kind == "endpoint" and teacher.endpoint else []
+        teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
+        yield from (name_of(teacher) for teacher in teachers if teacher.kind == "endpoint")
     if "gold_schema" in stages:
         yield from recipe.gold_schema.extractors
     if "grpo" in stages:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import config
-from pipelines.errors import RecipeError
-from pipelines.rollout.endpoints import Endpoint, endpoint
+from pipelines.rollout.endpoints import Endpoint, endpoint, name_of
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.teachers.answers import as_turn
 from pipelines.teachers.asking import Asker
@@ -51,11 +50,8 @@ class OpenAIPolicy(Policy):
         Raises:
             RecipeError: it names none, or one that `conf/local/endpoints.yaml` does not have.
         """
-        if teacher.endpoint is None:
-            raise RecipeError(
-                "the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME."
-            )
-        return cls(endpoint(teacher.endpoint), teacher.endpoint, teacher.concurrency, responses, protocol)
+        name = name_of(teacher)
+        return cls(endpoint(name), name, teacher.concurrency, responses, protocol)
 
     @property
     def usage(self) -> Spent:
