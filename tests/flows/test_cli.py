@@ -1,26 +1,10 @@
 """The command line as its user meets it: one plain line for a mistake, exit code 2, nothing half-written."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-from flows import cli
-
-
-def sqltrain(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
+from command_line import sqltrain
 
 
 @pytest.mark.parametrize(

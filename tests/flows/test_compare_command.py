@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import polars
 import pytest
+from command_line import sqltrain
 
-from flows import cli
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.stages.answers import note_time
 from pipelines.types import ExecutionStatus, StopReason, to_dict, write_jsonl
@@ -61,19 +60,6 @@ def runs(tmp_path: Path) -> list[str]:
     (before / "summary.json").write_text('{"equality": "strict"}')
     write_jsonl(tmp_path / "after.jsonl", records("0111110b"))
     return [str(before), f"after={tmp_path / 'after.jsonl'}"]
-
-
-def sqltrain(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_flips_and_tests_by_hand(

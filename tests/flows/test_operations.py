@@ -1,12 +1,12 @@
 """Commands of operation on a real store: status, store, champion; each with examples in its help."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import sqltrain
 
-from flows import cli, status
+from flows import status
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
 
@@ -22,20 +22,6 @@ COMMANDS = [
     ["store", "push"],
     ["store", "pull"],
 ]
-
-
-def sqltrain(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    monkeypatch.setattr(sys, "argv", ["sqltrain", *arguments])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.fixture
