@@ -79,6 +79,8 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("warm-up", "grpo.optimizer.warmup_ratio"),
     ),
     "Evaluation": (
+        ("questions while training", "data.dev"),
+        ("held-out questions; others by include=data/NAME", "data.test"),
         ("sampled episodes", "evaluation.samples"),
         ("k of pass@k and majority@k", "evaluation.ks"),
         ("temperature of the sampled", "evaluation.sampling.temperature"),
@@ -128,7 +130,7 @@ def _cell(name: str, recipe: Recipe, key: str) -> str:
         return "<br>".join(_term(term) for term in value)
     if key == "data.rl":
         return "<br>".join(_source(source) for source in value)
-    return _source(value) if key == "data.sft" else _plain(value)
+    return _source(value) if key in ("data.sft", "data.dev", "data.test") else _plain(value)
 
 
 @functools.cache

@@ -34,6 +34,7 @@ def check(
             problems += _loads(one, [*([f"variant={variant}"] if variant else []), *overrides])
     say(f"{len(names)} recipes with {n_variants} variants: {'all load' if not problems else 'problems'}")
     recipe = recipes.load(name or "miniature", overrides)
+    _note_margin(recipe, say)
     steps = graph.plan(recipe, store, until="data")
     folder = graph.execute(steps[0], recipe, store, bars, steps).folder
     found, facts = _gold(recipe, folder, bars)
@@ -56,6 +57,15 @@ def _loads(name: str, overrides: list[str]) -> list[str]:
     except UserError as error:
         return [f"{name} {' '.join(overrides)}: {error}"]
     return []
+
+
+def _note_margin(recipe: Recipe, say: Say) -> None:
+    """Say it where a wrong answer can be paid more than a right one: as an ablation that may be meant."""
+    from pipelines.rewards.rubric import Rubric
+
+    margin = Rubric(recipe.rewards).margin() if recipe.rewards else None
+    if margin is not None and margin < 0:
+        say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
 
 
 def _gold(recipe: Recipe, folder: Any, bars: Bars) -> tuple[list[str], dict[str, Any]]:

@@ -233,7 +233,7 @@ def watch(
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
     equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,
-    flips: Annotated[int, typer.Option(help="Questions that flipped to print for each pair.")] = 10,
+    flips: Annotated[int, typer.Option(help="Questions that flipped to print for each pair.", min=0)] = 10,
     out: Annotated[Path | None, typer.Option(help="Write the page and every table into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -243,7 +243,7 @@ def compare(
 
       sqltrain compare store/evaluate_sft/KEY store/evaluate_grpo/KEY
 
-      sqltrain compare mine=scores/mine theirs=scores/theirs.jsonl --equality bird --json
+      sqltrain compare mine=scores/mine theirs=scores/theirs --equality bird --json
     """
     from flows import compare as comparing
 
@@ -289,10 +289,33 @@ def invent(
 
 
 @app.command()
+def judge(
+    recipe: RecipeName,
+    endpoint: Annotated[str, typer.Option(help="The judge, by its name in conf/local/endpoints.yaml.")],
+    overrides: Overrides = None,
+    count: Annotated[int, typer.Option(min=2, help="Answers that it is asked about, half right, half wrong.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Say how far a judge can be trusted: agreement with execution, and whether place or length move its grades.
+
+    It is asked three times about each of some answers of the recipe's teachers and evaluated models; what it says is
+    kept, so a second look costs nothing.
+
+    Example: sqltrain judge reasoning_sql --endpoint big --count 100
+    """
+    from flows import judging
+
+    loaded, store = open_recipe(recipe, overrides or [])
+    found = judging.judge(loaded, store, endpoint, count)
+    if as_json:
+        emit(found)
+
+
+@app.command()
 def mcp(
     databases: Annotated[list[Path], typer.Argument(help="SQLite or DuckDB files.")],
-    port: Annotated[int | None, typer.Option(help="Serve HTTP on this machine instead of stdin and stdout.")] = None,
-    rows: Annotated[int, typer.Option(help="Rows that one answer shows.")] = 10,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows that one answer shows.")] = 10,
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client.
 
@@ -317,8 +340,8 @@ app.add_typer(data_app, name="data")
 
 @data_app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="A benchmark: a file of conf/data, such as spider_dev or bird_dev.")],
-    path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into.")],
+    name: Annotated[str, typer.Argument(help="A file of conf/data, such as bird_dev; own: your own questions.")],
+    path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into; for `own`, a JSONL file.")],
     as_json: AsJson = False,
 ) -> None:
     """Check a downloaded benchmark (counts, databases, gold SQL, checksums) and note where it is.

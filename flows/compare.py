@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flows.screen import console
-from pipelines.errors import DataError
-from pipelines.evaluation import report, text
+from pipelines.errors import DataError, UserError
+from pipelines.evaluation import matching, report, text
 from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.material import ReportData, System
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.stages.answers import latencies
-from pipelines.stages.evaluate import RECORDS
-from pipelines.store import read_json
-from pipelines.types import from_dict, to_dict
+from pipelines.stages.answers import Latency, latencies
+from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS
+from pipelines.stages.reading import taken, texts
+from pipelines.stages.selection import SELECTED
+from pipelines.store import MANIFEST, Store, read_json
+from pipelines.types import Example, from_dict, to_dict
 
-PASSES = ("greedy", "sampled")  # a pass in which the agent had to answer at once is another system
-HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score), or such a file, or NAME=PATH."
+HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
+OWN = ("greedy", "sampled")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One evaluation: its records, the equality of its headline where it says one, and its folder."""
+    """One evaluation.
+
+    Attributes:
+        records: of the passes that make one system.
+        at_once: of the pass in which the agent had to answer without looking.
+        passes: what `records` is made of, as the file calls them.
+        equality: of its headline, where it says one.
+        folder: where side files lie.
+    """
 
     name: str
     records: tuple[EpisodeRecord, ...]
+    at_once: tuple[EpisodeRecord, ...]
+    passes: tuple[str, ...]
     equality: str | None
     folder: Path
+    left_out: Mapping[str, int]
+    timing: Mapping[str, Latency]
+    r_ves: float | None
+
+    def named(self, names: Mapping[str, str]) -> Run:
+        """With each question called as the other runs call it."""
+
+        def call(records: Sequence[EpisodeRecord]) -> tuple[EpisodeRecord, ...]:
+            return tuple(dataclasses.replace(one, example_id=names[one.example_id]) for one in records)
+
+        return dataclasses.replace(self, records=call(self.records), at_once=call(self.at_once))
 
 
 def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | None, as_json: bool) -> None:
@@ -39,33 +62,68 @@ def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | N
     Raises:
         DataError: fewer than two runs, one that cannot be read, no equality that all were judged under, or no question
             that two of them share.
+        UserError: `out` cannot be written.
     """
     if len(runs) < 2:
         raise DataError("a comparison needs two runs", HINT)
-    found = _named([load(one) for one in runs])
+    loaded = [load(one) for one in runs]
+    found = _named([run for place in (0, 1) for one in loaded for run in one[place : place + 1]])
+    names = matching.common_names([(*one.records, *one.at_once) for one in found])
     headline = choose(found, equality)
-    systems = tuple(System(one.name, one.records) for one in found)
-    data = ReportData("comparison", headline, systems, examples={})
+    called = [run.named(name) for run, name in zip(found, names, strict=True)]
+    data = ReportData("comparison", headline, tuple(map(_system, called)), examples={})
     if not data.comparisons:
         raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")
     if not as_json:
         show(data, found, flips)
     if out is not None:
+        _write(with_texts(data, found, names), out)
+    if as_json:
+        print(json.dumps(as_values(data, found), sort_keys=True))
+
+
+def _system(run: Run) -> System:
+    costs = taken(run.timing, run.r_ves)
+    return System(run.name, run.records, at_once=run.at_once, left_out=run.left_out, costs=costs)
+
+
+def with_texts(data: ReportData, runs: Sequence[Run], names: Sequence[Mapping[str, str]]) -> ReportData:
+    """The same with questions, trajectories, schemas and results, of the runs whose folders lead to them."""
+    read = [texts(run.folder, run.passes) for run in runs]
+    systems: list[System] = []
+    examples: dict[str, Example] = {}
+    for system, each, name in zip(data.systems, read, names, strict=True):
+        fitting = len(each.trajectories) == len(system.records)
+        systems.append(dataclasses.replace(system, trajectories=each.trajectories if fitting else ()))
+        for one in each.examples:
+            examples.setdefault(name.get(one.id, ""), one)
+    examples.pop("", None)
+    whole = dataclasses.replace(data, systems=tuple(systems), examples=examples)
+    return report.with_results(whole) if examples else whole
+
+
+def _write(data: ReportData, out: Path) -> None:
+    try:
         out.mkdir(parents=True, exist_ok=True)
         report.write_tables(data, out)
         report.write(data, out / report.PAGE)
-    if as_json:
-        print(json.dumps(as_values(data, found), sort_keys=True))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", "Name a folder with --out.") from None
 
 
 def show(data: ReportData, runs: Sequence[Run], flips: int) -> None:
     """Print the figures, the comparisons and, where it was noted, the time that answers took."""
     console.print(text.render(text.figures({one.name: each for one, each in zip(runs, data.summaries, strict=True)})))
+    asked = {system.name: one.n_questions for system, one in zip(data.systems, data.summaries, strict=True)}
     for each in data.comparisons:
         console.print()
         text.show_comparison(console, each, flips)
+        old, new = asked[each.before], asked[each.after]
+        if each.mode == "greedy" and each.paired.n < max(old, new):
+            line = f"compared on {each.paired.n:,} questions, of {old:,} and {new:,}: the others are not in both"
+            console.print(line, soft_wrap=True)
     for one in runs:
-        for name, latency in latencies(one.folder).items():
+        for name, latency in one.timing.items():
             console.print(f"{one.name}: {latency.total_s:.2f} s a question ({name})", soft_wrap=True, markup=False)
 
 
@@ -77,7 +135,8 @@ def as_values(data: ReportData, runs: Sequence[Run]) -> dict[str, Any]:
             one.name: {
                 "folder": str(one.folder),
                 "figures": summary.flat(),
-                "latency_s": {name: each.total_s for name, each in latencies(one.folder).items()},
+                "latency_s": {name: each.total_s for name, each in one.timing.items()},
+                "left_out": dict(one.left_out),
             }
             for one, summary in zip(runs, data.summaries, strict=True)
         },
@@ -90,8 +149,8 @@ def _values(each: Comparison) -> dict[str, Any]:
     return values
 
 
-def load(run: str) -> Run:
-    """A run by its path, named by what stands before "=", else by its folder.
+def load(run: str) -> list[Run]:
+    """A run by its path, named by what stands before "=", else by its folder; and its selected answers, if any.
 
     Raises:
         DataError: there is no such file, or it holds something else.
@@ -101,32 +160,63 @@ def load(run: str) -> Run:
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"no records at {file}", HINT)
-    records = tuple(_records(file))
-    if not records:
+    by_pass: dict[str, list[EpisodeRecord]] = {}
+    for passed, record in _records(file):
+        by_pass.setdefault(passed, []).append(record)
+    folder, shown = file.parent, name if equals else _title(path)
+    own = tuple(record for one in OWN for record in by_pass.get(one, ()))
+    if not own:
         raise DataError(f"{file} holds no records", HINT)
-    folder = file.parent
-    said = read_json(folder / "summary.json")
-    known = said.get("equality") if isinstance(said, dict) else None
-    return Run(name if equals else _title(path), records, known, folder)
+    said, timing, efficiency = _beside(folder)
+    equality, left_out, once = said.get("equality"), said.get("left_out", {}), tuple(by_pass.get(ONCE, ()))
+    found = [Run(shown, own, once, OWN, equality, folder, left_out, timing, efficiency.get("r_ves"))]
+    if SELECTED in by_pass:
+        chosen = tuple(by_pass[SELECTED])
+        found.append(Run(f"{shown}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
+    return found
+
+
+def _beside(folder: Path) -> tuple[dict[str, Any], Mapping[str, Latency], dict[str, Any]]:
+    """What the files beside the records say: the summary, the time that answers took, the efficiency."""
+    try:
+        said, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
+        timing = latencies(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
+    if not isinstance(said, dict) or not isinstance(efficiency, dict):
+        raise DataError(f"a file beside the records in {folder} is damaged", HINT)
+    return said, timing, efficiency
 
 
 def _title(path: Path) -> str:
-    """A stage folder by its stage and the beginning of its key, anything else by its own name."""
+    """A finished folder by what it says it evaluates, or its stage, and its key; anything else by its own name."""
     place = path.resolve()
-    if place.is_dir() and (place / "manifest.json").is_file():
-        return f"{place.parent.name} {place.name[:6]}"
+    if place.is_dir() and (place / MANIFEST).is_file():
+        return f"{_manifest(place).get('name', place.parent.name)} {place.name[:6]}"
     return place.stem if place.is_file() else place.name
 
 
-def _records(file: Path) -> Iterator[EpisodeRecord]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
+def _manifest(folder: Path) -> dict[str, Any]:
+    store = Store(folder.parent.parent)
+    return store.manifest(folder.parent.name, folder.name)
+
+
+def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
+    """Each record with the pass that it is of."""
+    number = 0
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
                 row = json.loads(line)
-                if row.get("pass", "greedy") in PASSES:
-                    yield from_dict(EpisodeRecord, row.get("record", row))
-            except (ValueError, AttributeError, DataError) as error:
-                raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
+                record = from_dict(EpisodeRecord, row.get("record", row))
+                yield row.get("pass", record.mode), record
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}", HINT) from None
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is no text: line {number + 1} is not UTF-8", HINT) from None
+    except (ValueError, AttributeError, DataError) as error:
+        raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:

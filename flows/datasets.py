@@ -34,7 +34,7 @@ def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) 
     for line in lines(name, known, health):
         say(line)
     if not health.usable:
-        raise DataError(f"none of the questions in {path} can run", f"Get it from {known.get}")
+        raise DataError(f"none of the questions in {path} can run", known.hint)
     place = local / f"{name}.yaml"
     before = _noted(place)
     if before is not None and before != health.questions_sha256:
@@ -51,13 +51,14 @@ def lines(name: str, known: benchmarks.Benchmark, health: benchmarks.Health) -> 
     """What was found, for a person: counts against the authors' own, then what is bad and where to get it."""
     part = f" ({health.checked:,} of them looked at)" if health.checked != health.rows else ""
     found = [f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases"]
-    found.append(f"{health.rows:,} questions{part}; the whole benchmark has {known.questions:,}")
+    whole = f"; the whole benchmark has {known.questions:,}" if known.questions is not None else ""
+    found.append(f"{health.rows:,} questions{part}{whole}")
     if known.databases is not None and health.checked == health.rows:
         found.append(f"its authors count {known.databases:,} databases")
     found += [f"  {number:,} with {reason.replace('_', ' ')}" for reason, number in health.bad.items()]
     found += [f"    {line}" for line in health.shown]
-    short = health.rows < known.questions or "missing_database" in health.bad
-    if short:
+    short = known.questions is not None and health.rows < known.questions
+    if known.get and (short or "missing_database" in health.bad):
         found.append(f"what is missing: {known.get}")
     found.append(f"licence: {known.licence}; it stays with the data, none of which is copied")
     found.append(f"questions sha256 {health.questions_sha256}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,16 +13,19 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.evaluation import report
-from pipelines.stages import evaluate, graph
+from pipelines.stages import data, evaluate, graph
 from pipelines.stages.answers import latencies
-from pipelines.stages.context import Context
+from pipelines.stages.context import Context, Progress
 from pipelines.stages.inputs import examples
 from pipelines.stages.report import of_systems, systems_of
-from pipelines.stages.sources import folder_digest, prompt_digest
+from pipelines.stages.sources import fingerprint, folder_digest, prompt_digest
 from pipelines.store import Store, read_json
 
-ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and settings
+ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and by how it is asked
 EVALUATIONS = "evaluations"
+CODE = ("evaluate_model", "report")  # stages whose code makes an evaluation
+ASKING = ("protocol", "seed", *(f"execution.{name}" for name in ("timeout_s", "max_rows", "max_bytes", "memory_mb")))
+HELD_OUT = ("data.test", "data.max_bad_share", "data.linker", "execution", "seed")  # what decides the test pool
 TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
 
 
@@ -32,21 +36,23 @@ def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> 
         DataError: there is no model in the folder.
     """
     require_model(model)
-    evaluate_policy(recipe, store, str(model.resolve()), model.name, {"digest": folder_digest(model)}, as_json)
+    about = {"digest": folder_digest(model), "dtype": recipe.model.dtype, "decoder": recipe.rollout.policy}
+    note = f"checkpoint {about['digest']}"
+    evaluate_policy(recipe, store, str(model.resolve()), model.name, about, as_json, note)
 
 
 def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> None:
     """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions.
 
     Raises:
-        RecipeError: it is neither, or there is no such endpoint.
+        RecipeError: it is neither, there is no such endpoint, or a question has no gold SQL for the oracle to play.
     """
     if policy.startswith(evaluate.ENDPOINT):
         from pipelines.rollout.endpoints import endpoint
 
         entry = endpoint(policy.removeprefix(evaluate.ENDPOINT))
         about = {"endpoint": entry.model_dump(mode="json", include=TELLING)}
-        folder = evaluate_policy(recipe, store, policy, policy, about, as_json)
+        folder = evaluate_policy(recipe, store, policy, policy, about, as_json, entry.model)
         for name, each in latencies(folder).items():
             cost = (each.bought_in * entry.price_in + each.bought_out * entry.price_out) / 1e6
             tokens = f"{each.bought_in:,.0f} tokens in, {each.bought_out:,.0f} out"
@@ -58,41 +64,92 @@ def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> 
 
 
 def evaluate_policy(
-    recipe: Recipe, store: Store, answerer: str, name: str, about: Mapping[str, object], as_json: bool
+    recipe: Recipe,
+    store: Store,
+    answerer: str,
+    name: str,
+    about: Mapping[str, object],
+    as_json: bool,
+    note: str = "",
 ) -> Path:
-    """Evaluate a policy and write its report; what it has answered under the same settings is not asked again.
+    """Evaluate a policy and write its report; what it has answered when asked in the same way is not asked again.
+
+    An evaluation with broken episodes is no last word: the same command makes it anew, and asks only those again.
 
     Args:
         answerer: as `pipelines.stages.evaluate.answering` takes it.
         about: what tells this policy from any other, for the keys.
+        note: the same in a few words, for the report.
 
     Returns the evaluation's folder.
     """
-    steps = graph.plan(recipe, store, until="data")
-    answering = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
-    settings = {
-        "policy": about,
-        "recipe": answering.slice("evaluation", *graph.SAMPLING),
-        "prompt": prompt_digest(recipe.protocol),
-    }
-    whole = {**settings, "data": steps[0].key, "selector": recipe.evaluation.selector}
+    settings = {"policy": about, "recipe": recipe.slice(*ASKING), "prompt": prompt_digest(recipe.protocol)}
     with Bars(screen.console) as bars:
-        data = graph.execute(steps[0], recipe, store, bars, steps).folder
+        asked = _held_out(recipe, store, bars)
+        questions = examples(asked.folder, "test")
+        if answerer == evaluate.ORACLE and (mute := sum(not question.gold_sql for question in questions)):
+            raise RecipeError(
+                f"the oracle plays gold SQL, and {mute} of {len(questions)} questions have none",
+                "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
+            )
+        links = _gold_schema(recipe, store, asked, bars)
 
         def build(folder: Path) -> None:
-            context = Context("evaluate", recipe, folder, {"data": data}, bars)
+            context = Context("evaluate", recipe, folder, {"data": asked.folder}, bars)
             kept = store.root / ANSWERS / recipes.digest(settings)
-            evaluate.evaluate_questions(context, examples(data, "test"), answerer, None, kept)
-            found = of_systems(recipe, tuple(systems_of(folder, name)), data)
+            evaluate.evaluate_questions(context, questions, answerer, links, kept)
+            found = of_systems(recipe, tuple(systems_of(folder, name, note=note)), asked.folder)
             report.write_all(found, folder)
 
+        whole = {
+            **settings,
+            "name": name,
+            "evaluation": recipe.slice("evaluation", "execution", "gold_schema", "stages"),
+            "data": asked.key,
+            "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
+        }
         key = recipes.digest(whole)
+        if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):
+            shutil.rmtree(store.folder(EVALUATIONS, key))
         folder = store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run does it; waiting"))
     result = graph.StageResult(f"evaluate {name}", key, folder, read_json(folder / "metrics.json"), False)
     screen.conclude(recipe, store, [result], as_json)
     for line in (*_chosen(recipe, result.metrics), *_costs(folder), f"report  {folder / report.PAGE}"):
         screen.console.print(line, soft_wrap=True, markup=False)
     return folder
+
+
+def _held_out(recipe: Recipe, store: Store, progress: Progress) -> graph.StageResult:
+    """The test pool alone: a policy that is ready needs no source of training questions."""
+    pools = recipe.data.model_copy(update={"sft": recipe.data.test, "rl": (), "dev": recipe.data.test})
+    about = {
+        "stage": "data",
+        "pools": ["test"],
+        "version": graph.GRAPH[0].version,
+        "recipe": recipe.slice(*HELD_OUT),
+        "files": fingerprint(pools, store.root),
+    }
+    key = recipes.digest(about)
+
+    def build(folder: Path) -> None:
+        data.build_held_out(Context("data", recipe, folder, {}, progress))
+
+    folder = store.make("data", key, build, about, lambda: progress.say("another run reads the questions; waiting"))
+    return graph.StageResult("data", key, folder, read_json(folder / "metrics.json"), False)
+
+
+def _gold_schema(recipe: Recipe, store: Store, asked: graph.StageResult, progress: Progress) -> Path | None:
+    """The consensus gold schemas of the questions, where the recipe has that stage."""
+    if "gold_schema" not in recipe.stages:
+        return None
+    steps = graph.plan(recipe, store, "gold_schema", {"data": asked.key})
+    return graph.execute(steps[-1], recipe, store, progress, steps).folder
+
+
+def _broken(folder: Path) -> bool:
+    """Whether some episode of a finished evaluation broke."""
+    passes = ("greedy", "sampled", evaluate.ONCE)
+    return any(record.broken for record in evaluate.records(folder, *passes))
 
 
 def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:

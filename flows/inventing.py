@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from flows import screen
@@ -24,10 +25,11 @@ def invent(
         teacher, checker: endpoints of `conf/local/endpoints.yaml`; without a checker the teacher answers itself back.
 
     Raises:
-        DataError: there is no such database, or nothing could be made.
+        DataError: there is no such database, `out` cannot be written, or nothing could be made.
     """
     if not database.is_file():
         raise DataError(f"no such database: {database}", "Pass --database FILE.sqlite.")
+    _check_writable(out)
     from pipelines.sql.schema import introspect
     from pipelines.stages.context import RESPONSES
     from pipelines.stages.inputs import sql_engine
@@ -45,12 +47,24 @@ def invent(
         raise DataError(
             f"no question could be made of {database}: {reasons}", "Try another teacher, or more questions."
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, "".join(_line(example) for example in made.examples))
     screen.console.print(
         f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}"
     )
+    for one in dict.fromkeys((asker, other)):
+        screen.console.print(one.bill())
     return {reason: float(n) for reason, n in sorted(made.counts.items())}
+
+
+def _check_writable(out: Path) -> None:
+    """Say so before anything is bought where the file cannot be written."""
+    hint = "Pass --out FILE.jsonl."
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}", hint) from None
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no right to'}", hint)
 
 
 def _line(example: Example) -> str:

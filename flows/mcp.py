@@ -23,6 +23,7 @@ from pipelines.config import Execution, Protocol
 from pipelines.errors import DataError, UserError
 from pipelines.protocols import observations, tools
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 from pipelines.types import Database
 
 SHOWN = Protocol()  # the limits of an observation
@@ -104,7 +105,7 @@ def serve(files: Sequence[Path], execution: Execution, rows: int = 10, http: tup
         http: address and port; None for stdin and stdout.
 
     Raises:
-        DataError: see `open_databases`.
+        DataError: see `open_databases`; or a file is no database.
         UserError: the address is not this machine's own.
     """
     if http is not None and not _is_loopback(http[0]):
@@ -113,6 +114,8 @@ def serve(files: Sequence[Path], execution: Execution, rows: int = 10, http: tup
             "Serve on 127.0.0.1 and put a proxy that asks who calls before it",
         )
     databases = open_databases(files)
+    for database in databases.values():
+        introspect(database)  # a file that is no database is said now, not to each caller
     with SqlEngine(Limits.of(execution)) as sql:
         server = SqlTool(databases, sql, rows).server()
         if http is None:

@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from flows.nights import night
-from flows.pipeline import RecipeName, open_form, walk
+from flows.pipeline import RecipeName, open_form, walk, walk_on_gpu
 from tasks.promotion import announce
 from tasks.stage import show
 from tasks.summary import night_markdown
@@ -19,7 +19,11 @@ from tasks.summary import night_markdown
 
 @flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
 def retrain(
-    recipe: RecipeName = "miniature", overrides: tuple[str, ...] = (), store: str = "", inbox: str = ""
+    recipe: RecipeName = "miniature",
+    overrides: tuple[str, ...] = (),
+    store: str = "",
+    inbox: str = "",
+    gpu_pool: bool = False,
 ) -> State[Any]:
     """A night: new questions are curated, a challenger is trained, and takes the champion's place only if better.
 
@@ -28,10 +32,11 @@ def retrain(
         overrides: Changes to the recipe, one an item, such as nightly.start=base or nightly.test=mcnemar.
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         inbox: Folder of JSONL files with new questions; left empty, the recipe's nightly.inbox.
+        gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
     """
     changes = [*overrides, *([f"nightly.inbox={inbox}"] if inbox else [])]
     loaded, opened = open_form(recipe, tuple(changes), store)
-    line = night(recipe, changes, loaded, opened, walk)
+    line = night(recipe, changes, loaded, opened, walk_on_gpu if gpu_pool else walk)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
     announce(loaded.name, opened, line, get_run_logger().warning)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

@@ -215,7 +215,7 @@ def _judge(site: Site, base: Keys, challenger: Challenger, champion: Champion | 
 
 
 def _held(before: graph.StageResult, after: graph.StageResult, recipe: Recipe) -> Held:
-    return Held(records(before.folder, "greedy"), records(after.folder, "greedy"), recipe.execution.equality)
+    return Held(records(before.folder, "greedy"), records(after.folder, "greedy"), recipe.headline)
 
 
 def _guard(site: Site, include: str) -> tuple[Recipe, Keys]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -22,9 +22,9 @@ from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.housekeeping import claimed
 from pipelines.stages import graph, ready
-from pipelines.store import Store
+from pipelines.store import Store, read_json
 from tasks.server import prefect_server
-from tasks.stage import Walk, run_stage, show
+from tasks.stage import ON_DEVICE, Walk, run_stage, show
 from tasks.summary import accuracy_markdown, stage_rows
 from tasks.tracking import Tracker
 
@@ -132,6 +132,36 @@ def retrain(
         for deployment in ("train/gpu", "evaluate/gpu"):
             run_elsewhere(deployment, {"recipe": recipe, "overrides": list(overrides), "store": store})
     return walk(loaded, opened, graph.plan(loaded, opened))
+
+
+@flow(name="make", flow_run_name="make {name}", persist_result=False)
+def make(
+    name: str, recipe: dict[str, Any], store: str, given: dict[str, str], stages: list[str]
+) -> list[graph.StageResult]:
+    """Stages of a recipe that another flow has put together; deployed where the device is.
+
+    Args:
+        name: The recipe's name, for people.
+        recipe: The resolved recipe.
+        store: Folder of datasets and checkpoints, which all workers see under this path.
+        given: Keys of finished stages to go on from, by name.
+        stages: Names of the stages to walk, in order, those given among them.
+    """
+    opened = Store(Path(store))
+    loaded = Recipe.model_validate(recipe)
+    steps = graph.plan(loaded, opened, stages[-1], given)
+    return walk(loaded, opened, [step for step in steps if step.name in stages])
+
+
+def walk_on_gpu(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[graph.StageResult]:
+    """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for."""
+    if not any(step.name.startswith(ON_DEVICE) and not step.cached for step in steps):
+        return walk(recipe, store, steps)
+    given = {step.name: step.key for step in steps if step.cached}
+    about = {"name": recipe.name, "recipe": recipe.model_dump(mode="json"), "store": str(store.root)}
+    run_elsewhere("make/gpu", {**about, "given": given, "stages": [step.name for step in steps]})
+    metrics = {step.name: read_json(step.folder / "metrics.json") for step in steps}
+    return [graph.StageResult(step.name, step.key, step.folder, metrics[step.name], step.cached) for step in steps]
 
 
 @flow(name="run", flow_run_name="{name}", persist_result=False)

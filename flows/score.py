@@ -138,16 +138,23 @@ def _report(
     from pipelines.evaluation import report
     from pipelines.evaluation.predictions import as_report
     from pipelines.sql.compare import EQUALITIES
+    from pipelines.stages.reading import keep
     from pipelines.types import to_dict
 
     judged = [name for name in names if not EQUALITIES[name].timed]
     if not judged or not predictions:
         raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
-    data = as_report(folder.name, items, predictions, databases, judged, sql)
-    lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in data.systems[0].records)
+    data = as_report(folder.resolve().name, items, predictions, databases, judged, sql)
+    (system,) = data.systems
+    lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
     _write(folder / "records.jsonl", "".join(lines))
     _write(folder / "summary.json", json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
-    report.write_all(data, folder)
+    try:
+        if all(database.engine != "postgres" for database in databases.values()):  # its address may hold a password
+            keep(folder, tuple(data.examples.values()), system)
+        report.write_all(data, folder)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
     console.print(f"report  {folder / report.PAGE}", soft_wrap=True, markup=False)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flows.progress import Bars
 from pipelines.config import Recipe
-from pipelines.errors import DataError
+from pipelines.errors import DataError, UserError
 from pipelines.evaluation import text
 from pipelines.evaluation.summary import Summary
 from pipelines.stages import graph
@@ -103,6 +103,7 @@ def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
 
     Raises:
         DataError: the run is not finished.
+        UserError: `out` cannot be written.
     """
     steps = graph.plan(recipe, store)
     missing = [step.name for step in steps if not step.cached and step.name != "report"]
@@ -113,5 +114,17 @@ def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
     results = run(recipe, store, None)
     page = results[-1].folder / "report.html"
     if out is not None:
-        shutil.copyfile(page, out)
+        copy_page(page, out)
     console.print(str(out or page), soft_wrap=True)
+
+
+def copy_page(page: Path, out: Path) -> None:
+    """Copy a report.
+
+    Raises:
+        UserError: `out` cannot be written.
+    """
+    try:
+        shutil.copyfile(page, out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", "Name a file with --out.") from None

@@ -13,9 +13,8 @@ from pipelines.sections import Positive as Positive
 from pipelines.sections import Section as Section
 from pipelines.sections import Share as Share
 
-# "spider2" judges by result files and stands alone (pipelines/evaluation/by_result.py); the others compare two queries.
 Equality = Literal[
-    "strict", "strict_nonempty", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl", "spider2"
+    "strict", "strict_nonempty", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl"
 ]
 
 
@@ -264,6 +263,9 @@ class Grpo(Section):
         order: how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
         importance_cap: bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects
             nothing. Rollouts in process need none.
+        held_out: questions of the dev pool that the policy answers greedily while it trains, by which one sees whether
+            rewards are hacked; 0 for none.
+        held_out_steps: how often: before the first step and after every so many.
         save_steps: a checkpoint every so many steps.
     """
 
@@ -286,6 +288,8 @@ class Grpo(Section):
     importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
     sampling: Sampling = Sampling(top_p=0.99)
     optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)
+    held_out: Count = 64
+    held_out_steps: Positive = 20
     save_steps: Positive = 20
 
 
@@ -294,7 +298,7 @@ class Evaluation(Section):
 
     Attributes:
         forced_single_turn: also a greedy pass in which the agent must answer at once.
-        equalities: judged beside `execution.equality`, which gives the headline.
+        equality: the headline's, null for `execution.equality`; `equalities`: judged beside it ("soft_f1" is a grade).
         empty: in a vote, whether results without rows count, or only where there are no others.
         failing: in a vote, whether answers without a result abstain, or count together as one group.
         ves_repeats: how often each right answer is timed against its gold SQL for R-VES (BIRD: 100); 0 leaves it out.
@@ -305,7 +309,8 @@ class Evaluation(Section):
     ks: tuple[Positive, ...] = (1, 2, 4, 8)
     sampling: Sampling = Sampling()
     forced_single_turn: bool = False
-    equalities: tuple[Equality, ...] = ("strict", "bird", "test_suite")
+    equality: Equality | Literal["spider2"] | None = None
+    equalities: tuple[Equality | Literal["soft_f1", "spider2"], ...] = ("strict", "bird", "test_suite")
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
     ves_repeats: Count = 0
@@ -377,6 +382,11 @@ class Recipe(Section):
     contracts: Contracts = Contracts()
     nightly: Nightly = Nightly()
     hardware: Hardware = Hardware()
+
+    @property
+    def headline(self) -> str:
+        """The equality of the reported figures."""
+        return self.evaluation.equality or self.execution.equality
 
     def slice(self, *paths: str) -> dict[str, Any]:
         """The JSON values at dotted paths: what a stage declares that it reads."""

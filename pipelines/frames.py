@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import polars as pl
 
 from pipelines.errors import DataError
@@ -15,6 +17,8 @@ from pipelines.types import Record, from_dict, to_dict
 
 # Nested values whose shape differs from row to row travel as JSON text: a Parquet column has one type.
 _AS_JSON = ("meta", "prompt", "turns")
+WINDOW = 4096  # rows of a Parquet row group: what is decoded to read any one of them
+LAYOUT: Mapping[str, Any] = {"compression": "zstd", "statistics": False, "row_group_size": WINDOW}
 
 
 def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None = None) -> pl.DataFrame:
@@ -42,7 +46,7 @@ def from_frame(frame: pl.DataFrame, kind: type[Record]) -> list[Record]:
 
 def write(path: Path, frame: pl.DataFrame) -> None:
     """A Parquet file; the same frame gives the same bytes."""
-    frame.write_parquet(path, compression="zstd", statistics=False)
+    frame.write_parquet(path, **LAYOUT)
 
 
 def read(path: Path) -> pl.DataFrame:
@@ -57,6 +61,57 @@ def read(path: Path) -> pl.DataFrame:
         raise DataError(f"no such dataset: {path}") from None
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{path} is not a Parquet file: {error}") from None
+
+
+def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
+    """These rows of a Parquet file, in this order, for the memory of the row groups that they lie in.
+
+    Args:
+        rows: row numbers, 0-based; they may repeat.
+    """
+    if not len(rows):
+        return pl.scan_parquet(path).head(0).collect()
+    first, last = min(rows), max(rows)
+    return pl.scan_parquet(path).slice(first, last - first + 1).collect()[[row - first for row in rows]]
+
+
+def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
+    """Rows of a Parquet file, a row group at a time, so that a file of any size is read in little memory.
+
+    Args:
+        rows: rising row numbers; None for all.
+    """
+    count = pl.scan_parquet(path).select(pl.len()).collect().item()
+    wanted = np.arange(count) if rows is None else np.asarray(rows)
+    cuts = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
+    yield from (take(path, wanted[start:end].tolist()) for start, end in itertools.pairwise(cuts) if end > start)
+
+
+class Writer:
+    """Writes a Parquet file from frames that come one after the other and need not fit into memory together.
+
+    Args:
+        folder: for the parts until `close`; it must exist.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
+        self._parts: list[Path] = []
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """The next rows; all frames have the same columns."""
+        part = self._folder / f"{self._path.stem}-{len(self._parts):05d}.parquet"
+        write(part, frame)
+        self._parts.append(part)
+
+    def close(self) -> None:
+        """Put the parts together: the same rows give the same bytes, however they came."""
+        if not self._parts:
+            write(self._path, pl.DataFrame())
+            return
+        pl.scan_parquet(self._parts).sink_parquet(self._path, **LAYOUT)
+        for part in self._parts:
+            part.unlink()
 
 
 def _dump(value: Any) -> str:

@@ -24,7 +24,9 @@ MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
-_NOT_CONTENT = frozenset({MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl"})
+_NOT_CONTENT = frozenset(
+    {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
+)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class ExecutionResult:
         error: the message, without paths or host details; None when the status is OK.
         error_class: a short stable word for it ("no_such_column", "syntax", "timeout", ...); None when OK.
         elapsed_ms: wall-clock of the execution in the worker; never part of a dataset.
+        work: thousands of SQLite's virtual machine steps, which no load changes; 0 on other engines.
     """
 
     status: ExecutionStatus
@@ -91,6 +92,7 @@ class ExecutionResult:
     error: str | None = None
     error_class: str | None = None
     elapsed_ms: float = dataclasses.field(default=0.0, compare=False)
+    work: int = dataclasses.field(default=0, compare=False)
 
     @property
     def ok(self) -> bool:

@@ -10,6 +10,7 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.config import Recipe
+from pipelines.evaluation import by_result
 from pipelines.types import HARDNESS_LEVELS, StopReason
 from tasks.contracts import Check, Door
 
@@ -34,7 +35,8 @@ def example_rows(folder: Path) -> pl.DataFrame:
     """The questions of the data stage and what it set aside, one row each.
 
     `duplicate_of` names the pool that asks the same question of the same database twice; `leaked_from` the training
-    pool that asks a held-out question too.
+    pool that asks a held-out question too. `gold` is the gold SQL or, of a held-out question without one, what stands
+    for it: accepted results (Spider 2.0).
     """
     frame = frames.read(folder / "data.parquet")
     asked = pl.concat_str(pl.col("database").struct.field("id"), pl.col("question").str.to_lowercase(), separator="\t")
@@ -42,6 +44,7 @@ def example_rows(folder: Path) -> pl.DataFrame:
         row=pl.concat_str("pool", "id", separator="/"),
         database_id=pl.col("database").struct.field("id"),
         asked=asked,
+        gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise("gold_sql"),
         training=pl.col("pool").str.starts_with("sft") | pl.col("pool").str.starts_with("rl"),
     )
     trained = frame.filter("training").group_by("asked").agg(leaked_from=pl.col("pool").first())
@@ -49,10 +52,16 @@ def example_rows(folder: Path) -> pl.DataFrame:
         duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
         leaked_from=pl.when(~pl.col("training")).then("leaked_from"),
     )
-    columns = ["row", "question", "gold_sql", "database_id", "hardness", "duplicate_of", "leaked_from"]
+    columns = ["row", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
     bad = _set_aside(folder)
     rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
     return pl.concat([frame.select(columns), rejected], how="diagonal")
+
+
+def _judged_by_result() -> pl.Expr:
+    """Test questions whose gold is a result: training and its held-out questions need a gold query."""
+    accepted = pl.col("meta").str.json_path_match(f"$.{by_result.META}").is_not_null()
+    return (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & accepted
 
 
 def example_checks(recipe: Recipe) -> list[Check]:
@@ -61,7 +70,7 @@ def example_checks(recipe: Recipe) -> list[Check]:
     return [
         Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
         Check("the question is blank", "ExpectColumnValuesToMatchRegex", "question", NOT_BLANK),
-        Check("the gold SQL is blank", "ExpectColumnValuesToMatchRegex", "gold_sql", NOT_BLANK),
+        Check("the gold SQL is blank", "ExpectColumnValuesToMatchRegex", "gold", NOT_BLANK),
         Check("the database has no name", "ExpectColumnValuesToMatchRegex", "database_id", NOT_BLANK),
         Check(
             "the hardness is none of Spider's",

@@ -37,9 +37,14 @@ def look(store: Path, *overrides: str, until: str | None = None) -> None:
         (["data.cleaners=[good, gone]"], "no endpoint 'gone'"),
         (["gold_schema.extractors=[gone]"], "no endpoint 'gone'"),
         (["rewards=[{term: exec}, {term: judge, options: {by: gone}}]"], "no endpoint 'gone'"),
+        # What a later stage would refuse.
+        (["protocol.prompt=nope"], "nope"),
+        (["rewards.exec.options.foo=1"], "foo"),
+        (["protocol.schema_view=filtered"], "needs a linker"),
+        (["difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, overrides: list[str], said: str) -> None:
+def test_what_is_missing_or_wrong_is_named_at_once(tmp_path: Path, overrides: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         look(tmp_path, *overrides)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import polars as pl
+
 from pipelines.config import Recipe
-from pipelines.curation import duplicates
-from pipelines.curation.filtering import Selection
-from pipelines.types import HARDNESS_LEVELS, Outcome
+from pipelines.curation import filtering
+from pipelines.types import HARDNESS_LEVELS
 
 LICENCES = {  # of questions and databases, as their authors give them; a trained model's terms may differ
     "spider": "CC BY-SA 4.0 (Yu et al., 2018)",
@@ -23,44 +24,56 @@ VERSIONS = ("sqltrain", "sqlglot", "openai")
 Rows = list[dict[str, Any]]
 
 
-def acceptance(outcomes: Sequence[Outcome], selection: Selection, databases: Mapping[str, str]) -> dict[str, Rows]:
+def acceptance(selected: pl.DataFrame) -> dict[str, Rows]:
     """How many trajectories were made, were right, and are kept: by teacher, by hardness and by database.
 
     Args:
-        databases: a question's database, by example id.
+        selected: what `filtering.select` gave.
     """
-    kept = {(one.example_id, one.sample) for one in selection.kept}
-    keys: dict[str, Callable[[Outcome], str]] = {
-        "teacher": lambda outcome: outcome.trajectory.policy,
-        "hardness": lambda outcome: outcome.hardness,
-        "database": lambda outcome: databases[outcome.example_id],
-    }
     tables = {}
-    for name, key in keys.items():
-        rows: dict[str, collections.Counter[str]] = {}
-        for outcome in outcomes:
-            row = rows.setdefault(key(outcome), collections.Counter())
-            row["made"] += 1
-            row["right"] += outcome.correct and not outcome.broken
-            row["kept"] += (outcome.example_id, outcome.trajectory.sample) in kept
+    for name, column in (("teacher", "policy"), ("hardness", "hardness"), ("database", "database")):
+        counted = selected.group_by(pl.col(column).cast(pl.String)).agg(
+            made=pl.len(), right=pl.col("right").sum(), kept=pl.col("reason").is_null().sum()
+        )
+        rows = {row[0]: dict(zip(("made", "right", "kept"), row[1:], strict=True)) for row in counted.iter_rows()}
         order = HARDNESS_LEVELS if name == "hardness" else sorted(rows)
         tables[name] = [{name: value, **rows[value]} for value in order if value in rows]
     return tables
 
 
-def quality(outcomes: Sequence[Outcome], selection: Selection, databases: Mapping[str, str]) -> dict[str, Any]:
-    """Acceptance, reasons, diversity and size of what is kept, as JSON values."""
+def diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
+    """How different the kept trajectories are.
+
+    Returns `near_duplicates` (share that repeats an earlier one), `plans` and `sql_shapes` (how many there are),
+    `plan_entropy` (bits of the distribution over plans) and `distinct_2` (see `duplicates.distinct_2`).
+    """
+    if kept.is_empty():
+        return {}
+    shares = kept["plan"].value_counts()["count"] / len(kept)
     return {
-        "acceptance": acceptance(outcomes, selection, databases),
-        "left_out": selection.reasons,
-        "diversity": duplicates.diversity(selection.kept, databases.__getitem__),
-        "turns": _counts(len(one.turns) for one in selection.kept),
-        "agent_chars": sum(len(turn.text) for one in selection.kept for turn in one.turns),
+        "near_duplicates": (len(kept) - kept["signature"].n_unique()) / len(kept),
+        "plans": float(kept["plan"].n_unique()),
+        "sql_shapes": float(kept["shape"].n_unique()),
+        "plan_entropy": -math.fsum(share * math.log2(share) for share in shares),
+        "distinct_2": distinct_2,
     }
 
 
-def _counts(values: Iterable[int]) -> dict[str, int]:
-    return {str(value): count for value, count in sorted(collections.Counter(values).items())}
+def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
+    """Acceptance, reasons, diversity and size of what is kept, as JSON values.
+
+    Args:
+        selected: what `filtering.select` gave.
+    """
+    kept = selected.filter(pl.col("reason").is_null())
+    turns = kept["turns"].value_counts().sort("turns")
+    return {
+        "acceptance": acceptance(selected),
+        "left_out": filtering.reasons(selected),
+        "diversity": diversity(kept, distinct_2),
+        "turns": {str(value): count for value, count in turns.iter_rows()},
+        "agent_chars": kept["agent_chars"].sum(),
+    }
 
 
 def write(

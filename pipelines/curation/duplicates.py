@@ -1,14 +1,11 @@
-"""Near-duplicate trajectories, by plan and by SQL shape: measured, cut, and what diversity is left."""
+"""What makes trajectories near-duplicates: their plan and their SQL's shape, whatever the words and values."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import functools
 import itertools
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 
 from pipelines.types import Trajectory
 
@@ -27,7 +24,7 @@ _TOKEN = re.compile(
 )
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=4096)
 def sql_shape(sql: str, names: bool = False) -> str:
     """A query's tokens in lower case with every literal as `?` and without aliases and qualifiers; unless `names`, with
     every table and column as `x`. Any text has a shape; two layouts of one query have the same.
@@ -66,50 +63,13 @@ def signature(trajectory: Trajectory, database: str) -> tuple[str, ...]:
     return (database, *plan(trajectory), sql_shape(trajectory.final_sql or "", names=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """What is kept, in order, and which indices are near-duplicates of an earlier one."""
+def distinct_2(trajectories: Iterable[Trajectory]) -> float:
+    """Distinct word pairs of the reasoning over all of them (Li et al., 2016): near 0 where teachers repeat themselves.
 
-    kept: list[int]
-    dropped: list[int]
-
-
-def cut(trajectories: Sequence[Trajectory], database_of: Callable[[str], str], most: int) -> Cut:
-    """Keep the first `most` of each set of near-duplicates.
-
-    Args:
-        database_of: a question's database, by example id.
+    It falls with the amount of text, so compare it between as many trajectories.
     """
-    seen: collections.Counter[tuple[str, ...]] = collections.Counter()
-    kept: list[int] = []
-    dropped: list[int] = []
-    for index, trajectory in enumerate(trajectories):
-        name = signature(trajectory, database_of(trajectory.example_id))
-        seen[name] += 1
-        (kept if seen[name] <= most else dropped).append(index)
-    return Cut(kept, dropped)
-
-
-def diversity(trajectories: Sequence[Trajectory], database_of: Callable[[str], str]) -> dict[str, float]:
-    """How different trajectories are.
-
-    Returns `near_duplicates` (share that repeats an earlier one), `plans` and `sql_shapes` (how many there are),
-    `plan_entropy` (bits of the distribution over plans) and `distinct_2` (distinct word pairs of the reasoning over all
-    of them).
-    """
-    if not trajectories:
-        return {}
-    plans = collections.Counter(plan(one) for one in trajectories)
-    shapes = {sql_shape(one.final_sql or "") for one in trajectories}
-    shares = [count / len(trajectories) for count in plans.values()]
     pairs = [pair for one in trajectories for turn in one.turns for pair in _pairs(turn.action.reasoning)]
-    return {
-        "near_duplicates": len(cut(trajectories, database_of, 1).dropped) / len(trajectories),
-        "plans": float(len(plans)),
-        "sql_shapes": float(len(shapes)),
-        "plan_entropy": -sum(share * math.log2(share) for share in shares),
-        "distinct_2": len(set(pairs)) / len(pairs) if pairs else 0.0,
-    }
+    return len(set(pairs)) / len(pairs) if pairs else 0.0
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

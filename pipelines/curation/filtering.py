@@ -1,52 +1,95 @@
-"""Format and execution filtering of teacher trajectories, then SQL-Trail's selection of demonstrations (A.6)."""
+"""Format and execution filtering of teacher trajectories, then SQL-Trail's selection of demonstrations (A.6).
+
+A trajectory is judged once, where it is read; selection then works on a table of what was found, some hundred bytes a
+row, so that millions of trajectories are selected from without being in memory.
+"""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import polars as pl
 
 from pipelines.config import Filter
 from pipelines.curation import duplicates
-from pipelines.types import Outcome, StopReason, Trajectory
+from pipelines.types import Outcome, StopReason
+
+COLUMNS = {
+    "example_id": pl.String,
+    "sample": pl.Int32,
+    "policy": pl.Categorical,
+    "database": pl.Categorical,
+    "hardness": pl.Categorical,
+    "right": pl.Boolean,
+    "reason": pl.Categorical,
+    "turns": pl.Int32,
+    "agent_chars": pl.Int32,
+    "plan": pl.Int64,
+    "shape": pl.Int64,
+    "signature": pl.Int64,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Discarded:
-    """A trajectory that is not kept.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+    """What selection and the dataset's card need to know of one trajectory.
 
     Attributes:
-        reason: a short stable word: "broken_<class>", "format_<error>", "no_answer_<stop>", "sql_<status>",
-            "wrong_result", "near_duplicate", "over_per_example", "over_keep".
-        detail: one line for a person.
+        policy: the teacher.
+        right: the answer's result equals the gold SQL's, and no boundary failed.
+        reason: why it cannot be a demonstration (see `fault`); None when it can.
+        detail: the reason for a person, in one line; "" when there is none.
+        agent_chars: characters that the teacher wrote.
+        plan, shape, signature: digests of 63 bits of what it does, of its answer's SQL shape, and of what
+            near-duplicates share (`curation/duplicates.py`).
     """
 
     example_id: str
     sample: int
-    reason: str
+    policy: str
+    database: str
+    hardness: str
+    right: bool
+    reason: str | None
     detail: str
+    turns: int
+    agent_chars: int
+    plan: int
+    shape: int
+    signature: int
 
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """Demonstrations in the order of the outcomes, and every trajectory that was left out, in that order too."""
-
-    kept: list[Trajectory]
-    discarded: list[Discarded]
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """How many were left out for each reason, most frequent first."""
-        counts = collections.Counter(one.reason for one in self.discarded)
-        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    @classmethod
+    def of(cls, outcome: Outcome, database: str) -> Judged:
+        """What an outcome comes to; `database` is the id of its question's."""
+        trajectory = outcome.trajectory
+        reason, detail = fault(outcome) or (None, "")
+        return cls(
+            trajectory.example_id,
+            trajectory.sample,
+            trajectory.policy,
+            database,
+            outcome.hardness,
+            outcome.correct and not outcome.broken,
+            reason,
+            detail,
+            len(trajectory.turns),
+            sum(len(turn.text) for turn in trajectory.turns),
+            _digest(*duplicates.plan(trajectory)),
+            _digest(duplicates.sql_shape(trajectory.final_sql or "")),
+            _digest(*duplicates.signature(trajectory, database)),
+        )
 
 
 def fault(outcome: Outcome) -> tuple[str, str] | None:
     """Why a trajectory cannot be a demonstration, as (reason, detail); None when it can.
 
     It can when no boundary failed, every turn is well-formed, there is an answer, and the answer's result equals the
-    gold SQL's by the equality that the outcome names.
+    gold SQL's by the equality that the outcome names. The reason is a short stable word: "broken_<class>",
+    "format_<error>", "no_answer_<stop>", "sql_<status>" or "wrong_result".
     """
     trajectory = outcome.trajectory
     if trajectory.stop is StopReason.BROKEN or outcome.broken:
@@ -64,66 +107,67 @@ def fault(outcome: Outcome) -> tuple[str, str] | None:
     return None
 
 
-def select(
-    outcomes: Sequence[Outcome], settings: Filter, seed: int, databases: Mapping[str, str] | None = None
-) -> Selection:
-    """Keep the right and well-formed ones: at most `per_example` a question, then `keep` in all.
+def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Fields of `Judged`, one row each, without their details."""
+    return pl.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], schema=COLUMNS)
 
-    Before that, `per_plan` cuts near-duplicates (`curation/duplicates.py`).
 
-    Where `keep` binds, questions of the `priority` levels come first, as one class (SQL-Trail, A.6: "prioritizing
-    examples with moderate to high difficulty"); within a class the seed decides. A question's own trajectories are
-    taken in the order of their samples.
+def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
+    """The table of `table` with why each row is left out in its column `reason`; null where it is kept.
 
-    Args:
-        databases: a question's database, by example id; without it all are taken for one.
+    Of the right and well-formed ones: the first `per_plan` of those that are near-duplicates of one another
+    ("near_duplicate"); of these the first `per_example` samples a question ("over_per_example"); of these `keep` in all
+    ("over_keep"). Where `keep` binds, questions of the `priority` levels come first, as one class (SQL-Trail, A.6:
+    "prioritizing examples with moderate to high difficulty"); within a class the seed decides.
     """
-    faults = [fault(outcome) for outcome in outcomes]
-    good = [index for index, found in enumerate(faults) if found is None]
-    apart = _unlike(good, outcomes, settings.per_plan, databases or {})
-    capped = _cap(apart, outcomes, settings.per_example)
-    taken = set(_prioritise(capped, outcomes, settings, seed)[: settings.keep])
-    over = {index: ("over_keep", f"{settings.keep} are kept") for index in capped if index not in taken}
-    spare = dict.fromkeys(set(apart) - set(capped), ("over_per_example", f"{settings.per_example} a question"))
-    alike = dict.fromkeys(set(good) - set(apart), ("near_duplicate", f"{settings.per_plan} of one plan"))
-    left = over | spare | alike | {index: found for index, found in enumerate(faults) if found is not None}
-    discarded = [
-        Discarded(outcomes[index].example_id, outcomes[index].trajectory.sample, *left[index]) for index in sorted(left)
-    ]
-    return Selection([outcomes[index].trajectory for index in sorted(taken)], discarded)
+    rows = judged.with_row_index("row").filter(pl.col("reason").is_null())
+    if settings.per_plan is not None:
+        rows = rows.filter(_place("signature") < settings.per_plan)
+    reasons = {"near_duplicate": rows["row"]}
+    if settings.per_example is not None:
+        rows = rows.sort("sample", "row").filter(_place("example_id") < settings.per_example)
+    reasons["over_per_example"] = rows["row"]
+    if settings.keep is not None and len(rows) > settings.keep:
+        ranks = np.fromiter(
+            (shuffled(id, sample, seed) for id, sample in zip(rows["example_id"], rows["sample"], strict=True)),
+            np.uint64,
+            len(rows),
+        )
+        late = ~rows["hardness"].cast(pl.String).is_in(list(settings.priority))
+        rows = rows.with_columns(late=late, rank=pl.Series(ranks)).sort("late", "rank").head(settings.keep)
+    reasons["over_keep"] = rows["row"]
+    reason = judged["reason"].cast(pl.String).to_frame().with_row_index("row")
+    for name, left in reasons.items():  # what an earlier rule has named stays so
+        gone = pl.col("reason").is_null() & ~pl.col("row").is_in(left.implode())
+        reason = reason.with_columns(reason=pl.when(gone).then(pl.lit(name)).otherwise("reason"))
+    return judged.with_columns(reason=reason["reason"].cast(pl.Categorical))
 
 
-def _unlike(
-    indices: list[int], outcomes: Sequence[Outcome], per_plan: int | None, databases: Mapping[str, str]
-) -> list[int]:
-    """The first `per_plan` of those that are near-duplicates of one another."""
-    if per_plan is None:
-        return indices
-    made = [outcomes[index].trajectory for index in indices]
-    kept = duplicates.cut(made, lambda id: databases.get(id, ""), per_plan).kept
-    return [indices[place] for place in kept]
+def detail(reason: str, found: str, settings: Filter) -> str:
+    """A left-out trajectory's reason in one line: the selection's own, or what judging found."""
+    limits = {
+        "over_keep": f"{settings.keep} are kept",
+        "over_per_example": f"{settings.per_example} a question",
+        "near_duplicate": f"{settings.per_plan} of one plan",
+    }
+    return limits.get(reason, found)
 
 
-def _cap(indices: Iterable[int], outcomes: Sequence[Outcome], per_example: int | None) -> list[int]:
-    """The first `per_example` samples of each question."""
-    used: collections.Counter[str] = collections.Counter()
-    kept: list[int] = []
-    for index in sorted(indices, key=lambda index: (outcomes[index].trajectory.sample, index)):
-        id = outcomes[index].example_id
-        if per_example is None or used[id] < per_example:
-            kept.append(index)
-            used[id] += 1
-    return kept
+def reasons(selected: pl.DataFrame) -> dict[str, int]:
+    """How many were left out for each reason, most frequent first."""
+    counts = selected["reason"].drop_nulls().cast(pl.String).value_counts()
+    return dict(sorted(counts.iter_rows(), key=lambda item: (-item[1], item[0])))
 
 
-def _prioritise(indices: list[int], outcomes: Sequence[Outcome], settings: Filter, seed: int) -> list[int]:
-    def rank(index: int) -> tuple[bool, bytes]:
-        outcome = outcomes[index]
-        return outcome.hardness not in settings.priority, shuffled(outcome.example_id, outcome.trajectory.sample, seed)
-
-    return sorted(indices, key=rank)
-
-
-def shuffled(example_id: str, sample: int, seed: int) -> bytes:
+def shuffled(example_id: str, sample: int, seed: int) -> int:
     """A sort key that puts trajectories into an order that only the seed and their names decide."""
-    return hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()
+    return int.from_bytes(hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()[:8], "big")
+
+
+def _place(group: str) -> pl.Expr:
+    """A row's place in its group, from 0."""
+    return pl.int_range(pl.len()).over(group)
+
+
+def _digest(*parts: str) -> int:
+    return int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pipelines.curation.duplicates import sql_shape
@@ -42,26 +42,27 @@ def normalised(question: str) -> tuple[str, ...]:
     return tuple(sorted(word for word in _WORD.findall(plain) if word not in _FILLERS))
 
 
-def leaks(train: Sequence[Example], held_out: Sequence[Example]) -> list[Leak]:
+TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first
+    ("exact", lambda one: one.question.strip()),
+    ("normalised", lambda one: normalised(one.question) or one.question),
+    ("sql", lambda one: (one.database.id, sql_shape(one.gold_sql, names=True))),
+)
+
+
+def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
     """Each training question with the first held-out one that it repeats, by the strictest kind that holds.
 
     SQL counts only where both ask the same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
-    tests: tuple[tuple[str, Callable[[Example], Any]], ...] = (
-        ("exact", lambda one: one.question.strip()),
-        ("normalised", lambda one: normalised(one.question) or one.question),
-        ("sql", lambda one: (one.database.id, sql_shape(one.gold_sql, names=True))),
-    )
-    found: dict[int, Leak] = {}
-    for kind, name in tests:
-        known = _index(held_out, name)
-        for index, example in enumerate(train):
-            others = known.get(name(example))
-            if index not in found and others:
+    known = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
+    for example in train:
+        for kind, name, index in known:
+            others = index.get(name(example))
+            if others:
                 other = next((one for one in others if one.database.id == example.database.id), others[0])
                 same = other.database.id == example.database.id
-                found[index] = Leak(kind, example.id, other.id, example.question, same)
-    return [found[index] for index in sorted(found)]
+                yield Leak(kind, example.id, other.id, example.question, same)
+                break
 
 
 def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[Any, list[Example]]:
@@ -71,16 +72,23 @@ def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[
     return known
 
 
-def report(train: Sequence[Example], held_out: Sequence[Example]) -> dict[str, Any]:
+def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
-    found = leaks(train, held_out)
-    kinds = ("exact", "normalised", "sql")
-    shared = {one.database.id for one in train} & {one.database.id for one in held_out}
+    count, asked = 0, set()
+
+    def counted() -> Iterator[Example]:
+        nonlocal count
+        for example in train:
+            count += 1
+            asked.add(example.database.id)
+            yield example
+
+    found = list(leaks(counted(), held_out))
     return {
-        "train": len(train),
+        "train": count,
         "held_out": len(held_out),
-        "shared_databases": sorted(shared),
-        "any_database": {kind: sum(one.kind == kind for one in found) for kind in kinds},
-        "same_database": {kind: sum(one.kind == kind and one.same_database for one in found) for kind in kinds},
+        "shared_databases": sorted(asked & {one.database.id for one in held_out}),
+        "any_database": {kind: sum(one.kind == kind for one in found) for kind, _ in TESTS},
+        "same_database": {kind: sum(one.kind == kind and one.same_database for one in found) for kind, _ in TESTS},
         "leaks": [dataclasses.asdict(one) for one in found],
     }

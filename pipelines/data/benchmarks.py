@@ -1,6 +1,7 @@
 """The benchmarks that `sqltrain data add` knows: what a whole download holds, where to get it, and a check.
 
-What a benchmark is to a recipe stands in `conf/data/<name>.yaml`; here stands what its authors say of it.
+A user's own questions are checked in the same way, under the name `own`. What a benchmark is to a recipe stands in
+`conf/data/<name>.yaml`; here stands what its authors say of it.
 """
 
 from __future__ import annotations
@@ -30,17 +31,23 @@ class Benchmark:
     """What a whole download holds.
 
     Attributes:
-        questions: rows; databases: different ones that they ask of, None where the authors do not say.
+        questions: rows; databases: different ones that they ask of. None where nobody says.
         licence: in a few words.
-        get: where it is, and what must be put where.
+        get: where it is, and what must be put where; "" for a user's own questions.
     """
 
-    questions: int
+    questions: int | None
     databases: int | None
     licence: str
     get: str
 
+    @property
+    def hint(self) -> str:
+        """What to do about a download that cannot be read."""
+        return f"Get it from {self.get}" if self.get else f"Each line of the file is {OWN}"
 
+
+OWN = '{"question": "...", "database": "FILE.sqlite", "sql": "SELECT ..."}'
 _SPIDER = "https://yale-lily.github.io/spider"
 _BIRD = "https://bird-bench.github.io"
 _BESIDE = "into the folder of Spider, whose databases it asks of"
@@ -76,6 +83,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "kaggledbqa": Benchmark(
         185, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
     ),
+    "own": Benchmark(None, None, "your own", ""),
 }
 
 
@@ -132,7 +140,7 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
         rows = len(loaded.examples) + len(loaded.quarantine)
         total = rows if source.kind != "synsql" else sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
     except DataError as error:
-        raise DataError(error.message, f"{error.hint}. Get it from {known.get}".lstrip(". ")) from None
+        raise DataError(error.message, f"{error.hint}. {known.hint}".lstrip(". ")) from None
     good, broken = base.check_gold(loaded.examples, sql, root)
     rejected = [*loaded.quarantine, *broken]
     bad = Counter(each.reason for each in rejected)
@@ -144,7 +152,8 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     told = hashlib.sha256()
     for one in loaded.examples:
         told.update("\0".join((one.id, one.question, one.evidence, one.database.id, one.gold_sql, "\n")).encode())
-    files = sorted({(one.database.id, root / one.database.location) for one in loaded.examples})
+    here = [one.database for one in loaded.examples if one.database.engine != "postgres"]
+    files = sorted({(database.id, root / database.location) for database in here})
     return Health(
         rows=total,
         checked=rows,

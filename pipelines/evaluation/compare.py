@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from pipelines.evaluation import matching
 from pipelines.evaluation.metrics import by_question
 from pipelines.evaluation.record import EpisodeRecord, Mode
-from pipelines.evaluation.stats import Paired, mcnemar, paired, pairs_needed
+from pipelines.evaluation.stats import Paired, detectable, mcnemar, paired, pairs_needed
 from pipelines.types import Hardness
 
 
@@ -34,6 +35,8 @@ class Comparison:
         gained, lost: questions that only `after`, or only `before`, has right; for greedy episodes.
         p_mcnemar: exact, two-sided, of those counts; None for sampled episodes, whose scores are graded.
         needed: questions that would detect a difference of this size with 80 % power; None when there is none.
+        detectable: the smallest difference that so many questions detect with 80 % power, by the flips that were seen;
+            None for sampled episodes, and where nothing flipped or not even the flips all one way would be enough.
         flips: the questions that flipped, in the order of `before`; for greedy episodes.
     """
 
@@ -48,6 +51,7 @@ class Comparison:
     lost: int
     p_mcnemar: float | None
     needed: int | None
+    detectable: float | None
     flips: tuple[Flip, ...]
 
 
@@ -59,8 +63,14 @@ def compare(
     mode: Mode = "greedy",
     seed: int = 0,
 ) -> Comparison | None:
-    """Hold one system against another; None when they share no question in this mode."""
-    first, second = (by_question(record for record in records if record.mode == mode) for records in (before, after))
+    """Hold one system against another; None when they share no question in this mode.
+
+    Questions are shared by what was asked (`matching.py`) and go by the ids that `before` has.
+    """
+    names_after = matching.matched(matching.questions(before), matching.questions(after))
+    first = by_question(record for record in before if record.mode == mode)
+    found = by_question(record for record in after if record.mode == mode)
+    second = {names_after[example]: records for example, records in found.items() if example in names_after}
     shared = [example for example in first if example in second]
     old, new = ([_mean(groups[example], equality) for example in shared] for groups in (first, second))
     result = paired(old, new, [first[example][0].database for example in shared], seed)
@@ -79,6 +89,7 @@ def compare(
         gained=gained,
         lost=len(flips) - gained,
         p_mcnemar=mcnemar(gained, len(flips) - gained) if mode == "greedy" else None,
+        detectable=detectable(len(flips) / len(shared), len(shared)),
         needed=_needed(gained, len(flips) - gained, len(shared)),
         flips=flips,
     )

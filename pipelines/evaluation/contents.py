@@ -8,7 +8,7 @@ from itertools import pairwise
 from pipelines.evaluation import hints, numbers
 from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.material import ReportData
-from pipelines.evaluation.metrics import KPoint, data_efficiency
+from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored
 from pipelines.evaluation.record import ERROR_CLASSES
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.evaluation.tables import Cell, Column, Table
@@ -26,6 +26,7 @@ def all_tables(data: ReportData) -> Iterator[Table]:
         leader,
         equalities,
         behaviour,
+        costs,
         likeness,
         paired,
         samples,
@@ -46,15 +47,37 @@ def leader(data: ReportData) -> Table:
     if k:
         columns += [Column("EX sampled", "estimate", "mean of all samples")]
         columns += [Column(f"majority@{k}", "estimate"), Column(f"pass@{k}", "estimate")]
-    rows = []
-    for system, summary in zip(data.systems, data.summaries, strict=True):
+    rows: list[tuple[Cell, ...]] = []
+    styles = []
+    for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
         row: list[Cell] = [system.name, summary.ex.get(data.equality)]
         if k:
             point = _point(summary, k)
             row += [summary.sampled, point.majority_at if point else None, point.pass_at if point else None]
         rows.append(tuple(row))
-    note = f"Percent, equality {data.equality}, with 95 % intervals."
-    return Table("leader", "Execution accuracy", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
+        styles.append(style)
+        if system.at_once:
+            forced = execution_accuracy(scored(system.at_once), data.equality, data.seed)
+            rows.append((f"{system.name}, at once", forced, *(None,) * (len(columns) - 2)))
+            styles.append(style)
+    notes = [f"Percent, equality {data.equality}, with 95 % intervals."]
+    if any(system.at_once for system in data.systems):
+        notes.append("At once: made to answer without looking.")
+    notes += left_out(data)
+    return Table("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
+
+
+def left_out(data: ReportData) -> list[str]:
+    """Which questions could not be asked, in a sentence for each system, or in one for all."""
+    said = [
+        f"{sum(reasons.values()):,} questions are left out ({', '.join(f'{n:,} {why}' for why, n in reasons.items())})."
+        if (reasons := system.left_out)
+        else ""
+        for system in data.systems
+    ]
+    if len(set(said)) == 1:
+        return [said[0]] if said[0] else []
+    return [f"{system.name}: {words}" for system, words in zip(data.systems, said, strict=True) if words]
 
 
 def _point(summary: Summary, k: int) -> KPoint | None:
@@ -100,6 +123,17 @@ def behaviour(data: ReportData) -> Table:
         rows.append((system.name, *means, *values, *phased, _efficiency(data, index)))
     note = "Means over the greedy episodes; shares in percent."
     return Table("behaviour", "Behaviour and cost", columns, tuple(rows), note, tuple(range(len(rows))))
+
+
+def costs(data: ReportData) -> Table | None:
+    """What an answer took, where it was noted: wall-clock facts of one machine at one hour."""
+    names = list(dict.fromkeys(name for system in data.systems for name in system.costs))
+    if not names:
+        return None
+    columns = (Column("system"), *(Column(name, "mean") for name in names))
+    rows = tuple((system.name, *(system.costs.get(name) for name in names)) for system in data.systems)
+    note = "Means a question, as they were on the machine that answered; episodes overlap."
+    return Table("costs", "What an answer took", columns, rows, note, tuple(range(len(rows))))
 
 
 def likeness(data: ReportData) -> Table:
@@ -154,6 +188,7 @@ def paired(data: ReportData) -> Table:
         Column("p McNemar", "p", "exact, two-sided"),
         Column("p sign-flip", "p", "sign-flip permutation test, whole databases flipped together"),
         Column("needed", "count", "questions that would detect a difference of this size with 80 % power"),
+        Column("detectable", "percent", "points that so many questions detect with 80 % power, by the flips seen"),
     )
     rows = tuple(
         (
@@ -167,6 +202,7 @@ def paired(data: ReportData) -> Table:
             each.p_mcnemar,
             each.paired.p_permutation,
             each.needed,
+            each.detectable,
         )
         for each in data.comparisons
     )
@@ -245,12 +281,23 @@ def _slice(system: str, level: Level) -> tuple[Cell, ...]:
 
 def errors(data: ReportData) -> Table:
     """How many wrong greedy answers fall in each error class."""
-    columns = (Column("error class"), *(Column(system.name, "count") for system in data.systems))
+    named = ((Column(each.name, "count"), Column(f"{each.name} %", "percent")) for each in data.systems)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name.replace("_", " "), *(summary.errors[name] for summary in data.summaries)) for name in ERROR_CLASSES
+        (name.replace("_", " "), *_shares([summary.errors[name] for summary in data.summaries], data))
+        for name in ERROR_CLASSES
     )
-    total: tuple[Cell, ...] = ("all", *(sum(summary.errors.values()) for summary in data.summaries))
-    return Table("errors", "Wrong answers by error class", columns, (*rows, total), "TRUST-SQL, section 3.1.")
+    total = ("all", *_shares([sum(summary.errors.values()) for summary in data.summaries], data))
+    columns = (Column("error class"), *(column for pair in named for column in pair))
+    note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
+    return Table("errors", "Wrong answers by error class", columns, (*rows, total), note)
+
+
+def _shares(counts: list[int], data: ReportData) -> Iterator[Cell]:
+    """Each system's count, and its share of the system's wrong answers."""
+    for number, summary in zip(counts, data.summaries, strict=True):
+        wrong = sum(summary.errors.values())
+        yield number
+        yield number / wrong if wrong else None
 
 
 def clues(data: ReportData) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pipelines.evaluation import by_result
 from pipelines.evaluation.errors import diagnose
 from pipelines.evaluation.material import Preview
-from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode
+from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode, text_digest
 from pipelines.evaluation.voting import FORMS, signature
 from pipelines.protocols import knowledge, probes
 from pipelines.rewards.outcome import Analysis
@@ -86,7 +86,8 @@ def previews(
     """The first rows of wrong greedy answers and of their gold queries, by (database id, SQL), for the reader."""
     totals: dict[tuple[Database, str], int] = {}
     for record in records:
-        if record.mode == "greedy" and record.diagnosis is not None and record.executable:
+        wrong = not record.broken and any(score != 1.0 for score in record.scores.values())
+        if record.mode == "greedy" and wrong and record.executable:
             example = examples[record.example_id]
             totals[example.database, record.final_sql or ""] = record.n_rows
             if example.gold_sql:
@@ -95,7 +96,18 @@ def previews(
     return {
         (database.id, text): Preview(result.columns, tuple(tuple(map(_cell, row)) for row in result.rows), total)
         for ((database, text), total), result in zip(totals.items(), results, strict=True)
+        if result.ok
     }
+
+
+def accepted(example: Example) -> Preview | None:
+    """The first rows of the first accepted result of a question that is judged by result files."""
+    gold = example.meta.get(by_result.META)
+    if gold is None:
+        return None
+    header, *rows = gold["results"][0]
+    shown = tuple(tuple(_cell(cell if cell else None) for cell in row) for row in rows[:PREVIEW_ROWS])
+    return Preview(tuple(header), shown, len(rows))
 
 
 def _cell(value: Scalar) -> str:
@@ -200,6 +212,8 @@ def _record(
         needs_probe=example.meta.get("needs_probe"),
         lists_first=_lists_first(trajectory),
         unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
+        question_digest=text_digest(example.question),
+        gold_digest=text_digest(example.gold_sql),
     )
 
 

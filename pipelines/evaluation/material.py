@@ -25,6 +25,9 @@ class System:
         trajectories: what each record was made from, in the same order; () leaves the reader with the answers alone.
         training_examples: examples that training used up to here, all stages together; None when not known.
         note: where it comes from (a checkpoint's digest, a file's name).
+        at_once: records of the greedy pass in which the agent had to answer without looking; () without one.
+        left_out: questions of the benchmark that could not be asked, by the reason.
+        costs: what an answer took, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.
     """
 
     name: str
@@ -32,6 +35,9 @@ class System:
     trajectories: tuple[Trajectory, ...] = ()
     training_examples: int | None = None
     note: str = ""
+    at_once: tuple[EpisodeRecord, ...] = ()
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class ReportData:
         title: of the page ("miniature").
         equality: the headline's name; every record must have been judged under it.
         systems: in the order of training, the baseline first; their colours follow this order.
-        examples: of every question in the records, by id; {} for records alone, without a reader.
+        examples: of the questions in the records, by id; the reader shows these, and {} leaves it out.
         schemas: by database id, the schema as text for the reader.
         curves: rows of `curves.jsonl` by stage ("SFT", "GRPO"); each row has a "step".
         pass_rates: one a scored question, in [0, 1]: the difficulty stage's.
@@ -82,7 +88,12 @@ class ReportData:
     @functools.cached_property
     def summaries(self) -> tuple[Summary, ...]:
         """Each system's figures, in order."""
-        return tuple(summarise(system.records, self.equality, self.ks, self.rule, self.seed) for system in self.systems)
+        return tuple(
+            dataclasses.replace(
+                summarise(system.records, self.equality, self.ks, self.rule, self.seed), left_out=system.left_out
+            )
+            for system in self.systems
+        )
 
     @functools.cached_property
     def comparisons(self) -> tuple[Comparison, ...]:

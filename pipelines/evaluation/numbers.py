@@ -45,7 +45,7 @@ def compact(number: float) -> str:
     """A number on an axis or at the end of a line: three significant digits, 0.0004 as "4e-4"."""
     if number == 0:
         return "0"
-    if abs(number) >= 10_000 or abs(number) < 0.001:
+    if abs(number) >= 10_000 or abs(number) < 0.01:
         mantissa, _, exponent = f"{number:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
     return (f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}").replace("-", "−")

@@ -34,13 +34,14 @@ def as_report(
     """
     examples = {str(idx): _example(idx, gold[idx], databases[gold[idx].db_id]) for idx in predictions}
     answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
+    unanswered = {"no prediction": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
     schemas = functools.cache(introspect)
     records = evaluate.judge(answers, examples, sql, schemas, equalities, "greedy")
     usable = {examples[record.example_id].database for record in records if not record.broken}
     return ReportData(
         title=name,
         equality=equalities[0],
-        systems=(System(name, tuple(records), tuple(answers)),),
+        systems=(System(name, tuple(records), tuple(answers), left_out=unanswered),),
         examples=examples,
         schemas={database.id: render(schemas(database), "ddl") for database in usable},
         results=evaluate.previews(records, examples, sql),

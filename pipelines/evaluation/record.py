@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 Mode = Literal["greedy", "sampled"]
 ErrorClass = Literal["hallucination", "schema_linking", "semantic", "syntax", "generation"]
 ERROR_CLASSES: tuple[ErrorClass, ...] = ("hallucination", "schema_linking", "semantic", "syntax", "generation")
+
+
+def text_digest(text: str) -> str:
+    """A short digest of a question or a query, whatever its spaces and its closing signs; "" of no text."""
+    plain = " ".join(text.split()).rstrip(" ;?.")
+    return hashlib.sha256(plain.encode("utf-8", "backslashreplace")).hexdigest()[:16] if plain else ""
 
 
 def no_values(table: str, column: str) -> Sequence[Scalar]:
@@ -174,6 +181,8 @@ class EpisodeRecord:
         lists_first: whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None where
             the agent has no explore phase.
         unverified: names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without one.
+        question_digest, gold_digest: of the question's and the gold SQL's text, "" where there is none: what tells a
+            question whatever a benchmark's reader or a prediction file calls it.
     """
 
     example_id: str
@@ -205,6 +214,8 @@ class EpisodeRecord:
     needs_probe: bool | None = None
     lists_first: bool | None = None
     unverified: int | None = None
+    question_digest: str = ""
+    gold_digest: str = ""
 
     @property
     def key(self) -> tuple[str, str, int]:

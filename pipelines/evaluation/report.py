@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 from pathlib import Path
 
+from pipelines.errors import SqltrainError
 from pipelines.evaluation import contents, tables
 from pipelines.evaluation.material import Preview, ReportData, System
 from pipelines.evaluation.page.document import document
 
-__all__ = ["Preview", "ReportData", "System", "csv", "latex", "markdown", "write", "write_all", "write_tables"]
+__all__ = [
+    "Preview",
+    "ReportData",
+    "System",
+    "csv",
+    "latex",
+    "markdown",
+    "with_results",
+    "write",
+    "write_all",
+    "write_tables",
+]
 
 PAGE, TABLES = "report.html", "tables"
+PREVIEW_S = 5.0  # seconds for the first rows of one result; a slower one is left out
 
 
 def write(data: ReportData, path: Path) -> None:
@@ -23,6 +39,27 @@ def write(data: ReportData, path: Path) -> None:
         raise ValueError("a report needs a system")
     # A lone surrogate of a model's text has no UTF-8; written as its escape it is what JSON wants anyway.
     path.write_text(document(data), encoding="utf-8", errors="backslashreplace")
+
+
+def with_results(data: ReportData) -> ReportData:
+    """The same with the schemas and the first rows of wrong results, of the databases that are there."""
+    from pipelines.evaluation.evaluate import previews
+    from pipelines.sql.engine import Limits, SqlEngine
+    from pipelines.sql.schema import introspect, render
+
+    schemas: dict[str, str] = {}
+    for example in data.examples.values():
+        if example.database.id not in schemas:
+            with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
+                schemas[example.database.id] = render(introspect(example.database), "ddl")
+    shown = [
+        record
+        for system in data.systems
+        for record in system.records
+        if record.database in schemas and record.example_id in data.examples
+    ]
+    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0))) as sql:
+        return dataclasses.replace(data, schemas=schemas, results=previews(shown, data.examples, sql))
 
 
 def write_all(data: ReportData, folder: Path) -> None:

@@ -227,9 +227,30 @@ def pairs_needed(discordant: float, difference: float, power: float = 0.8, alpha
     """
     if not 0 < abs(difference) <= discordant <= 1:
         raise ValueError(f"no difference of {difference} can come from {discordant} discordant questions")
+    return math.ceil(_reach(discordant, difference, power, alpha) ** 2)
+
+
+def detectable(discordant: float, pairs: int, power: float = 0.8, alpha: float = 0.05) -> float | None:
+    """The smallest difference that a paired comparison of so many questions detects: `pairs_needed` turned round.
+
+    Args:
+        discordant: share of questions that exactly one of the two systems has right.
+
+    Returns the difference, or None where even the largest, all discordant questions falling one way, is too small.
+    """
+    if discordant <= 0 or _reach(discordant, discordant, power, alpha) > math.sqrt(pairs):
+        return None
+    low, high = 0.0, discordant
+    for _ in range(60):  # the questions needed fall as the difference grows
+        middle = (low + high) / 2
+        low, high = (low, middle) if _reach(discordant, middle, power, alpha) <= math.sqrt(pairs) else (middle, high)
+    return high
+
+
+def _reach(discordant: float, difference: float, power: float, alpha: float) -> float:
+    """The root of the questions that a paired comparison needs (Connor, 1987)."""
     z_alpha, z_beta = _quantiles(power, alpha)
-    spread = z_alpha * math.sqrt(discordant) + z_beta * math.sqrt(discordant - difference**2)
-    return math.ceil((spread / difference) ** 2)
+    return (z_alpha * math.sqrt(discordant) + z_beta * math.sqrt(discordant - difference**2)) / difference
 
 
 def _quantiles(power: float, alpha: float) -> tuple[float, float]:

@@ -49,6 +49,7 @@ class Summary:
         by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
         listing: episodes that list every table's columns in their first turn; unverified: proposals with a name that
             nothing had shown. None where the agent has no such phases.
+        left_out: questions of the benchmark that could not be asked, by the reason.
     """
 
     equality: str
@@ -77,6 +78,7 @@ class Summary:
     by_links: tuple[Level, ...]
     listing: Estimate | None = None
     unverified: Estimate | None = None
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def headline(self) -> Estimate | None:
@@ -206,6 +208,8 @@ def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "n_questions", summary.n_questions
     yield "n_databases", summary.n_databases
     yield "n_broken", summary.n_broken
+    if summary.left_out:
+        yield "n_left_out", sum(summary.left_out.values())
     for name, estimate in summary.ex.items():
         yield from _bounds(f"ex_{name}", estimate)
     for name in ("sampled", "probes", "syntax", "format", "listing", "unverified"):

@@ -12,7 +12,7 @@ from pipelines.evaluation import numbers, tables
 from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
-from pipelines.evaluation.tables import Column, Table
+from pipelines.evaluation.tables import Cell, Column, Table
 
 SHOWN_FLIPS = 10
 
@@ -34,7 +34,7 @@ def _line(words: str) -> Text:
 
 def figures(summaries: Mapping[str, Summary]) -> Table:
     """The few figures of a run's end, one system a row, by the systems' names."""
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("system"),
         Column("EX greedy", "estimate"),
         Column("EX sampled", "estimate"),
@@ -42,7 +42,11 @@ def figures(summaries: Mapping[str, Summary]) -> Table:
         Column("turns", "mean"),
         Column("questions", "count"),
     )
-    rows = tuple((name, *_figures(summary)) for name, summary in summaries.items())
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, *_figures(summary)) for name, summary in summaries.items())
+    if any(summary.left_out for summary in summaries.values()):  # an incomplete benchmark
+        columns = (*columns, Column("left out", "count"))
+        missing = (sum(summary.left_out.values()) for summary in summaries.values())
+        rows = tuple((*row, number) for row, number in zip(rows, missing, strict=True))
     equality = next((summary.equality for summary in summaries.values()), "")
     return Table("figures", f"Held-out execution accuracy, equality {equality}, 95 % intervals", columns, rows)
 
@@ -78,6 +82,8 @@ def show_comparison(console: Console, each: Comparison, shown: int = SHOWN_FLIPS
         tests = f"gained {each.gained}, lost {each.lost}; McNemar p {numbers.p_value(each.p_mcnemar)}; {tests}"
     if each.needed is not None:
         tests += f"; {numbers.count(each.needed)} questions would show a difference of this size"
+    if each.detectable is not None:
+        tests += f", and {numbers.count(found.n)} show one of {numbers.percent(each.detectable)} points"
     console.print(_line(tests), soft_wrap=True)
     for flip in each.flips[:shown]:
         sign = "+" if flip.gained else "−"

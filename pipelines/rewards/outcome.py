@@ -17,7 +17,7 @@ def judge_trajectories(
     trajectories: Sequence[Trajectory],
     examples: Mapping[str, Example],
     sql: SqlEngine,
-    schemas: Schemas,
+    schemas: Schemas | None,
     equality: str,
     max_turns: int,
     gold_schemas: Mapping[str, SchemaItems] | None = None,
@@ -28,6 +28,8 @@ def judge_trajectories(
 
     Args:
         examples: by id.
+        schemas: gives a database's schema; without it outcomes lack what reading the SQL would tell (schemas, bigrams),
+            which costs several times the execution.
         equality: a name of `pipelines/sql/compare.py`.
         max_turns: the turn cap T of the episodes.
         gold_schemas: consensus gold schemas by example id; an example that is not among them has none. Without the
@@ -35,7 +37,7 @@ def judge_trajectories(
     """
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
     verdicts = sql.judge_many(pairs, [equality])
-    analysis = Analysis(schemas, gold_schemas)
+    analysis = None if schemas is None else Analysis(schemas, gold_schemas)
     return [
         _outcome(trajectory, examples[trajectory.example_id], verdict, equality, max_turns, analysis)
         for trajectory, verdict in zip(trajectories, verdicts, strict=True)
@@ -85,7 +87,7 @@ class Analysis:
 
 
 def _outcome(
-    trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: Analysis
+    trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: Analysis | None
 ) -> Outcome:
     final = trajectory.final_sql
     return Outcome(
@@ -98,8 +100,8 @@ def _outcome(
         broken=verdict.broken or trajectory.stop is StopReason.BROKEN,
         hardness=example.hardness or hardness(example.gold_sql),
         max_turns=max_turns,
-        predicted_schema=analysis.items(final, example.database),
-        gold_schema=analysis.gold(example),
-        predicted_bigrams=analysis.bigrams(final),
-        gold_bigrams=analysis.bigrams(example.gold_sql),
+        predicted_schema=analysis.items(final, example.database) if analysis else None,
+        gold_schema=analysis.gold(example) if analysis else None,
+        predicted_bigrams=analysis.bigrams(final) if analysis else frozenset(),
+        gold_bigrams=analysis.bigrams(example.gold_sql) if analysis else frozenset(),
     )

@@ -14,6 +14,9 @@ import asyncio
 import difflib
 import json
 import os
+import re
+import sys
+import urllib.parse
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,6 +35,17 @@ EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})
 SLICES = 20  # of a time-out: each lets the process look at what has come
 LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
+TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
+OVERFLOW = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|model's context length"
+    r"|exceeds? the (available )?context|prompt is too long|input token count .* exceeds",
+    re.IGNORECASE,
+)  # as OpenAI, vLLM, SGLang, llama.cpp and others say it
+FILTERED = re.compile(
+    r"content_?filter|data_?inspection_?failed|content_policy_violation|content management policy|content exists risk",
+    re.IGNORECASE,
+)  # a provider's refusal that comes as an HTTP error
+KEY_LIKE = re.compile(r"(sk|pk|hf|gsk|xai|r8)_\w*\d\w*|(?=\w*\d)(?=\w*[a-z])\w{16,}", re.ASCII)
 Answer = TypeVar("Answer")
 
 
@@ -39,19 +53,37 @@ class Malformed(Exception):
     """A server's answer that is none: broken JSON, a cut stream, no choices. It is asked again."""
 
 
+class Unreadable(Malformed):
+    """A whole answer, and so a paid one, whose choice cannot be read: after the last try it is kept as it is.
+
+    Args:
+        used: tokens of its prompt and of its completion, as the server counted them.
+    """
+
+    def __init__(self, message: str, used: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.used = used
+
+
 class ContextOverflow(EndpointError):
     """The conversation is longer than the model's context: its episode is broken, and asking again is useless."""
+
+
+class Refused(EndpointError):
+    """The provider's filter would not have the conversation answered: a refusal, and data as the model's own."""
 
 
 class Endpoint(Section):
     """One model behind an OpenAI-compatible HTTP interface.
 
     Attributes:
-        base_url: up to and with `/v1`.
+        base_url: up to and with `/v1`; without a user name or a password.
         key_env: the environment variable that holds the key; null for a server that wants none.
         timeout_s: of one request from its first byte to its last, in seconds in which this process was running.
         retries: of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with
             exponential back-off and jitter, or after what the server's Retry-After says.
+        concurrency: requests in flight at once, of a judge, cleaner, linker, extractor, selector or `invent`; a teacher
+            has `synthesis.teacher.concurrency`.
         patience_s: seconds in which nothing works after which the run stops.
         requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
         price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
@@ -71,6 +103,7 @@ class Endpoint(Section):
     key_env: str | None = None
     timeout_s: float = pydantic.Field(default=600.0, gt=0)
     retries: Positive = 8
+    concurrency: Positive = 16
     patience_s: float = pydantic.Field(default=300.0, gt=0)
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
@@ -86,6 +119,33 @@ class Endpoint(Section):
     reasoning: Literal["keep", "drop"] = "keep"
     stream: bool = False
 
+    @pydantic.field_validator("base_url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        """Refused without being quoted: it may hold a password."""
+        try:
+            parts = urllib.parse.urlsplit(url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is none
+            whole, parts = False, urllib.parse.SplitResult("", "", "", "", "")
+        if "@" in parts.netloc or parts.query:
+            hint = "Put the secret into an environment variable and name it in key_env."
+            raise RecipeError("its base_url holds a user name, a password or a query", hint)
+        if not whole:
+            raise RecipeError("its base_url is no address", "It looks like https://api.example.com:443/v1.")
+        return url
+
+    @pydantic.field_validator("key_env")
+    @classmethod
+    def _variable(cls, name: str | None) -> str | None:
+        """Refused without being quoted: people paste the key itself."""
+        if name is None or name in os.environ:
+            return name
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or KEY_LIKE.fullmatch(name):
+            hint = "Write the NAME of the environment variable that holds the key, and set that."
+            raise RecipeError("its key_env is not the name of an environment variable that is set", hint)
+        return name
+
 
 def endpoint(name: str, path: Path | None = None) -> Endpoint:
     """The endpoint of that name.
@@ -97,13 +157,15 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
         RecipeError: there is no such entry, or it has an unknown or a missing key.
     """
     path = path or Path(os.environ.get(ENDPOINTS_VARIABLE) or ENDPOINTS)
-    entries = read_yaml(path) if path.is_file() else {}
+    entries = {str(key): value for key, value in (read_yaml(path) if path.is_file() else {}).items()}
     if name not in entries:
         close = difflib.get_close_matches(name, list(entries), n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Add to {path}: {EXAMPLE.replace('NAME', name)}"
         raise RecipeError(f"there is no endpoint {name!r} in {path}", hint)
     try:
         return Endpoint.model_validate(entries[name])
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {name}: {error.message}", error.hint) from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join([name, *map(str, first["loc"])])
@@ -136,14 +198,18 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self.endpoint, self.name = endpoint, name
-        self._key = os.environ.get(endpoint.key_env, "") if endpoint.key_env else "none"
+        self._key = os.environ.get(endpoint.key_env, "").strip() if endpoint.key_env else "none"
         if not self._key:
             raise ResourceError(f"endpoint {name!r} has no key", f"Set the environment variable {endpoint.key_env}.")
+        if not (self._key.isascii() and self._key.isprintable()):
+            hint = f"Set the environment variable {endpoint.key_env} again: it holds more than the key."
+            raise ResourceError(f"the key of endpoint {name!r} has characters that no header can carry", hint)
         self.pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
         self._breaker = Breaker(name, endpoint.patience_s)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_way: set[asyncio.Task[Any]] = set()
+        self._left: set[asyncio.Task[Any]] = set()  # of these, the ones whose asker has gone
 
     async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
         """What `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
@@ -156,6 +222,7 @@ class Connection:
         Raises:
             RecipeError, ResourceError: the server refuses such requests, or is down; says what to change.
             ContextOverflow: the conversation is too long for the model.
+            Refused: the provider's filter refuses the conversation.
             EndpointError: no answer after all retries.
         """
         attempt = 0
@@ -177,20 +244,27 @@ class Connection:
         request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
         self._on_way.add(request)
         request.add_done_callback(self._on_way.discard)
-        return await asyncio.shield(request)
+        request.add_done_callback(self._left.discard)
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            if not request.done():
+                self._left.add(request)
+            raise
 
     async def close(self) -> None:
         """Close the running event loop's connections, once what is on its way has come; the next request opens new
-        ones.
+        ones. What another asker of the endpoint still waits for is waited for; what nobody does, for a minute.
         """
-        if self._on_way:
-            _, late = await asyncio.wait(self._on_way, timeout=LAST_WAIT_S)
+        client, self._client, self._loop = self._client, None, None
+        on_way = set(self._on_way)
+        if left := on_way & self._left:
+            _, late = await asyncio.wait(left, timeout=LAST_WAIT_S)
             for request in late:
                 request.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
-        self._client = self._loop = None
+        await asyncio.gather(*on_way, return_exceptions=True)
+        if client is not None:
+            await client.close()
 
     def _open(self) -> Any:
         """The client of the running event loop."""
@@ -205,15 +279,15 @@ class Connection:
 
     def _consider(self, error: Exception, attempt: int) -> float:
         """Seconds to wait before the same request is sent again; raises what repeating cannot mend."""
-        import httpx
         import openai
 
         status = getattr(error, "status_code", None)
         passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
-        broken = (*passing, httpx.HTTPError, json.JSONDecodeError, UnicodeDecodeError)
+        cut = tuple(sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules)  # while it was read
+        broken = (*passing, *cut, json.JSONDecodeError, UnicodeDecodeError)
         if not isinstance(error, (openai.APIError, *broken)):
             raise error
-        quota = getattr(error, "code", None) == "insufficient_quota"
+        quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
         retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
         if not retried or quota:
             self._breaker.worked()
@@ -236,18 +310,21 @@ class Connection:
         status, code = getattr(error, "status_code", None), getattr(error, "code", None) or ""
         said = self._said(error)
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
+        about = f"{code} {getattr(error, 'type', None) or ''} {said}"
+        if status in (400, 403, 422) and FILTERED.search(about):
+            return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {said}")
         if status in (401, 403):
             hint = f"Check the key in the environment variable {self.endpoint.key_env}."
             return ResourceError(f"endpoint {self.name!r} refused the key ({status})", hint)
-        if code == "insufficient_quota":
+        if code == "insufficient_quota" or status == 402:
             return ResourceError(f"endpoint {self.name!r} has no quota left: {said}", "Add credit, or name another.")
         if status == 404:
             return RecipeError(
                 f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404)", f"{entry}: url, model."
             )
-        if code == "context_length_exceeded" or "maximum context length" in said:
+        if status in (400, 413, 422, 500) and OVERFLOW.search(about):
             return ContextOverflow(f"the conversation is longer than the context of endpoint {self.name!r}")
-        if status in (400, 422):
+        if 400 <= (status or 0) < 500 and status not in RETRIED:
             knobs = "system: merge" if "system" in said.lower() else "max_tokens_key, omit, extra"
             hint = f"{entry}: {knobs}; and the recipe's sampling."
             return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {said}", hint)
@@ -281,7 +358,7 @@ async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer
             await asyncio.gather(task, return_exceptions=True)
 
 
-def body_of(raw: bytes) -> Mapping[str, Any]:
+def body_of(raw: bytes | str) -> Mapping[str, Any]:
     """A response's JSON object.
 
     Raises:

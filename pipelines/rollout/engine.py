@@ -190,10 +190,13 @@ class RolloutEngine:
 
     async def _execute(self, episode: Episode, query: str) -> ExecutionResult:
         """The query's result; a database that is not available is asked again before that is said."""
-        self._policy.away(episode.session)
         started = time.perf_counter()
+        running = self._sql.begin(episode.database, query, self._rows)
+        self._policy.away(episode.session, lambda: running.work())
         for attempt in range(ATTEMPTS):
-            result = await self._sql.execute(episode.database, query, max_rows=self._rows)
+            if attempt:
+                running = self._sql.begin(episode.database, query, self._rows)
+            result = await running.result()
             if result.status is not ExecutionStatus.UNAVAILABLE:
                 break
             await asyncio.sleep(BACKOFF_S * 2**attempt)

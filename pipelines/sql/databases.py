@@ -9,11 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, OpenFailure, Raw, Session, failure
+from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, Clock, OpenFailure, Raw, Session, failure
 
 OPEN_DATABASES = 128
 
-Opener = Callable[[str, Bounds, Callable[[float], None]], Session]
+Opener = Callable[[str, Bounds, Clock], Session]
 
 
 def opener(engine: str) -> Opener:
@@ -36,20 +36,20 @@ class Databases:
 
     Args:
         begin_opening, end_opening: called around the opening of a database, whose time is not the query's.
-        arm: see `SqliteSession`.
+        clock: see `SqliteSession`.
     """
 
     def __init__(
         self,
         open_session: Opener,
         bounds: Bounds,
-        arm: Callable[[float], None],
+        clock: Clock,
         begin_opening: Callable[[], None],
         end_opening: Callable[[], None],
     ) -> None:
         self._open = open_session
         self._bounds = bounds
-        self._arm = arm
+        self._clock = clock
         self._begin_opening = begin_opening
         self._end_opening = end_opening
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -85,7 +85,7 @@ class Databases:
             return session
         self._begin_opening()
         try:
-            session = self._open(location, self._bounds, self._arm)
+            session = self._open(location, self._bounds, self._clock)
         finally:
             self._end_opening()
         self._sessions[location] = session

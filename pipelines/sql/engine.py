@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import selectors
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +25,7 @@ from pipelines.sql.process import Death, Task
 from pipelines.sql.units import ValueUnits
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
-TICK = 0.05
+TICK = 0.02
 _STATUS = {status.value: status for status in ExecutionStatus}
 
 
@@ -83,12 +84,43 @@ class Verdict:
         return self.gold is not ExecutionStatus.OK or self.predicted is ExecutionStatus.UNAVAILABLE
 
 
+class Query:
+    """A statement on its way."""
+
+    def __init__(
+        self,
+        task: Task,
+        reply: Awaitable[Any],
+        read: Callable[[Any], ExecutionResult],
+    ) -> None:
+        self._task, self._reply, self._read = task, reply, read
+        self._done: ExecutionResult | None = None
+        self._most = 0
+
+    async def result(self) -> ExecutionResult:
+        """Its result; to be awaited once."""
+        self._done = self._read(await self._reply)
+        return self._done
+
+    def work(self) -> float:
+        """The work that it has done so far, and once it is done, has taken (see `ExecutionResult.work`).
+
+        Never more than that, and never less than it was, so whoever waits may count on it; infinite for a statement
+        that the clock ended, for a clock counts no work. Of a statement that ends its worker only the start is known.
+        """
+        if self._done is None:
+            # What a worker shows falls to 0 when it has gone on to the next job before its answer is read.
+            self._most = max(self._most, self._task.work())
+            return self._most
+        return math.inf if self._done.status is ExecutionStatus.TIMEOUT else self._done.work
+
+
 class SqlEngine:
     """Owns the worker processes. A context manager; may be shared between threads and event loops.
 
     Args:
         limits: what each statement may take.
-        workers: processes that run statements, at most, for each engine; one more while all are in long statements.
+        workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
         audit: a JSONL file that gets a line for every statement; None for none.
         tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/units.py`).
     """
@@ -128,10 +160,20 @@ class SqlEngine:
 
     async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
         """Run one statement; calls of one event-loop tick share a batch."""
-        result = self._result(await self._ask(database.engine, self._execution(database, sql, max_rows)))
-        if self._audit is not None:
-            self._audit.write([executed(database, sql, result)])
-        return result
+        return await self.begin(database, sql, max_rows).result()
+
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Query:
+        """Send a statement off, from a running event loop; its result is to be awaited."""
+        task, reply = self._asked(database.engine, self._execution(database, sql, max_rows))
+        task.urgent = True
+
+        def read(reply: Any) -> ExecutionResult:
+            result = self._result(reply)
+            if self._audit is not None:
+                self._audit.write([executed(database, sql, result)])
+            return result
+
+        return Query(task, reply, read)
 
     def judge_many(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Judge pairs under each equality and return the verdicts in the same order. Blocks.
@@ -148,7 +190,7 @@ class SqlEngine:
 
     async def judge(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Judge one pair; calls of one event-loop tick share a batch."""
-        reply = await self._ask(pair.database.engine, self._judgement(pair, equalities))
+        reply = await self._asked(pair.database.engine, self._judgement(pair, equalities))[1]
         if self._audit is not None:
             self._audit.write(self._judged(pair, reply))
         return self._verdict(reply, equalities)
@@ -200,13 +242,18 @@ class SqlEngine:
             self._pump(events)
         return replies
 
-    async def _ask(self, engine: str, job: tuple[Any, ...]) -> Any:
+    def _asked(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
+        """A job on its way, and its reply, which is to be awaited once."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if not self._gathered:
             loop.call_soon(self._flush)
-        self._gathered.append((engine, Task(job, _deliver, (loop, future))))
+        task = Task(job, _deliver, (loop, future))
+        self._gathered.append((engine, task))
         self._attach(loop)
+        return task, self._reply(loop, future)
+
+    async def _reply(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> Any:
         try:
             return await future
         finally:
@@ -256,8 +303,8 @@ class SqlEngine:
         if isinstance(reply, Death):
             ended, cause, message = self._obituary(reply)
             return ExecutionResult(ended, error=message, error_class=cause)
-        status, columns, rows, truncated, error, error_class, ms = reply
-        return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms)
+        status, columns, rows, truncated, error, error_class, ms, work = reply
+        return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
 
     def _obituary(self, death: Death) -> tuple[ExecutionStatus, str, str]:
         if death.timeout:

@@ -17,6 +17,8 @@ from pipelines.sql.process import Death, Task, Worker
 
 BATCH = 32
 STUCK_SECONDS = 0.1  # a statement that runs this long no longer holds up the jobs behind it
+STUCK_WORK = 1_500  # nor one that has done so much work: some 30 ms, told from a batch of short ones
+SPARE = 3  # workers beyond the pool's own, for when all of these are stuck
 KILL_FACTOR = 1.15  # of the limit, without a new statement: the worker's own timer has failed
 KILL_MARGIN = 0.5
 START_SECONDS = 60.0  # to start a worker or open a database, on a machine that is busy
@@ -27,7 +29,8 @@ class Pool:
     """The workers of one engine.
 
     A job goes to the home of its database, so that kept gold results and open files are found again; a worker with
-    nothing to do steals from the fullest home. When every worker is stuck in a long statement, one more is started.
+    nothing to do steals from the fullest home. While every worker is stuck in a long statement, one more is started, or
+    up to `SPARE` where an event loop waits.
     """
 
     def __init__(self, engine: str, bounds: Bounds, size: int, selector: selectors.BaseSelector) -> None:
@@ -35,7 +38,7 @@ class Pool:
         self._bounds = bounds
         self._selector = selector
         self._homes: list[deque[Task]] = [deque() for _ in range(size)]
-        self._workers: list[Worker | None] = [None] * (size + 1)
+        self._workers: list[Worker | None] = [None] * (size + SPARE)
         self._pulses: dict[Worker, tuple[object, float]] = {}
 
     def submit(self, tasks: Sequence[Task]) -> None:
@@ -51,8 +54,11 @@ class Pool:
     def _dispatch(self, now: float) -> None:
         for slot in range(len(self._homes)):
             self._feed(slot, now)
-        if self._waiting() and all(self._stuck(worker, now) for worker in self._workers[:-1]):
-            self._feed(len(self._homes), now)
+        for slot in range(len(self._homes), len(self._workers)):
+            if not self._waiting() or not all(self._stuck(worker, now) for worker in self._workers[:slot]):
+                return
+            if slot == len(self._homes) or any(task.urgent for home in self._homes for task in home):
+                self._feed(slot, now)
 
     def _feed(self, slot: int, now: float) -> None:
         worker = self._workers[slot]
@@ -79,7 +85,7 @@ class Pool:
         if worker is not None and worker.held:
             return deque()
         owner = self._workers[self._homes.index(fullest)]
-        return fullest if owner is not None or slot == len(self._homes) else deque()
+        return fullest if owner is not None or slot >= len(self._homes) else deque()
 
     def _start(self, slot: int) -> Worker:
         worker = Worker(self._engine, self._bounds)
@@ -99,7 +105,9 @@ class Pool:
         return sum(map(len, self._homes))
 
     def _stuck(self, worker: Worker | None, now: float) -> bool:
-        return worker is not None and worker.stuck_for(now) > STUCK_SECONDS and worker.has_begun()
+        if worker is None or not worker.has_begun():
+            return False
+        return worker.stuck_for(now) > STUCK_SECONDS or worker.work() > STUCK_WORK
 
     def ready(self, slot: int, events: int) -> None:
         """A pipe of this slot's worker can be read or written."""
@@ -117,7 +125,10 @@ class Pool:
         """Look after workers that have been silent: take back what waits behind a long statement; kill what hangs."""
         now = time.monotonic()
         for slot, worker in enumerate(self._workers):
-            if worker is None or worker.stuck_for(now) < STUCK_SECONDS:
+            if worker is None:
+                continue
+            if worker.stuck_for(now) < STUCK_SECONDS and worker.work() < STUCK_WORK:
+                self._pulses.pop(worker, None)  # what it was once slow at says nothing of what it is at now
                 continue
             for task in reversed(worker.take_back()):
                 self._home(task).appendleft(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -37,9 +38,11 @@ class Task:
         job: what the worker gets (see `pipelines.sql.worker`).
         deliver: called once, with `tag` and the reply or a `Death`.
         deaths: workers that died before they came to it.
+        urgent: an event loop waits for it, and others may wait for that one.
+        work: tells how much work its statement has done, from when a worker has it.
     """
 
-    __slots__ = ("deaths", "deliver", "done", "job", "tag")
+    __slots__ = ("deaths", "deliver", "done", "job", "tag", "urgent", "work")
 
     def __init__(self, job: tuple[Any, ...], deliver: Callable[[Any, Any], None], tag: Any) -> None:
         self.job = job
@@ -47,6 +50,8 @@ class Task:
         self.tag = tag
         self.done = False
         self.deaths = 0
+        self.urgent = False
+        self.work: Callable[[], int] = int
 
     def finish(self, reply: Any) -> None:
         """Deliver, unless another worker was faster."""
@@ -113,7 +118,7 @@ class Worker:
         self._received = bytearray()
         self._next = 1
         self._recalled = 0
-        self._answered = False
+        self._answered, self._open = False, True
         self.answered_at = time.monotonic()
 
     @property
@@ -127,6 +132,8 @@ class Worker:
             self.answered_at = time.monotonic()
         first = self._next
         self._next += len(tasks)
+        for number, task in enumerate(tasks, first):
+            task.work = functools.partial(self._work_of, number)
         self.held.extend(enumerate(tasks, first))
         self.batches.append(self._next - 1)
         self.unsent += pack((first, [task.job for task in tasks]))
@@ -198,6 +205,14 @@ class Worker:
         """Changes whenever the worker starts something."""
         return self._board.at()
 
+    def work(self) -> int:
+        """The work that the statement has done which it is at; 0 when it has begun none of those that it holds."""
+        at = self._board.at()[0]
+        return self._board.work_of(at) if self.held and at >= self.held[0][0] else 0
+
+    def _work_of(self, number: int) -> int:
+        return self._board.work_of(number) if self._open else 0
+
     def has_begun(self) -> bool:
         """Whether it works, and is not still starting."""
         return self._answered or (bool(self.held) and self._board.at()[0] >= self.held[0][0])
@@ -233,4 +248,5 @@ class Worker:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
+        self._open = False
         self._board.close()

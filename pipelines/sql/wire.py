@@ -18,6 +18,8 @@ from typing import Any
 HEADER = struct.Struct("<Q")
 BOARD = struct.Struct("<III")
 RECALL = struct.Struct("<I")
+WORK = struct.Struct("<Q")
+WORK_AT = 16
 RECALL_AT = 64
 OPENING = 2  # a bit of the phase
 BOARD_BYTES = mmap.PAGESIZE
@@ -116,6 +118,7 @@ class Board:
     def note(self, job: int, phase: int) -> None:
         """The worker starts a statement of this job; phase 0 is the gold (or only) one, 1 the prediction."""
         self._statements = (self._statements + 1) & 0xFFFFFFFF
+        WORK.pack_into(self._page, WORK_AT, 0)  # before the job: nobody takes another's work for its own
         BOARD.pack_into(self._page, 0, job, phase, self._statements)
 
     def opening(self, is_opening: bool) -> None:
@@ -127,6 +130,16 @@ class Board:
         """(job, phase, statements so far) as the worker noted them."""
         job, phase, statements = BOARD.unpack_from(self._page, 0)
         return job, phase, statements
+
+    def worked(self, units: int) -> None:
+        """The worker's statement has done so much work."""
+        WORK.pack_into(self._page, WORK_AT, units)
+
+    def work_of(self, job: int) -> int:
+        """The work that this job's statement has done so far; 0 while the worker is at another one."""
+        before = self.at()[0]
+        (units,) = WORK.unpack_from(self._page, WORK_AT)
+        return int(units) if before == job == self.at()[0] else 0
 
     def recall(self, below: int) -> None:
         """Tell the worker to skip its jobs numbered below this: another worker took them."""

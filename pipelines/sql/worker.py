@@ -22,7 +22,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -34,6 +34,7 @@ from pipelines.sql.wire import HEADER, RETIRED, Board, Replies, read_exactly, un
 OPEN_SECONDS = 20.0
 FLUSH_CELLS = 20_000
 FLUSH_SECONDS = 0.02
+LONG_WORK = 100  # units of work after which a statement no longer holds back the answers before it: some 2 ms
 ORPHAN_POLL_MS = 5_000
 GRACE, SLACK = 1.05, 0.05  # of the limit: the dialect's own clock has its chance before the hard timer
 
@@ -43,10 +44,14 @@ class Timer:
 
     A system call for each statement would cost some 1 % of Spider's queries, so a timer that was set a moment ago is
     left to serve the next statement: it fires at 1.05 to 1.1 times the limit.
+
+    Args:
+        worked: called with the running statement's work, now and then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worked: Callable[[int], None]) -> None:
         self._set_at = self._seconds = 0.0
+        self.worked = worked
 
     def arm(self, seconds: float) -> None:
         """A statement starts that may take this long."""
@@ -77,12 +82,13 @@ class Server:
 
     def __init__(self, engine: str, bounds: Bounds, board: Board) -> None:
         self._board = board
-        self._timer = Timer()
-        self._databases = Databases(opener(engine), bounds, self._timer.arm, self._begin_opening, self._end_opening)
+        self._timer = Timer(self._worked)
+        self._databases = Databases(opener(engine), bounds, self._timer, self._begin_opening, self._end_opening)
         self._judge = Judge(self._databases, bounds, board)
         self._parent = os.getppid()
         self._tired = False
         self._replies = Replies()
+        self._counts = engine == "sqlite"  # its sessions tell of their statements' work
         self._cells, self._flushed = 0, 0.0
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
@@ -124,6 +130,8 @@ class Server:
         if number < self._board.recalled():
             self._replies.add(None)
             return
+        if not self._counts:
+            self._flush()  # nothing would tell that a long statement holds back the answers before it
         self._board.note(number, 0)
         reply = self._run(number, job)
         self._replies.add(reply)
@@ -154,10 +162,19 @@ class Server:
             reply = self._judge.broken(raw) if job[0] == "judge" else raw
         return tuple(reply)
 
+    def _worked(self, units: int) -> None:
+        """A statement goes on: note what it did, and let the answers before it go if it is a long one."""
+        self._board.worked(units)
+        if units > LONG_WORK:
+            self._send()
+
     def _flush(self) -> None:
         self._timer.disarm()  # waiting for the parent to read is not the query's time
-        write_all(1, self._replies.take())
+        self._send()
         self._flushed, self._cells = perf_counter(), 0
+
+    def _send(self) -> None:
+        write_all(1, self._replies.take())
 
 
 def main(engine: str, board_fd: int, bounds: str) -> None:

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.recipes import digest
 from pipelines.store import write_atomic
-from pipelines.types import Example, to_dict
+from pipelines.types import Example, StopReason, Trajectory, from_dict, to_dict
 
 if TYPE_CHECKING:
     from pipelines.rollout.engine import Timing
@@ -24,39 +24,31 @@ Line = dict[str, Any]  # {"pass": ..., "trajectory": ..., "record": ...}
 class Answers:
     """The episodes of each question, in one file a question.
 
+    Only what was asked and answered is kept, no verdict on it: another equality, another vote, a mended gold query asks
+    nothing again. A broken episode is no answer, so it is asked again.
+
     Args:
-        folder: of one policy under one set of settings: its name must tell both. None keeps nothing.
+        folder: of one policy asked in one way: its name must tell both. None keeps nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def of(self, question: Example) -> list[Line] | None:
-        """The lines of a question; None where it was not asked yet."""
+    def of(self, question: Example) -> dict[int, Trajectory]:
+        """A question's episodes by the number of their sample."""
         path = self._path(question)
         if path is None or not path.is_file():
-            return None
-        lines: list[Line] = json.loads(path.read_text(encoding="utf-8"))
-        return lines
+            return {}
+        found = [from_dict(Trajectory, row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        return {one.sample: one for one in found}
 
-    def missing(self, questions: Sequence[Example]) -> list[Example]:
-        """Questions that were not asked yet."""
-        return [question for question in questions if self.of(question) is None]
-
-    def merge(self, questions: Sequence[Example], made: list[Line], passes: Sequence[str]) -> list[Line]:
-        """Keep what was made, and return all lines: by pass, by question, by sample."""
-        if self._folder is None:
-            return made
-        self._folder.mkdir(parents=True, exist_ok=True)
-        new: dict[str, list[Line]] = {}
-        for line in made:
-            new.setdefault(line["trajectory"]["example_id"], []).append(line)
-        found = {question.id: new.get(question.id) or self.of(question) or [] for question in questions}
-        for question in questions:
-            path = self._path(question)
-            if question.id in new and path is not None:
-                write_atomic(path, json.dumps(new[question.id], ensure_ascii=False))
-        return [line for name in passes for lines in found.values() for line in lines if line["pass"] == name]
+    def keep(self, question: Example, episodes: Mapping[int, Trajectory]) -> None:
+        """Keep a question's episodes, but for the broken ones."""
+        path = self._path(question)
+        whole = [to_dict(one) for _, one in sorted(episodes.items()) if one.stop is not StopReason.BROKEN]
+        if path is not None and whole:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(whole, ensure_ascii=False))
 
     def _path(self, question: Example) -> Path | None:
         return None if self._folder is None else self._folder / f"{digest(_facts(question))}.json"

@@ -1,30 +1,46 @@
-"""Stages 3 and 4: which demonstrations are kept, and what tables and columns each question's gold SQL needs."""
+"""Stages 3 and 4: which demonstrations are kept, and what tables and columns each question's gold SQL needs.
+
+Both read their input a shard at a time and keep some hundred bytes a row between, so that SynSQL's two and a half
+million rows need no more memory than a laptop has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from pipelines import frames
 from pipelines.config import Recipe
-from pipelines.curation import card, filtering, leakage
+from pipelines.curation import card, duplicates, filtering
 from pipelines.curation import gold_schema as consensus
 from pipelines.errors import DataError
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.stages.context import Context
 from pipelines.stages.experts import llm_extractors
-from pipelines.stages.inputs import DATA, examples, schemas, sql_engine, trajectories, write_lines
+from pipelines.stages.inputs import (
+    COSTS,
+    DATA,
+    LEAKAGE,
+    examples_at,
+    json_line,
+    rows_of,
+    schemas,
+    sql_engine,
+    write_lines,
+)
 from pipelines.stages.shards import Run, Shards
-from pipelines.stages.synthesize import COSTS
 from pipelines.store import read_json, write_atomic, write_json
-from pipelines.types import Example, Outcome, SchemaItems, Trajectory, from_dict, to_dict
+from pipelines.types import SchemaItems, Trajectory, from_dict, to_dict
 
 BATCH = 1024  # trajectories or examples between two moves of the bar
+PLACES = "places.npy"  # beside the shards: for each of their items, the row of `data` that it belongs to
+SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counted
 
 
 def filter_trajectories(ctx: Context) -> None:
@@ -33,63 +49,89 @@ def filter_trajectories(ctx: Context) -> None:
     Raises:
         DataError: nothing is kept.
     """
-    made = trajectories(ctx.inputs["synthesize"])
-    outcomes = _judge(ctx, made)
-    pools = {pool: examples(ctx.inputs["data"], pool) for pool in ("sft", "dev", "test")}
-    databases = {example.id: example.database.id for example in pools["sft"]}
-    chosen = filtering.select(outcomes, ctx.recipe.filter, ctx.recipe.seed, databases)
-    frames.write(ctx.folder / DATA, frames.to_frame(chosen.kept))
-    write_lines(ctx.folder / "quarantine.jsonl", (dataclasses.asdict(one) for one in chosen.discarded))
-    _describe(ctx, pools, outcomes, chosen, databases)
-    reasons = {f"left_out_{reason}": float(count) for reason, count in chosen.reasons.items()}
-    ctx.metrics({"kept": len(chosen.kept), "acceptance": len(chosen.kept) / max(1, len(made)), **reasons})
-    if not chosen.kept:
-        reason = next(iter(chosen.reasons), "there were none")
+    settings, source = ctx.recipe.filter, ctx.inputs["synthesize"] / DATA
+    shards = _judge(ctx, source)
+    selected = filtering.select(_table(shards), settings, ctx.recipe.seed)
+    kept = selected["reason"].is_null().arg_true()
+    writer = frames.Writer(ctx.folder / DATA, shards.folder)
+    for frame in frames.windows(source, kept):
+        writer.add(frame)
+    writer.close()
+    write_lines(ctx.folder / "quarantine.jsonl", _left_out(shards, selected, ctx))
+    _describe(ctx, selected, kept)
+    left = filtering.reasons(selected)
+    reasons = {f"left_out_{reason}": float(count) for reason, count in left.items()}
+    ctx.metrics({"kept": len(kept), "acceptance": len(kept) / max(1, len(selected)), **reasons})
+    if not len(kept):
+        reason = next(iter(left), "there were none")
         raise DataError(
-            f"none of {len(made)} trajectories is kept; most often: {reason}", f"See {ctx.folder / 'quarantine.jsonl'}."
+            f"none of {len(selected)} trajectories is kept; most often: {reason}",
+            f"See {ctx.folder / 'quarantine.jsonl'}.",
         )
 
 
-def _describe(
-    ctx: Context,
-    pools: dict[str, list[Example]],
-    outcomes: list[Outcome],
-    chosen: filtering.Selection,
-    databases: dict[str, str],
-) -> None:
-    """Write the dataset's card (`card.md`) and the figures that it shows (`quality.json`, `leakage.json`)."""
-    facts = card.quality(outcomes, chosen, databases)
-    leaked = leakage.report(pools["sft"], [*pools["dev"], *pools["test"]])
-    write_json(ctx.folder / "quality.json", facts)
-    write_json(ctx.folder / "leakage.json", leaked)
-    text = card.write(ctx.recipe, facts, leaked, read_json(ctx.inputs["synthesize"] / COSTS))
-    write_atomic(ctx.folder / "card.md", text)
+def _judge(ctx: Context, source: Path) -> Shards[int]:
+    """A shard's file has one `Judged` a line."""
+    made = pl.scan_parquet(source).select("example_id").collect()["example_id"]
+    asked = rows_of(ctx.inputs["data"], "sft")
+    places = made.to_frame("id").join(asked, on="id", how="left", maintain_order="left")["row"]
+    return _in_shards(ctx, places, "trajectories", judging, source)
 
 
-def _judge(ctx: Context, made: list[Trajectory]) -> list[Outcome]:
-    by_id = {example.id: example for example in examples(ctx.inputs["data"], "sft")}
-    pairs = [(trajectory, by_id[trajectory.example_id]) for trajectory in made]
-    shards = Shards(pairs, BATCH, ctx.folder)
-    ctx.progress.begin(ctx.stage, len(made), "trajectories")
-    rollout = ctx.recipe.rollout
-    shards.run(judging, (ctx.recipe,), rollout.processes, ctx.progress, rollout.dask)
-    rows = zip(made, shards.rows(), strict=True)
-    return [from_dict(Outcome, {**row, "trajectory": trajectory}) for trajectory, row in rows]
+def _in_shards(ctx: Context, places: pl.Series, unit: str, make: Callable[..., Run], *more: Path) -> Shards[int]:
+    """Run `make(recipe, *more, data, places)` over items that stand for these rows of the data stage's file."""
+    shards = Shards(range(len(places)), BATCH, ctx.folder)
+    np.save(shards.folder / PLACES, places.to_numpy())
+    ctx.progress.begin(ctx.stage, len(places), unit)
+    args = (ctx.recipe, *more, ctx.inputs["data"], shards.folder / PLACES)
+    shards.run(make, args, ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
+    return shards
 
 
-def judging(recipe: Recipe) -> Run:
-    """A process's own sandbox; its run writes one outcome a line, without the trajectory that it is of."""
-    sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
+def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
+    """A process's own sandbox; its run judges the trajectories in these rows of `source`.
 
-    def run(pairs: Sequence[Any], path: Path) -> str:
-        made = [trajectory for trajectory, _ in pairs]
-        asked = {example.id: example for _, example in pairs}
-        outcomes = judge_trajectories(made, asked, sql, schema, recipe.execution.equality, recipe.protocol.max_turns)
-        bare = ({name: value for name, value in to_dict(one).items() if name != "trajectory"} for one in outcomes)
-        write_lines(path, bare)
+    Args:
+        places: the row in `data` of each trajectory's question.
+    """
+    sql, row_of = sql_engine(recipe, workers=1), np.load(places, mmap_mode="r")
+
+    def run(rows: Sequence[Any], path: Path) -> str:
+        made = frames.from_frame(frames.take(source, rows), Trajectory)
+        questions = sorted(set(row_of[rows[0] : rows[-1] + 1].tolist()))  # of a shard: neighbours, mostly
+        asked = {example.id: example for example in examples_at(data, questions)}
+        outcomes = judge_trajectories(made, asked, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
+        judged = (filtering.Judged.of(one, asked[one.example_id].database.id) for one in outcomes)
+        write_lines(path, map(dataclasses.asdict, judged))
         return f"{sum(one.correct for one in outcomes)}/{len(outcomes)} right"
 
     return run
+
+
+def _table(shards: Shards[int]) -> pl.DataFrame:
+    """What selection needs of all trajectories, in order."""
+    return pl.concat([filtering.table([]), *(filtering.table(shards.read(index)) for index in range(len(shards)))])
+
+
+def _left_out(shards: Shards[int], selected: pl.DataFrame, ctx: Context) -> Iterator[dict[str, Any]]:
+    """A line for each trajectory that is not kept."""
+    reasons = selected["reason"].cast(pl.String)
+    for row, reason in zip(shards.rows(), reasons, strict=True):
+        if reason is not None:
+            detail = filtering.detail(reason, row["detail"], ctx.recipe.filter)
+            yield {"example_id": row["example_id"], "sample": row["sample"], "reason": reason, "detail": detail}
+
+
+def _describe(ctx: Context, selected: pl.DataFrame, kept: pl.Series) -> None:
+    """Write the dataset's card (`card.md`) and the figures that it shows beside the leakage (`quality.json`)."""
+    sampled = kept.gather_every(max(1, -(-len(kept) // SAMPLED)))
+    read = frames.windows(ctx.inputs["synthesize"] / DATA, sampled)
+    words = (trajectory for frame in read for trajectory in frames.from_frame(frame, Trajectory))
+    facts = card.quality(selected, duplicates.distinct_2(words))
+    leaked = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
+    write_json(ctx.folder / "quality.json", facts)
+    text = card.write(ctx.recipe, facts, leaked, read_json(ctx.inputs["synthesize"] / COSTS))
+    write_atomic(ctx.folder / "card.md", text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +141,16 @@ class Views:
     views: dict[str, SchemaItems | None]
 
 
-def extracting(recipe: Recipe) -> Run:
-    """A process's own schemas; its run writes the static extractors' views of one example a line."""
-    extractors = consensus.static_extractors(schemas(recipe))
+def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
+    """A process's own schemas; its run writes the static extractors' views of one example a line.
 
-    def run(pool: Sequence[Any], path: Path) -> str:
+    Args:
+        places: the rows of `data` that the items stand for.
+    """
+    extractors, row_of = consensus.static_extractors(schemas(recipe)), np.load(places, mmap_mode="r")
+
+    def run(items: Sequence[Any], path: Path) -> str:
+        pool = examples_at(data, row_of[items[0] : items[-1] + 1].tolist())
         write_lines(path, (to_dict(Views({name: ask(one) for name, ask in extractors.items()})) for one in pool))
         return ""
 
@@ -112,25 +159,32 @@ def extracting(recipe: Recipe) -> Run:
 
 def gold_schema(ctx: Context) -> None:
     """Write each example's accepted gold schema to `data.parquet`, disagreements to `disagreements.jsonl`."""
-    pool: dict[str, Example] = {
-        example.id: example for example in examples(ctx.inputs["data"], "sft", "rl", "dev", "test")
-    }
-    asked = llm_extractors(ctx, list(pool.values()))
-    shards = Shards(list(pool.values()), BATCH, ctx.folder)
-    ctx.progress.begin(ctx.stage, len(pool), "gold SQL")
-    rollout = ctx.recipe.rollout
-    shards.run(extracting, (ctx.recipe,), rollout.processes, ctx.progress, rollout.dask)
-    views = (from_dict(Views, row).views for row in shards.rows())
-    found = [
-        consensus.consensus(
-            example.id,
-            {**{name: kept[name] for name in consensus.STATIC}, **{name: ask(example) for name, ask in asked.items()}},
-        )
-        for example, kept in zip(pool.values(), views, strict=True)
-    ]
-    records = [schema.record() for schema in found]
-    texts = [{name: json.dumps(value, sort_keys=True) for name, value in record.items()} for record in records]
-    frames.write(ctx.folder / DATA, pl.DataFrame(texts))
-    apart = consensus.disagreements(found)
-    write_lines(ctx.folder / "disagreements.jsonl", (schema.record() for schema in apart))
-    ctx.metrics({"examples": len(found), "agreement": consensus.agreement_rate(found), "disagreements": len(apart)})
+    data = ctx.inputs["data"]
+    rows = rows_of(data, "sft", "rl", "dev", "test")["row"]
+    asked = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
+    shards = _in_shards(ctx, rows, "gold SQL", extracting)
+    accepted = apart = 0
+    writer = frames.Writer(ctx.folder / DATA, shards.folder)
+    with (ctx.folder / "disagreements.jsonl").open("w", encoding="utf-8") as file:
+        for index in range(len(shards)):
+            pool = examples_at(data, [rows[item] for item in shards.part(index)])
+            found = [
+                consensus.consensus(
+                    example.id,
+                    {name: views[name] for name in consensus.STATIC}
+                    | {name: ask(example) for name, ask in asked.items()},
+                )
+                for example, views in zip(
+                    pool, (from_dict(Views, row).views for row in shards.read(index)), strict=True
+                )
+            ]
+            records = [schema.record() for schema in found]
+            texts = [{name: json.dumps(value, sort_keys=True) for name, value in one.items()} for one in records]
+            writer.add(pl.DataFrame(texts))
+            accepted += sum(schema.items is not None for schema in found)
+            for schema in consensus.disagreements(found):
+                file.write(json_line(schema.record()))
+                apart += 1
+    writer.close()
+    agreement = accepted / len(rows) if len(rows) else 1.0
+    ctx.metrics({"examples": len(rows), "agreement": agreement, "disagreements": apart})

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import polars as pl
 
 from pipelines import frames
 from pipelines.config import Source
+from pipelines.curation import leakage
 from pipelines.data import base
 from pipelines.errors import DataError
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import Context
 from pipelines.stages.experts import ask_experts
-from pipelines.stages.inputs import DATA, sql_engine, write_lines
+from pipelines.stages.inputs import DATA, LEAKAGE, each_example, examples, sql_engine, write_lines
+from pipelines.store import write_json
 from pipelines.types import Example
 
 
 def build(ctx: Context) -> None:
-    """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl` and the counts.
+    """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
+    which questions of each training pool a held-out one repeats.
 
     Raises:
         DataError: a source is missing, or more of its rows are bad than `data.max_bad_share` allows.
     """
     data = ctx.recipe.data
     rl = [("rl", part, source) for part, source in enumerate(data.rl)]
-    sources = [("sft", 0, data.sft), *rl, ("dev", 0, data.dev), ("test", 0, data.test)]
+    _write(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev), ("test", 0, data.test)])
+    held_out = examples(ctx.folder, "dev", "test")
+    leaks = {pool: leakage.report(each_example(ctx.folder, pool), held_out) for pool in ("sft", "rl")}
+    write_json(ctx.folder / LEAKAGE, leaks)
+
+
+def build_held_out(ctx: Context) -> None:
+    """The same with the test pool alone: all that the evaluation of a ready policy reads. Raises what `build` does."""
+    _write(ctx, [("test", 0, ctx.recipe.data.test)])
+
+
+def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
+    """Read the sources of these (pool, part, source), and write what `build` says."""
     parts, bad = [], []
     numbers: dict[str, float] = {}
     ctx.progress.begin(ctx.stage, len(sources), "pools")

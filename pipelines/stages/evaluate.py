@@ -15,6 +15,7 @@ from pipelines.evaluation.metrics import execution_accuracy, scored
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule
 from pipelines.protocols.base import build as build_protocol
+from pipelines.recipes import digest
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.answers import TIMING, Answers, Line, note_time
@@ -30,6 +31,7 @@ from pipelines.stages.inputs import (
     write_lines,
 )
 from pipelines.stages.policies import policy
+from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import write_json
@@ -59,7 +61,8 @@ def evaluate_questions(
 
     Args:
         answerer: a checkpoint folder or hub name, or what `answering` says.
-        answers: a folder that keeps each question's episodes; those that are there are not made again.
+        gold: a finished gold-schema stage over these questions; None takes the gold SQL's own items.
+        answers: a folder that keeps this policy's episodes, by pass and question; those there are not made again.
     """
     recipe = ctx.recipe
     shards = Shards(questions, recipe.rollout.shard, ctx.folder)
@@ -69,33 +72,37 @@ def evaluate_questions(
     chosen: dict[str, float] = {}
     if recipe.evaluation.selector is not None and recipe.evaluation.samples:
         ctx.progress.begin("selection", 1, "panel")
-        lines, first = select(ctx, recipe.evaluation.selector, questions, rows)
+        lines, chosen = select(ctx, recipe.evaluation.selector, questions, rows)
         rows += lines
-        chosen = {"selector_first": first}
         ctx.progress.advance(1)
     kept = [row for row in rows if row["pass"] != ONCE]
     whole = [from_dict(Trajectory, row["trajectory"]) for row in kept]
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in kept]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
     judged = records(ctx.folder, "greedy", "sampled")
-    figures = summary.summarise(
-        judged, recipe.execution.equality, recipe.evaluation.ks, Rule.of(recipe.evaluation), recipe.seed
-    )
+    figures = summary.summarise(judged, recipe.headline, recipe.evaluation.ks, Rule.of(recipe.evaluation), recipe.seed)
+    figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["data"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
     ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe), **chosen})
-    if recipe.evaluation.ves_repeats:
-        write_json(ctx.folder / EFFICIENCY, {"r_ves": _r_ves(recipe, judged, questions)})
+    reward = _r_ves(recipe, judged, questions) if recipe.evaluation.ves_repeats else None
+    if reward is not None:
+        write_json(ctx.folder / EFFICIENCY, {"r_ves": reward})
 
 
-def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float:
-    """R-VES of the greedy answers that are right under the recipe's equality."""
-    asked = {question.id: question for question in questions}
-    greedy = [record for record in scored(judged) if record.mode == "greedy"]
+def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
+    """R-VES of the greedy answers that are right under the headline's equality.
+
+    Only of questions with a gold query, which is what an answer is timed against; None where none was answered.
+    """
+    asked = {question.id: question for question in questions if question.gold_sql}
+    greedy = [record for record in scored(judged) if record.mode == "greedy" and record.example_id in asked]
+    if not greedy:
+        return None
     right = [
         (asked[record.example_id].database, record.final_sql, asked[record.example_id].gold_sql)
         for record in greedy
-        if record.final_sql and record.right(recipe.execution.equality) and asked[record.example_id].gold_sql
+        if record.final_sql and record.right(recipe.headline)
     ]
     with sql_engine(recipe, workers=1) as sql:
         return efficiency.measure(right, len(greedy), sql, recipe.evaluation.ves_repeats)
@@ -131,7 +138,7 @@ def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
 
 def _accuracy(name: str, judged: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     """EX with its bounds under these names; {} where there are no records."""
-    found = execution_accuracy(scored(judged), recipe.execution.equality, recipe.seed)
+    found = execution_accuracy(scored(judged), recipe.headline, recipe.seed)
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high} if found is not None else {}
 
 
@@ -177,6 +184,11 @@ class Pass:
     max_turns: int
     samples: int
 
+    @property
+    def key(self) -> str:
+        """What an answer depends on beside the policy and the question; not how many answers there are."""
+        return digest({"sampling": self.sampling.model_dump(mode="json"), "max_turns": self.max_turns})
+
 
 def passes(recipe: Recipe) -> list[Pass]:
     """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once."""
@@ -191,20 +203,30 @@ def start(recipe: Recipe, answerer: str, gold: Path | None, answers: Path | None
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
     model = answering(answerer, recipe)
-    equalities = tuple(dict.fromkeys((recipe.execution.equality, *recipe.evaluation.equalities)))
+    equalities = tuple(dict.fromkeys((recipe.headline, *recipe.evaluation.equalities)))
 
-    def ask(each: Pass, questions: Sequence[Example], timing: Path) -> list[Line]:
+    def ask(each: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
         before = _bought(model)
         engine = RolloutEngine(model, build_protocol(recipe.protocol), sql, each.sampling, each.max_turns, schema)
-        done = engine.run(
-            [
-                EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
-                for question in questions
-                for sample in range(each.samples)
-            ]
-        )
+        done = engine.run(requests)
         paid = tuple(after - earlier for after, earlier in zip(_bought(model), before, strict=True))
         note_time(timing, each.name, len(done), engine.timing, (paid[0], paid[1]))
+        return done
+
+    def answer(each: Pass, questions: Sequence[Example], timing: Path) -> list[Line]:
+        kept = Answers(None if answers is None else answers / each.key)
+        found = {question.id: kept.of(question) for question in questions}
+        requests = [
+            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
+            for question in questions
+            for sample in range(each.samples)
+            if sample not in found[question.id]
+        ]
+        for trajectory in ask(each, requests, timing) if requests else []:
+            found[trajectory.example_id][trajectory.sample] = trajectory
+        for question in {request.example.id: request.example for request in requests}.values():
+            kept.keep(question, found[question.id])
+        done = [found[question.id][sample] for question in questions for sample in range(each.samples)]
         by_id = {question.id: question for question in questions}
         judged = evaluate.judge(done, by_id, sql, schema, equalities, each.mode, links)
         return [
@@ -213,10 +235,8 @@ def start(recipe: Recipe, answerer: str, gold: Path | None, answers: Path | None
         ]
 
     def run(questions: Sequence[Any], path: Path) -> str:
-        kept, timing, asked = Answers(answers), path.parent.parent / TIMING, passes(recipe)
-        fresh = kept.missing(questions)
-        made = [line for each in asked for line in ask(each, fresh, timing)] if fresh else []
-        lines = kept.merge(questions, made, [each.name for each in asked])
+        timing = path.parent.parent / TIMING
+        lines = [line for each in passes(recipe) for line in answer(each, questions, timing)]
         write_lines(path, lines)
         right = [line["record"]["scores"][equalities[0]] for line in lines if line["pass"] == "greedy"]
         return f"greedy {100 * sum(right) / max(1, len(right)):.0f} %"

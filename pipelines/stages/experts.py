@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipelines.curation.gold_schema import Extractor
 from pipelines.data.base import Rejected, resolve
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import schemas
+from pipelines.stages.inputs import COSTS, schemas
+from pipelines.store import write_json
 from pipelines.types import Example
+
+if TYPE_CHECKING:
+    from pipelines.teachers.asking import Asker
 
 FLAGGED = "flagged_by_all"
 
@@ -36,6 +41,7 @@ def ask_experts(
     if data.cleaners and training:
         askers = [Asker.named(name, ctx.responses) for name in data.cleaners]
         checked = cleaning.check(askers, list(here.values()), schema)
+        figures |= {f"cleaner_{name}": value for asker in askers for name, value in _spent(asker).items()}
         figures |= {f"cleaners_{name}": value for name, value in cleaning.agreement(checked).items()}
         bad = [one for one in checked if one.dropped]
         flagged = [Rejected(one.example.id, FLAGGED, " / ".join(one.reasons)) for one in bad]
@@ -45,7 +51,9 @@ def ask_experts(
 
         cases = [here[example.id] for example in kept]
         gold = {one.id: schema_items(one.gold_sql, schema(one.database), one.database.engine) for one in cases}
-        chosen = linker.link(Asker.named(data.linker, ctx.responses), cases, schema)
+        asker = Asker.named(data.linker, ctx.responses)
+        chosen = linker.link(asker, cases, schema)
+        figures |= {f"linker_{name}": value for name, value in _spent(asker).items()}
         figures |= {f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()}
         linked = [linker.unite(example, gold[example.id]) for example in chosen] if training else chosen
         kept = [_with_meta(example, other) for example, other in zip(kept, linked, strict=True)]
@@ -58,7 +66,9 @@ def _with_meta(example: Example, linked: Example) -> Example:
 
 
 def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extractor]:
-    """The extractors that the recipe names endpoints for; each has been asked about all examples."""
+    """The extractors that the recipe names endpoints for; each has been asked about all examples. What their answers
+    cost is written to `costs.json`.
+    """
     names = ctx.recipe.gold_schema.extractors
     if not names:
         return {}
@@ -66,4 +76,12 @@ def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extra
     from pipelines.teachers.asking import Asker
 
     schema = schemas(ctx.recipe)
-    return {name: linker.extractor(Asker.named(name, ctx.responses), examples, schema) for name in names}
+    askers = {name: Asker.named(name, ctx.responses) for name in names}
+    extractors = {name: linker.extractor(asker, examples, schema) for name, asker in askers.items()}
+    write_json(ctx.folder / COSTS, {name: asker.take_used() for name, asker in askers.items()})
+    return extractors
+
+
+def _spent(asker: Asker) -> dict[str, float]:
+    """What its answers were and cost, whichever run paid, as figures of a stage."""
+    return {f"{what}_{asker.name}": value for what, value in asker.take_used().items()}

@@ -42,9 +42,9 @@ class Stage:
 
 
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 1, ("data", "execution", "seed"), (), "data:build", "read and check the questions"),
+    Stage("data", 2, ("data", "execution", "seed"), (), "data:build", "read and check the questions"),
     Stage("synthesize", 1, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
-    Stage("filter", 1, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
+    Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "consensus of schema extractors"),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
     Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning"),
@@ -60,7 +60,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            3,
+            4,
             ("evaluation", *SAMPLING),
             ("data", "gold_schema", name),
             "evaluate:build",
@@ -70,7 +70,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        2,
+        3,
         ("name", "title"),
         (
             *("data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pipelines.sql.schema import Schema
 
 DATA = "data.parquet"
+COSTS = "costs.json"  # what endpoints' answers cost, by endpoint
+LEAKAGE = "leakage.json"  # of the data stage: what `curation/leakage.py` reports of each training pool
 
 
 def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example]:
@@ -32,6 +34,26 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
     return resolve(frames.from_frame(frame, Example), folder)
+
+
+def rows_of(folder: Path, *pools: str) -> pl.DataFrame:
+    """Where the data stage wrote the examples of these pools: their `id`, each once, and their `row`."""
+    frame = (
+        pl.scan_parquet(folder / DATA).select("id", "pool").with_row_index("row").filter(pl.col("pool").is_in(pools))
+    )
+    places = frame.select("id", pl.col("row").cast(pl.Int64))
+    return places.unique("id", keep="first", maintain_order=True).collect()
+
+
+def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
+    """The examples in these rows of the data stage's file, their databases resolved."""
+    return resolve(frames.from_frame(frames.take(folder / DATA, rows), Example), folder)
+
+
+def each_example(folder: Path, pool: str) -> Iterator[Example]:
+    """The examples of a pool, of which few are in memory at a time."""
+    for frame in frames.windows(folder / DATA):
+        yield from resolve(frames.from_frame(frame.filter(pl.col("pool") == pool), Example), folder)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:
@@ -73,9 +95,14 @@ def write_lines(path: Path, rows: Iterable[Any]) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+            file.write(json_line(row))
             count += 1
     return count
+
+
+def json_line(row: Any) -> str:
+    """A line of a JSONL file."""
+    return json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 @functools.cache

@@ -1,10 +1,13 @@
-"""What a run needs from outside, looked for before its first stage: hours of work should not end at a missing key."""
+"""What a run needs, looked for before its first stage: hours of work should not end at a missing key or a bad word."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from pipelines.config import Recipe
+from pipelines.errors import RecipeError
+from pipelines.protocols.base import build
+from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.endpoints import Connection, endpoint, name_of
 from pipelines.stages.graph import Step
 
@@ -13,10 +16,24 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     """Look for the endpoints, and their keys, that the steps still to be made will ask; nothing is sent.
 
     Raises:
-        RecipeError: the recipe names no endpoint where it needs one, or one that `conf/local/endpoints.yaml` lacks.
+        RecipeError: the recipe names no endpoint where it needs one, or one that `conf/local/endpoints.yaml` lacks; or
+            a later stage would refuse its protocol, its rewards or its parts.
         ResourceError: the environment variable that should hold a key is empty.
     """
-    for name in dict.fromkeys(_asked(recipe, {step.name for step in steps if not step.cached})):
+    missing = {step.name for step in steps if not step.cached}
+    if missing - {"data", "gold_schema", "model", "report"}:
+        build(recipe.protocol).sections()
+    if "grpo" in missing:
+        Rubric(recipe.rewards)
+    if recipe.protocol.schema_view == "filtered" and "data" in missing and not recipe.data.linker:
+        raise RecipeError("protocol.schema_view=filtered needs a linker", "Name its endpoint: data.linker=NAME.")
+    pools = 1 + len(recipe.data.rl)
+    if "difficulty" in missing and len(recipe.difficulty.explore_parts) > pools:
+        raise RecipeError(
+            f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
+            "They are the SFT pool's and each RL pool's, in order.",
+        )
+    for name in dict.fromkeys(_asked(recipe, missing)):
         Connection(endpoint(name), name)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from pipelines.evaluation.evaluate import previews
 from pipelines.evaluation.material import ReportData, System
 from pipelines.evaluation.voting import Rule
 from pipelines.sql.schema import render
+from pipelines.stages import reading
+from pipelines.stages.answers import latencies
 from pipelines.stages.context import Context
-from pipelines.stages.evaluate import records
+from pipelines.stages.evaluate import EFFICIENCY, ONCE, records
 from pipelines.stages.inputs import DATA, examples, schemas, sql_engine
 from pipelines.stages.selection import SELECTED
-from pipelines.store import read_json
+from pipelines.store import read_json, write_json
 from pipelines.types import Trajectory
 
 WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
@@ -36,8 +37,14 @@ def build(ctx: Context) -> None:
     tables = ctx.folder / "tables"
     tables.mkdir(exist_ok=True)
     report.write_tables(data, tables)
+    clock = {when: _taken(ctx.inputs[name]) for name, when in WHEN.items() if name in ctx.inputs}
+    write_json(tables / EFFICIENCY, clock)  # wall-clock facts: beside the tables, no part of what the stage makes
     ctx.progress.advance(1)
     ctx.metrics({"systems": len(data.systems)})
+
+
+def _taken(folder: Path) -> dict[str, float]:
+    return reading.taken(latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
 
 
 def gather(ctx: Context) -> ReportData:
@@ -46,7 +53,7 @@ def gather(ctx: Context) -> ReportData:
         one
         for name, when in WHEN.items()
         if name in ctx.inputs
-        for one in systems_of(ctx.inputs[name], when, _trained_on(ctx, name))
+        for one in systems_of(ctx.inputs[name], when, _trained_on(ctx, name), _model_of(ctx, name))
     )
     base = of_systems(ctx.recipe, systems, ctx.inputs["data"])
     return dataclasses.replace(
@@ -68,7 +75,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> Repor
         results = previews([record for system in systems for record in system.records], questions, sql)
     return ReportData(
         title=recipe.name,
-        equality=recipe.execution.equality,
+        equality=recipe.headline,
         systems=systems,
         examples=questions,
         schemas={one.database.id: render(schema(one.database), "ddl") for one in questions.values()},
@@ -77,6 +84,10 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> Repor
             "recipe": recipe.name,
             "seed": str(recipe.seed),
             "protocol": recipe.protocol.name,
+            "schema": recipe.protocol.schema_view,
+            "turns at most": str(recipe.protocol.max_turns_eval),
+            "samples": _sampling(recipe),
+            **{f"model ({system.name})": system.note for system in systems if system.note},
             **left_out(data, len(questions), recipe.data.test),
         },
         ks=recipe.evaluation.ks,
@@ -85,14 +96,36 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> Repor
     )
 
 
-def systems_of(folder: Path, name: str, trained: int | None = None) -> Iterator[System]:
-    """The system of a finished evaluation and, where an endpoint chose among its samples, their answers as another."""
+def _sampling(recipe: Recipe) -> str:
+    """How the sampled episodes were drawn: "8 at temperature 1, top-p 0.95"."""
+    settings = recipe.evaluation
+    if not settings.samples:
+        return "none"
+    return f"{settings.samples} at temperature {settings.sampling.temperature:g}, top-p {settings.sampling.top_p:g}"
+
+
+def systems_of(folder: Path, name: str, trained: int | None = None, note: str = "") -> Iterator[System]:
+    """The system of a finished evaluation and, where an endpoint chose among its samples, their answers as another.
+
+    Args:
+        trained: examples that its training used.
+        note: what answered: a checkpoint's digest, an endpoint's model.
+    """
     frame = frames.read(folder / DATA)
+    missing = read_json(folder / "summary.json").get("left_out", {})
+    forced = tuple(records(folder, ONCE))
     for shown, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
         found = tuple(records(folder, *passes))
         if found:
             made = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
-            yield System(shown, found, tuple(made), trained, note=folder.name)
+            own = shown == name
+            yield System(shown, found, tuple(made), trained, note if own else "", forced if own else (), missing)
+
+
+def _model_of(ctx: Context, name: str) -> str:
+    """What answered in an evaluation: the base model's name, or the key of the stage that trained it."""
+    stage = name.removeprefix("evaluate_")
+    return f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
 
 
 def _trained_on(ctx: Context, name: str) -> int | None:
@@ -110,16 +143,12 @@ def _trained_on(ctx: Context, name: str) -> int | None:
 
 def left_out(data: Path, usable: int, source: Source) -> dict[str, str]:
     """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
-    path = data / "quarantine.jsonl"
-    rows = [row for row in _lines(path) if row["pool"] == "test"] if path.is_file() else []
-    if not rows:
+    reasons = reading.left_out(data)
+    if not reasons:
         return {}
-    reasons = Counter(str(row["reason"]).replace("_", " ") for row in rows)
-    why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+    why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())
     whole = source.count is None and source.hardness is None
-    return {
-        "questions": f"{usable:,} of {usable + len(rows):,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"
-    }
+    return {"questions": f"{usable:,} of {usable + total:,} ({why})" if whole else f"{usable:,} drawn; left out: {why}"}
 
 
 def _pass_rates(ctx: Context) -> tuple[float, ...]:

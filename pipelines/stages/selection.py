@@ -18,8 +18,9 @@ NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_cla
 
 def select(
     ctx: Context, selector: str, questions: Sequence[Example], lines: Sequence[Line]
-) -> tuple[list[Line], float]:
-    """One line a question, the chosen sample's own as a greedy episode; and the selector's liking for the first place.
+) -> tuple[list[Line], dict[str, float]]:
+    """One line a question, the chosen sample's own as a greedy episode; and, for the metrics, the selector's liking for
+    the first place and what its answers cost.
 
     Args:
         selector: an endpoint's name; what it said is kept, so that a killed evaluation asks nothing twice.
@@ -41,11 +42,12 @@ def select(
         )
         for name, group in samples.items()
     ]
-    form = FORMS.get(ctx.recipe.execution.equality, "bag")
+    form = FORMS.get(ctx.recipe.headline, "bag")
     asker = Asker.named(selector, ctx.responses)
     choices = choose(asker, cases, schemas(ctx.recipe), lambda result: signature(result, form))
     chosen = [_chosen(group[choice.winner]) for group, choice in zip(samples.values(), choices, strict=True)]
-    return chosen, sum(choice.first for choice in choices) / max(1, len(choices))
+    first = sum(choice.first for choice in choices) / max(1, len(choices))
+    return chosen, {"selector_first": first, **{f"selector_{name}": n for name, n in asker.take_used().items()}}
 
 
 def _results(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines.errors import BoundaryError
 from pipelines.stages.cluster import fan_out
 from pipelines.stages.context import Progress
 from pipelines.store import SHARDS
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
 Item = TypeVar("Item")
 Run = Callable[[Sequence[Any], Path], str]
 RETRIES = 3
 
+number = 0  # of this process among those that share a stage's shards
 _make: Callable[[], Run] | None = None
 
 
@@ -85,6 +91,8 @@ class Shards(Generic[Item]):
             run = make(*args)
             for index in missing:
                 progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
+            del run
+            _free_device()
             return
         self._fan_out(missing, make, args, min(processes, len(missing)), progress)
 
@@ -93,7 +101,7 @@ class Shards(Generic[Item]):
     ) -> None:
         for _ in range(RETRIES):
             context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), make, args))
+            pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), context.Value("i"), make, args))
             try:
                 with pool:
                     self._collect(pool, missing, progress)
@@ -114,18 +122,32 @@ class Shards(Generic[Item]):
             for future in done:
                 progress.advance(todo.pop(future), future.result())
 
+    def read(self, index: int) -> list[Any]:
+        """What one shard holds: one JSON value a line."""
+        with self.path(index).open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
     def rows(self) -> Iterator[Any]:
-        """What the shards hold, in the order of the items: one JSON value a line."""
+        """What the shards hold, in the order of the items."""
         for index in range(len(self)):
-            with self.path(index).open(encoding="utf-8") as file:
-                yield from map(json.loads, file)
+            yield from self.read(index)
 
 
-def _start(parent: int, make: Callable[..., Run], args: tuple[Any, ...]) -> None:
+def _free_device() -> None:
+    """Give back a GPU's memory: the next stage's may be a process of its own, and would find it taken."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _start(parent: int, started: Synchronized[int], make: Callable[..., Run], args: tuple[Any, ...]) -> None:
     from pipelines.processes import die_with_parent
 
     die_with_parent(parent)
-    global _make
+    global _make, number
+    with started.get_lock():
+        number, started.value = started.value, started.value + 1
     _make = functools.cache(lambda: make(*args))
 
 

@@ -9,22 +9,24 @@ from typing import Any
 
 from pipelines import frames
 from pipelines.config import Recipe, Teacher
+from pipelines.errors import BoundaryError
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.openai import OpenAIPolicy
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import DATA, episode_seed, examples, schemas, sql_engine
+from pipelines.stages.inputs import COSTS, DATA, episode_seed, examples, schemas, sql_engine
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import read_json, write_json
-from pipelines.teachers.mix import pick, teacher_policy
+from pipelines.teachers.mix import pick, teacher_policies
 from pipelines.teachers.star import HintedPolicy
 from pipelines.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 
 SHARD = 512  # questions of the oracle: what a killed run loses of each process
 BOUGHT_SHARD = 4096  # of endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle
-COSTS, COSTS_OF_SHARD = "costs.json", ".costs.json"
+COSTS_OF_SHARD = ".costs.json"
+BROKE = "EndpointError"  # the failure of an episode that an endpoint broke
 ROUNDS = 2  # further tries for episodes that an endpoint broke
 
 
@@ -36,7 +38,9 @@ def build(ctx: Context) -> None:
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = ctx.recipe.rollout.processes if scripted else 1
     shards.run(start, (ctx.recipe, ctx.responses), processes, ctx.progress)
-    made = [trajectory for index in range(len(shards)) for trajectory in read_jsonl(shards.path(index), Trajectory)]
+    parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
+    _check_whole(shards, parts)
+    made = [trajectory for part in parts for trajectory in part]
     frames.write(ctx.folder / DATA, frames.to_frame(made))
     broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in made)
     turns = sum(len(trajectory.turns) for trajectory in made) / max(1, len(made))
@@ -46,6 +50,22 @@ def build(ctx: Context) -> None:
     ctx.metrics({"trajectories": len(made), "broken": broken, "turns_mean": turns, **spent})
 
 
+def _check_whole(shards: Shards[Example], parts: Sequence[Sequence[Trajectory]]) -> None:
+    """Let no dataset be finished, and found again by every later run, without what an endpoint failed to answer.
+
+    Raises:
+        BoundaryError: an episode is missing. Its shard is made again by the next run, from the log but for that.
+    """
+    lost = 0
+    for index, part in enumerate(parts):
+        if failed := sum(one.failure == BROKE for one in part):
+            shards.path(index).unlink()
+            lost += failed
+    if lost:
+        hint = "Run again when it works: what was answered is kept, and only these are asked."
+        raise BoundaryError(f"an endpoint failed on {lost} episodes, each tried {1 + ROUNDS} times", hint)
+
+
 def _costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
     """What the answers of this dataset cost by endpoint, whichever run paid: answers, tokens and money."""
     total: dict[str, dict[str, float]] = {}
@@ -53,7 +73,7 @@ def _costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
         for name, row in read_json(shards.path(index).with_suffix(COSTS_OF_SHARD)).items():
             into = total.setdefault(name, dict.fromkeys(row, 0.0))
             for what, value in row.items():
-                into[what] += value
+                into[what] = into.get(what, 0.0) + value
     return total
 
 
@@ -88,7 +108,7 @@ class Synthesis:
         self.sql = sql_engine(recipe, workers=1)
         self.schemas = schemas(recipe)
         protocol = build_protocol(recipe.protocol)
-        self.policies = [teacher_policy(one, protocol, responses) for one in teachers(recipe)]
+        self.policies = teacher_policies(teachers(recipe), protocol, responses)
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
         """`synthesis.samples` trajectories a question, in order."""
@@ -103,14 +123,14 @@ class Synthesis:
 
     def costs(self) -> dict[str, dict[str, float]]:
         """What the answers since the last call cost, by endpoint."""
-        askers = [policy.asker for policy in self.policies if isinstance(policy, OpenAIPolicy)]
-        return {asker.name: asker.take_used() for asker in askers}
+        askers = {policy.name: policy.asker for policy in self.policies if isinstance(policy, OpenAIPolicy)}
+        return {name: asker.take_used() for name, asker in askers.items()}
 
     def _all(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Run the episodes; those that an endpoint broke again, for its log has all but the answer that failed."""
         done = asyncio.run(self._run(requests, wrap))
         for _ in range(ROUNDS):
-            again = [index for index, one in enumerate(done) if one.failure == "EndpointError"]
+            again = [index for index, one in enumerate(done) if one.failure == BROKE]
             if not again:
                 break
             redone = asyncio.run(self._run([requests[index] for index in again], wrap))

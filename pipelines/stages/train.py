@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from pipelines import frames
+from pipelines.curation.filtering import shuffled
 from pipelines.protocols.base import build as build_protocol
 from pipelines.stages.context import REFERENCE, Context
 from pipelines.stages.inputs import DATA, examples, schemas, trajectories
 from pipelines.store import write_json
 from pipelines.training.launch import train
-from pipelines.training.plan import Plan
+from pipelines.training.plan import HELD_OUT, Plan
 from pipelines.types import Example, write_jsonl
 
 CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
@@ -60,13 +61,17 @@ def sft(ctx: Context) -> None:
 
 def grpo(ctx: Context) -> None:
     """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
-    data = ctx.folder / "input.jsonl"
+    data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
     write_jsonl(data, _questions(ctx))
+    dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
+    dev.sort(key=lambda one: shuffled(one.id, 0, ctx.recipe.seed))
+    write_jsonl(held_out, dev[: ctx.recipe.grpo.held_out])
     plan = Plan(
         kind="grpo",
         recipe=ctx.recipe,
         checkpoint_in=ctx.checkpoint,
         data=data,
+        held_out=held_out if dev else None,
         gold_schemas=ctx.inputs.get("gold_schema"),
         out=ctx.folder,
     )
@@ -101,15 +106,16 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
 
 
 def summary(ctx: Context) -> dict[str, float]:
-    """Steps, and the mean of each curve over the last tenth of the run."""
+    """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
     import json
 
     lines = [json.loads(line) for line in (ctx.folder / "curves.jsonl").read_text(encoding="utf-8").splitlines()]
     tail = lines[-max(1, len(lines) // 10) :]
-    names = sorted({name for line in tail for name in line if name != "step"})
+    names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT)})
     means = {
         name: sum(line.get(name, 0.0) for line in tail) / len(tail)
         for name in names
         if all(isinstance(line.get(name, 0.0), int | float) for line in tail)
     }
-    return {"steps": lines[-1]["step"], **means}
+    measured = [line[HELD_OUT] for line in lines if HELD_OUT in line]
+    return {"steps": lines[-1]["step"], **means, **({HELD_OUT: measured[-1]} if measured else {})}

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pipelines.rollout.decoding.stops import cut
-from pipelines.rollout.endpoints import Malformed
+from pipelines.rollout.endpoints import Malformed, Unreadable
 
-Kind = Literal["ok", "truncated", "refused", "empty"]
-_THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
+_THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Answer:
     """One answer, as it is kept.
 
     Attributes:
-        kind: how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word.
+        kind: how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
+            "malformed" where no choice could be read.
         reasoning: a thinking model's own field; "" where there is none.
         calls: (name, arguments as JSON text) of tool calls that the server took out of the text.
         stopped: the stop string that ended it, where the server says so.
@@ -51,21 +52,24 @@ def read(value: Mapping[str, Any]) -> Answer:
 
     Raises:
         Malformed: it is not one: no choices, or fields of other types.
+        Unreadable: as that, of a server that tells of no error.
     """
+    problem = Malformed("the answer tells of an error")
     try:
+        if not value.get("error"):
+            problem = Unreadable("the answer has no choice that can be read", _usage(value))
         choice = value["choices"][0]
         message = choice["message"]
-        usage = value.get("usage") or {}
         text = _text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         calls = tuple(_call(call["function"]) for call in message.get("tool_calls") or ())
         refusal = message.get("refusal") or ""
-        tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        tokens = _usage(value)
         finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        raise Malformed("the answer has no choice with a message") from None
+        raise problem from None
     if not isinstance(reasoning, str) or not isinstance(refusal, str):
-        raise Malformed("the answer's fields have other types")
+        raise problem
     kind: Kind = "ok"
     if finish == "length":
         kind = "truncated"
@@ -75,6 +79,14 @@ def read(value: Mapping[str, Any]) -> Answer:
         kind = "empty"
     said = stopped if isinstance(stopped, str) else None
     return Answer(text or refusal, kind, reasoning, calls, said, *tokens)
+
+
+def _usage(value: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt and of the completion; 0 where the server counts none."""
+    usage = value.get("usage")
+    counts = [usage.get(name) if isinstance(usage, Mapping) else 0 for name in ("prompt_tokens", "completion_tokens")]
+    prompt, completion = (int(count) if isinstance(count, int | float) and count > 0 else 0 for count in counts)
+    return prompt, completion
 
 
 def _text(content: Any) -> str:
@@ -103,15 +115,34 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
     """
     text, thought = answer.text, answer.reasoning
-    if agent and agent[0] != "think" and "think" not in agent and (found := _THINK.match(text)):
-        text, thought = text[found.end() :], thought or found[1]
+    if agent and (found := _inline(text, agent)):
+        if "think" in agent:  # the protocol's own block: what it rehearses there is not its action
+            begin = text[: found.start("thought")] if found["opened"] else "<think>"
+            head = f"{begin}{_harmless(found['thought'], agent)}{text[found.end('thought') : found.end()]}"
+            return head + _turn(answer, text[found.end() :], stops, agent)
+        text, thought = text[found.end() :], thought or found["thought"]
+    text = _turn(answer, text, stops, agent)
+    if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
+        text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
+    return text
+
+
+def _inline(text: str, agent: Sequence[str]) -> re.Match[str] | None:
+    """The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template."""
+    found = _THINK.match(text)
+    if found is None or found["opened"]:
+        return found
+    own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
+    return None if own or "<think>" in found["thought"] else found
+
+
+def _turn(answer: Answer, text: str, stops: Sequence[str], agent: Sequence[str]) -> str:
+    """What follows the thought: parsed calls written back, cut after the first stop string, its last tag closed."""
     if agent and answer.calls:
         text = "\n".join(filter(None, [text.rstrip(), *(_written(*call, agent) for call in answer.calls)]))
     text = cut(text, stops)
     if answer.kind != "truncated":
         text = close_tag(text, tuple(stops), answer.stopped)
-    if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
-        text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
     return text
 
 

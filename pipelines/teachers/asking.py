@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,15 @@ from typing import Any
 
 from pipelines.config import Sampling
 from pipelines.errors import BoundaryError, EndpointError
-from pipelines.rollout.endpoints import Connection, Endpoint, body_of, endpoint
+from pipelines.rollout.endpoints import (
+    Connection,
+    ContextOverflow,
+    Endpoint,
+    Refused,
+    Unreadable,
+    body_of,
+    endpoint,
+)
 from pipelines.rollout.policies.base import Message
 from pipelines.teachers import answers, streams
 from pipelines.teachers.answers import Answer
@@ -20,6 +29,7 @@ from pipelines.teachers.log import ResponseLog, Spent
 
 MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
 CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them
+LAME = ("refused", "truncated", "empty", "malformed")  # kinds of answers that are counted: they were paid for too
 GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
 
 
@@ -35,7 +45,8 @@ class Asker:
     Attributes:
         bought: what this run has paid; the log's own count goes back to the first run.
         found: answers that were there already.
-        used: tokens of the prompt and the answer behind each answer handed out, by key, whichever run paid.
+        used: tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run
+            paid.
 
     Raises:
         ResourceError: the environment variable that should hold the key is empty.
@@ -44,7 +55,7 @@ class Asker:
     def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
         self.endpoint, self.name, self.concurrency = endpoint, name, concurrency
         self.bought, self.found = Spent(), 0
-        self.used: dict[str, tuple[int, int]] = {}
+        self.used: dict[str, tuple[int, int, str]] = {}
         self._connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
         self.budget = Budget(
@@ -59,13 +70,14 @@ class Asker:
         self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     @classmethod
-    def named(cls, name: str, responses: Path | None, concurrency: int = 16) -> Asker:
+    def named(cls, name: str, responses: Path | None) -> Asker:
         """The endpoint of that name in `conf/local/endpoints.yaml`.
 
         Raises:
             RecipeError: there is none.
         """
-        return cls(endpoint(name), name, responses, concurrency)
+        settings = endpoint(name)
+        return cls(settings, name, responses, settings.concurrency)
 
     async def ask(
         self,
@@ -86,7 +98,7 @@ class Asker:
             body["seed"] = int(key[:8], 16) >> 1
         async with self._semaphore():
             answer = await self._find_or_buy(body, key, sample)
-        self.used[key] = answer.prompt_tokens, answer.completion_tokens
+        self.used[key] = answer.prompt_tokens, answer.completion_tokens, answer.kind
         return answer
 
     async def _find_or_buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
@@ -99,12 +111,23 @@ class Asker:
             return answers.from_record(record)
 
     def take_used(self) -> dict[str, float]:
-        """Answers, tokens and cost of what was handed out since the last call."""
-        prompt, completion = (sum(used[place] for used in self.used.values()) for place in (0, 1))
+        """Answers, tokens and cost of what was handed out since the last call, and how many answers were none."""
+        prompt, completion = sum(used[0] for used in self.used.values()), sum(used[1] for used in self.used.values())
+        kinds = [used[2] for used in self.used.values()]
         numbers = {"answers": float(len(self.used)), "prompt_tokens": float(prompt)}
         numbers |= {"completion_tokens": float(completion), "cost": self.budget.cost(prompt, completion)}
+        numbers |= {kind: float(kinds.count(kind)) for kind in LAME}
         self.used.clear()
         return numbers
+
+    def bill(self) -> str:
+        """What `take_used` says, in one line for a person, with what this run itself has paid."""
+        used = self.take_used()
+        tokens = used["prompt_tokens"] + used["completion_tokens"]
+        cost = f" for {used['cost']:.2f} {self.endpoint.currency}" if used["cost"] else ""
+        lame = "".join(f", {used[kind]:.0f} {kind}" for kind in LAME if used[kind])
+        said = f"{self.name}: {used['answers']:.0f} answers{lame}, {tokens:.0f} tokens{cost}"
+        return f"{said}; {self.bought.requests} of them bought now"
 
     def ask_all(
         self,
@@ -112,16 +135,30 @@ class Asker:
         sampling: Sampling = GREEDY,
         on_done: Callable[[int], None] | None = None,
     ) -> list[Answer | None]:
-        """Answers in order, many in flight; None where the endpoint failed on one after all retries.
+        """Answers in order, many in flight; None where a conversation is longer than the model's context.
 
         Args:
             on_done: called with 1 for each answer, for a progress bar.
 
         Raises:
             UserError: what the user must mend.
-            BoundaryError: every one failed.
+            BoundaryError: the endpoint failed on one after all retries. The rest was asked before and is kept, so that
+                asking again costs one answer; going on without it would make another dataset.
         """
         return asyncio.run(self.ask_all_async(conversations, sampling, on_done))
+
+    def ask_most(self, conversations: Sequence[Sequence[Message]]) -> list[Answer | None]:
+        """As `ask_all`, but None also where the endpoint failed on one: for a training, which leaves an episode out
+        that a boundary broke, and caches no answer's absence.
+
+        Raises:
+            UserError: what the user must mend.
+            BoundaryError: every one failed.
+        """
+        done, failures = asyncio.run(self._ask_each(conversations, GREEDY, None))
+        if failures and len(failures) == len(done):
+            raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
+        return done
 
     async def ask_all_async(
         self,
@@ -130,6 +167,19 @@ class Asker:
         on_done: Callable[[int], None] | None = None,
     ) -> list[Answer | None]:
         """As `ask_all`, inside a running event loop."""
+        done, failures = await self._ask_each(conversations, sampling, on_done)
+        if failures:
+            problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
+            raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
+        return done
+
+    async def _ask_each(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        sampling: Sampling,
+        on_done: Callable[[int], None] | None,
+    ) -> tuple[list[Answer | None], list[EndpointError]]:
+        """The answers in order, and what failed after all retries."""
         done: list[Answer | None] = [None] * len(conversations)
         queue = iter(enumerate(conversations))
 
@@ -137,6 +187,8 @@ class Asker:
             for index, messages in queue:
                 try:
                     done[index] = await self.ask(messages, sampling)
+                except ContextOverflow:
+                    pass
                 except EndpointError as error:
                     failures.append(error)
                 if on_done is not None:
@@ -151,9 +203,7 @@ class Asker:
             raise many.exceptions[0] from None
         finally:
             await self.close()
-        if failures and len(failures) == len(conversations):
-            raise BoundaryError(f"endpoint {self.name!r} answered none of {len(failures)} requests: {failures[0]}")
-        return done
+        return done, failures
 
     async def close(self) -> None:
         """Close the connections of the running event loop; the log stays open."""
@@ -168,19 +218,44 @@ class Asker:
     async def _buy(self, body: Mapping[str, Any], key: str = "", sample: int = 0) -> Answer:
         """Send a request within budget and pace."""
         most = _most(body, self.endpoint)
+        unread: list[Unreadable] = []  # of the last tries
         await self.budget.reserve(most)
         try:
             answer = await self._connection.ask(
-                lambda client: self._send_and_keep(client, body, key, sample), sum(most)
+                lambda client: self._send_and_keep(client, body, key, sample, unread), sum(most)
             )
+        except Refused:
+            answer = self._keep(Answer("", "refused"), key, sample)
+        except EndpointError:
+            if not unread:
+                raise
+            prompt, completion = (sum(one.used[place] for one in unread) for place in (0, 1))
+            lame = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
+            answer = self._keep(lame, key, sample)
         finally:
             self.budget.release(most)
         self._connection.pace.settle(sum(most), answer.prompt_tokens + answer.completion_tokens)
         return answer
 
-    async def _send_and_keep(self, client: Any, body: Mapping[str, Any], key: str, sample: int) -> Answer:
-        """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
-        answer = await self._send(client, body)
+    async def _send_and_keep(
+        self, client: Any, body: Mapping[str, Any], key: str, sample: int, unread: list[Unreadable]
+    ) -> Answer:
+        """One request, whose answer is kept before anybody uses it, be its asker still there or not.
+
+        Args:
+            unread: gets an answer that came whole and cannot be read; any other failure empties it.
+        """
+        try:
+            answer = await self._send(client, body)
+        except Unreadable as error:
+            unread.append(error)
+            raise
+        except Exception:
+            unread.clear()
+            raise
+        return self._keep(_counted(answer, body, self.endpoint), key, sample)
+
+    def _keep(self, answer: Answer, key: str, sample: int) -> Answer:
         used = answer.prompt_tokens, answer.completion_tokens
         if self.log is not None:
             about = {"model": self.endpoint.model, "sample": sample}
@@ -191,12 +266,9 @@ class Asker:
         return answer
 
     async def _send(self, client: Any, body: Mapping[str, Any]) -> Answer:
-        import httpx
-
         if self.endpoint.stream:
-            return answers.read(await streams.collect(client, body))
-        response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
-        return answers.read(body_of(response.content))
+            return answers.read(await streams.collect(client, body, self.endpoint.omit))
+        return answers.read(body_of(await client.post("/chat/completions", cast_to=str, body=body)))
 
     def _body(
         self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int
@@ -237,3 +309,12 @@ def _most(body: Mapping[str, Any], settings: Endpoint) -> tuple[int, int]:
     """Tokens of the prompt (a guess) and of the answer (its limit) that a request takes at most."""
     chars = sum(len(message["content"]) + 16 for message in body["messages"])
     return chars // CHARS_PER_TOKEN + 1, int(body.get(settings.max_tokens_key) or GREEDY.turn_tokens)
+
+
+def _counted(answer: Answer, body: Mapping[str, Any], settings: Endpoint) -> Answer:
+    """The answer; of a server that counts no tokens, with a guess of them, so that caps and costs hold there too."""
+    if answer.prompt_tokens or answer.completion_tokens:
+        return answer
+    chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
+    prompt, completion = _most(body, settings)[0], -(-chars // CHARS_PER_TOKEN)
+    return dataclasses.replace(answer, prompt_tokens=prompt, completion_tokens=completion)

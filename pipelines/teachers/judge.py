@@ -8,6 +8,7 @@ from pathlib import Path
 from pipelines.config import RewardTerm
 from pipelines.rewards import judge
 from pipelines.rewards.judge import Messages
+from pipelines.teachers.answers import Answer
 from pipelines.teachers.asking import Asker
 from pipelines.teachers.cleaning import kappa
 from pipelines.types import Example, Outcome
@@ -34,14 +35,20 @@ def grader(
     scale = float(term.options.get("scale", 2.0))
 
     def fill(outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
-        return judge.grade(outcomes, dict(examples), lambda prompts: ask(asker, prompts), scale)
+        return judge.grade(outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), scale)
 
     return fill
 
 
-def ask(asker: Asker, prompts: Sequence[Messages]) -> list[str | None]:
-    """The judge's answers, many in flight; None where it failed."""
-    return [answer.text if answer else None for answer in asker.ask_all(prompts)] if prompts else []
+def ask(
+    asked: Callable[[Sequence[Messages]], Sequence[Answer | None]], prompts: Sequence[Messages]
+) -> list[str | None]:
+    """The judge's answers, many in flight; None where there is none.
+
+    Args:
+        asked: a method of its asker.
+    """
+    return [answer.text if answer else None for answer in asked(prompts)] if prompts else []
 
 
 def check(
@@ -84,7 +91,7 @@ def pad(sql: str) -> str:
 
 
 def _grades(asker: Asker, prompts: Sequence[Messages], scale: float) -> Grades:
-    return [judge.read_grade(text, scale) for text in ask(asker, prompts)]
+    return [judge.read_grade(text, scale) for text in ask(asker.ask_all, prompts)]
 
 
 def _shift(before: Grades, after: Grades) -> float:

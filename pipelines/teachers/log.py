@@ -66,6 +66,7 @@ class ResponseLog:
         self.path = root / f"{name}.jsonl"
         self.spent, self.torn = Spent(), 0
         self._places: dict[bytes, int] = {}
+        self._more: dict[bytes, list[int]] = {}  # of keys with several lines: the first may be torn
         self._read = 0  # bytes of the file that the index knows
         self._claimed: set[str] = set()
         self._synced = time.monotonic()
@@ -96,24 +97,34 @@ class ResponseLog:
             self.torn += bool(line.strip())
             return
         key = bytes.fromhex(head[1].decode())
-        if key not in self._places:
-            self._places[key] = place
+        if self._places.setdefault(key, place) != place:
+            self._more.setdefault(key, []).append(place)
         self.spent.requests += 1
         self.spent.prompt_tokens += int(head[2])
         self.spent.completion_tokens += int(head[3])
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The answer under a key; None when it was not bought yet."""
+        """The answer under a key; None when it was not bought yet, or cannot be read any more."""
         place = self._places.get(bytes.fromhex(key))
         if place is None:
             return None
+        places = (place, *self._more.get(bytes.fromhex(key), ()))
+        return next((value for value in map(self._value, places) if value is not None), None)
+
+    def _value(self, place: int) -> dict[str, Any] | None:
+        """The line at a place; None where it is torn, or where the file ends before it."""
         line = b""
         while not line.endswith(b"\n"):
             block = os.pread(self._file, 1 << 14, place + len(line))
+            if not block:
+                return None
             end = block.find(b"\n")
             line += block if end < 0 else block[: end + 1]
-        value: dict[str, Any] = json.loads(line)
-        return value
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
 
     @contextlib.asynccontextmanager
     async def claim(self, key: str) -> AsyncIterator[dict[str, Any] | None]:

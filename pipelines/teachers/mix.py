@@ -25,6 +25,22 @@ def pick(shares: Sequence[float], name: str) -> int:
     return len(shares) - 1
 
 
+def teacher_policies(teachers: Sequence[Teacher], protocol: Protocol, responses: Path) -> list[Policy]:
+    """The policies of a mix, in order; entries that name the same endpoint share its asker.
+
+    Raises:
+        RecipeError: see `teacher_policy`.
+    """
+    from pipelines.rollout.policies.openai import OpenAIPolicy
+
+    policies = [teacher_policy(one, protocol, responses) for one in teachers]
+    first: dict[str, OpenAIPolicy] = {}
+    for policy in policies:
+        if isinstance(policy, OpenAIPolicy) and first.setdefault(policy.name, policy) is not policy:
+            policy.share(first[policy.name].asker)
+    return policies
+
+
 def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path) -> Policy:
     """The policy of one teacher section: the scripted oracle, or an endpoint with the log of its answers.
 

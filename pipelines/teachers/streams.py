@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.rollout.endpoints import Malformed
 
 
-async def collect(client: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()) -> dict[str, Any]:
     """Send a request with `stream: true` and return the chat completion that its chunks add up to.
+
+    Args:
+        omit: "stream_options" for a server that refuses it; it then counts no tokens.
 
     Raises:
         Malformed: the stream ended before the answer did.
@@ -19,11 +22,12 @@ async def collect(client: Any, body: Mapping[str, Any]) -> dict[str, Any]:
     last: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
     usage: Any = None
     own = {"model", "messages"}
+    asked = {} if "stream_options" in omit else {"stream_options": {"include_usage": True}}
     stream = await client.chat.completions.create(
         model=body["model"],
         messages=body["messages"],
         stream=True,
-        extra_body={"stream_options": {"include_usage": True}} | {k: v for k, v in body.items() if k not in own},
+        extra_body=asked | {k: v for k, v in body.items() if k not in own},
     )
     async for chunk in stream:
         value = chunk.model_dump()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from pipelines.training.plan import HELD_OUT
 
 WINDOW = 10  # steps that a mean is taken over: one step of a few dozen episodes says little
 Line = Mapping[str, float]
@@ -39,7 +42,27 @@ def format_errors(lines: Sequence[Line]) -> str | None:
 
 
 def hacking(lines: Sequence[Line]) -> str | None:
-    """Reward is held or rises while answers get worse: some term is paid for something else than being right."""
+    """Reward is held or rises while answers get worse: some term is paid for something else than being right.
+
+    Answers are those on held-out questions where they are measured, else those of the training itself.
+    """
+    at = [index for index, line in enumerate(lines) if HELD_OUT in line]
+    return _hacking_held_out(lines, at) if at else _hacking_in_training(lines)
+
+
+def _hacking_held_out(lines: Sequence[Line], at: Sequence[int]) -> str | None:
+    """Two measurements in a row against the best two: one of a few dozen questions says little."""
+    pairs = [((lines[one][HELD_OUT] + lines[two][HELD_OUT]) / 2, two) for one, two in itertools.pairwise(at)]
+    if not pairs:
+        return None
+    (was, then), (now, here) = max(pairs, key=lambda pair: pair[0]), pairs[-1]
+    before, after = (_mean(lines[max(0, index + 1 - WINDOW) : index + 1], "reward") for index in (then, here))
+    if now < was - 0.1 and after >= before:
+        return f"held-out execution accuracy fell from {was:.1%} to {now:.1%} while the reward did not"
+    return None
+
+
+def _hacking_in_training(lines: Sequence[Line]) -> str | None:
     windows = [lines[at : at + WINDOW] for at in range(0, len(lines) - WINDOW + 1)]
     best = max(windows, key=lambda window: _mean(window, "ex"))
     was, now = _mean(best, "ex"), _mean(windows[-1], "ex")

@@ -14,7 +14,7 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.stages.inputs import gold_schemas, schemas, sql_engine
-from pipelines.training import batching, model, settings
+from pipelines.training import batching, datafile, model, settings
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
@@ -50,6 +50,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             plan=plan,
             rollouts=rollouts,
             timings=timings,
+            held_out=datafile.examples(plan.held_out) if plan.held_out else (),
             sync=WeightSync(recipe.rollout.servers, plan.out) if recipe.rollout.policy == "vllm" else None,
             model=network,
             processing_class=tokenizer,

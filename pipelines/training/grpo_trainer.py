@@ -17,10 +17,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from pipelines.training import advantages, settings
-from pipelines.training.plan import Plan
+from pipelines.training.plan import HELD_OUT, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
 from pipelines.training.rows import Forward, dense, moving, regroup, scatter
 from pipelines.training.sync import WeightSync
+from pipelines.types import Example
 
 LIKE_ROWS = 24  # rows of one forward: the fewer, the more alike in length; a CPU gains nothing from more
 NAMES = {
@@ -41,6 +42,7 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
         rollouts: makes and pays the episodes.
         timings: seconds of the current step by what they were spent on.
         sync: brings the weights to the servers that sample; None when the network itself does.
+        held_out: questions on which the policy is measured every `grpo.held_out_steps` steps.
     """
 
     beta: float
@@ -53,9 +55,11 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
         rollouts: Rollouts,
         timings: dict[str, float],
         sync: WeightSync | None = None,
+        held_out: Sequence[Example] = (),
         **kwargs: Any,
     ) -> None:
         self.plan, self.grpo, self.rollouts, self.timings, self.sync = plan, plan.recipe.grpo, rollouts, timings, sync
+        self.held_out = held_out
         self.generation: Generation | None = None
         self.watched: dict[str, float] = {}
         self.rows: Tensor | None = None  # (B,) which rows of the current batch need a forward; None for all
@@ -224,6 +228,7 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's numbers beside those of the generation that they belong to."""
         logs.update({f"own/{name}": value for name, value in self.watched.items()})
+        self.watched.pop(HELD_OUT, None)  # measured once: not again with each step on the same generation
         super().log(logs, start_time)
 
     def observe(self, generation: Generation) -> list[list[int]]:
@@ -238,8 +243,22 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
         masks = self.rollouts.masks(generation, FULL, useful)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
         self.rows = None if self.beta or self.grpo.lambda_schema else useful
-        self.watched = self._sum_up(generation)
+        self.watched |= self._sum_up(generation)
         return masks
+
+    def measure(self) -> None:
+        """Measure the policy on the held-out questions when it is time: its accuracy is logged with this generation."""
+        self.watched = {}
+        step, every = self.state.global_step, self.grpo.held_out_steps
+        if not self.held_out or step // every == (step - self.num_iterations) // every:
+            return  # the step alone decides: a resumed run measures where one never killed does
+        started = time.perf_counter()
+        mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
+        found = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
+        right, judged = self.accelerator.reduce(found, reduction="sum").tolist()
+        if judged:
+            self.watched[HELD_OUT] = right / judged
+        self.spend("held_out_seconds", time.perf_counter() - started)
 
     def _sum_up(self, generation: Generation) -> dict[str, float]:
         terms = [term.term for term in self.plan.recipe.rewards]
@@ -260,6 +279,7 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
     if trainer.sync is not None:
         trainer.spend("sync_seconds", trainer.sync.push(trainer))
     with _whole_weights(trainer):
+        trainer.measure()
         generation = trainer.rollouts.generate(prompts, index, trainer.accelerator.process_index * len(prompts))
     masks = trainer.observe(generation)
     pairs = [cut(paid.trajectory, trainer._tokenizer.pad_token_id) for paid in generation.episodes]

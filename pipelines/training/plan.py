@@ -9,6 +9,7 @@ from pipelines.config import Recipe, Section
 
 MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
 CURVES, TIMING, ALARMED, LOG, PLAN = "curves.jsonl", "timing.jsonl", "alarms.jsonl", "child.log", "plan.json"
+HELD_OUT = "ex_held_out"  # the curve of execution accuracy on held-out questions, where it was measured
 
 
 class Plan(Section):
@@ -18,6 +19,7 @@ class Plan(Section):
         kind: supervised fine-tuning on trajectories, or GRPO on examples.
         checkpoint_in: the model folder (or hub name) that training starts from.
         data: trajectories (sft) or examples (grpo), in the order in which they were selected; Parquet or JSONL.
+        held_out: examples (grpo) that the policy is measured on while it trains; None for none.
         gold_schemas: the folder of the gold-schema stage; None takes the gold SQL's own tables and columns.
         out: the folder that gets `model/`, `curves.jsonl`, `timing.jsonl`, `alarms.jsonl` if there was cause, and,
             while it runs, `checkpoints/`.
@@ -27,5 +29,6 @@ class Plan(Section):
     recipe: Recipe
     checkpoint_in: str
     data: Path
+    held_out: Path | None = None
     gold_schemas: Path | None = None
     out: Path

@@ -103,6 +103,8 @@ class Rollouts:
         self.grpo = plan.recipe.grpo
         turns = plan.recipe.protocol.max_turns
         self.engine = RolloutEngine(policy, protocol, sql, plan.recipe.grpo.sampling, turns, schemas)
+        greedy = plan.recipe.grpo.sampling.model_copy(update={"temperature": 0.0})
+        self.greedy = RolloutEngine(policy, protocol, sql, greedy, turns, schemas)
 
     def generate(self, ids: Sequence[str], generation: int, first: int = 0) -> Generation:
         """Run one episode for each id; a group's ids stand together.
@@ -125,6 +127,14 @@ class Rollouts:
             made.replace(again, alike, self.grpo.group)
         self.last = drawn
         return Generation(made.episodes, drawn, made.seconds)
+
+    def measure(self, examples: Sequence[Example]) -> tuple[int, int]:
+        """How many of these questions the policy answers right, greedily, and how many could be judged."""
+        known = {example.id: example for example in examples}
+        made = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
+        turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
+        judged = [one for one in judge_trajectories(made, known, self.sql, None, equality, turns) if not one.broken]
+        return sum(one.correct for one in judged), len(judged)
 
     def worst(self) -> str:
         """The worst paid episode of the last generation, in words: what an alarm shows."""

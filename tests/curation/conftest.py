@@ -1,7 +1,14 @@
-"""Outcomes made by hand: what a trajectory came to, without running one."""
+"""Outcomes made by hand: what a trajectory came to, without running one; and selection from them."""
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import polars as pl
 import pytest
 
+from pipelines.config import Filter
+from pipelines.curation import filtering
 from pipelines.types import (
     Action,
     ActionKind,
@@ -51,3 +58,22 @@ def make_outcome(
 @pytest.fixture
 def outcome():
     return make_outcome
+
+
+class Selection(NamedTuple):
+    """What was selected: (example, sample) of the kept, (example, reason) of the others, and the whole table."""
+
+    kept: list[tuple[str, int]]
+    left: list[tuple[str, str]]
+    table: pl.DataFrame
+
+
+def select(
+    outcomes: Sequence[Outcome], settings: Filter, seed: int = 0, databases: Mapping[str, str] | None = None
+) -> Selection:
+    """Judge outcomes and select from them as the stage does."""
+    judged = [filtering.Judged.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
+    found = filtering.select(filtering.table(map(dataclasses.asdict, judged)), settings, seed)
+    rows = list(found.select("example_id", "sample", pl.col("reason").cast(pl.String)).iter_rows())
+    kept = [(id, sample) for id, sample, reason in rows if reason is None]
+    return Selection(kept, [(id, reason) for id, _, reason in rows if reason], found)

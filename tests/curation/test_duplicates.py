@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from pipelines.config import Filter
-from pipelines.curation import duplicates, filtering
+from pipelines.curation import card, duplicates
 from pipelines.types import Action, ActionKind, Turn
+from tests.curation.conftest import select
 
 
 @pytest.mark.parametrize(
@@ -48,22 +49,21 @@ def test_near_duplicates_are_cut_before_anything_else(outcome: Any) -> None:
     a = said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here")
     b = said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look there")
     c = said(outcome("c"), "SELECT z FROM t WHERE y = 1", "look here")
-    chosen = filtering.select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "d", "c": "d"})
-    assert [one.example_id for one in chosen.kept] == ["a", "c"]
-    assert chosen.reasons == {"near_duplicate": 1}
-    elsewhere = filtering.select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "e", "c": "d"})
-    assert len(elsewhere.kept) == 3
+    chosen = select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "d", "c": "d"})
+    assert [id for id, _ in chosen.kept] == ["a", "c"]
+    assert chosen.left == [("b", "near_duplicate")]
+    assert len(select([a, b, c], Filter(per_plan=1), 0, {"a": "d", "b": "e", "c": "d"}).kept) == 3
 
 
 def test_diversity_in_numbers(outcome: Any) -> None:
     made = [
-        said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here now").trajectory,
-        said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look here now").trajectory,
-        said(outcome("c"), "SELECT count(*) FROM t", "look there").trajectory,
-        said(outcome("d"), "SELECT count(*) FROM t", "look up").trajectory,
+        said(outcome("a"), "SELECT x FROM t WHERE y = 1", "look here now"),
+        said(outcome("b"), "SELECT x FROM t WHERE y = 22", "look here now"),
+        said(outcome("c"), "SELECT count(*) FROM t", "look there"),
+        said(outcome("d"), "SELECT count(*) FROM t", "look up"),
     ]
-    found = duplicates.diversity(made, lambda id: "d")
+    found = card.diversity(select(made, Filter(keep=None, per_example=None)).table, distinct_2=0.25)
     assert found["near_duplicates"] == 0.5
     assert (found["plans"], found["sql_shapes"], found["plan_entropy"]) == (2.0, 2.0, 1.0)
     # pairs: look-here, here-now, look-here, here-now, look-there, look-up
-    assert found["distinct_2"] == pytest.approx(4 / 6)
+    assert duplicates.distinct_2(one.trajectory for one in made) == pytest.approx(4 / 6)

@@ -1,6 +1,15 @@
 """Leakage: training questions that the benchmark asks too, by three measures."""
 
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from pipelines import recipes
 from pipelines.curation import leakage
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store, read_json
 from pipelines.types import Database, Example
 
 
@@ -21,7 +30,7 @@ def test_each_kind_is_found_once_and_the_strictest_wins() -> None:
         ask("c", "Which clubs play in Bonn?", "select T1.name from club as T1 where T1.city = 'Bonn'"),
         ask("d", "How many clubs?", "SELECT count(*) FROM club"),
     ]
-    found = leakage.leaks(train, HELD_OUT)
+    found = list(leakage.leaks(train, HELD_OUT))
     assert [(one.kind, one.train, one.held_out) for one in found] == [
         ("exact", "a", "h1"),
         ("normalised", "b", "h2"),
@@ -38,6 +47,33 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
 
 def test_questions_of_fillers_alone_are_not_all_alike() -> None:
     assert (
-        leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
+        list(
+            leakage.leaks([ask("a", "Show me all", "SELECT a FROM t")], [ask("h", "What is it of", "SELECT b FROM u")])
+        )
         == []
     )
+
+
+def test_the_data_stage_reports_each_training_pool(tmp_path: Path) -> None:
+    """The RL pool asks one of the held-out questions in other words; the SFT pool none."""
+    with closing(sqlite3.connect(tmp_path / "clubs.sqlite")) as file, file:
+        file.execute("CREATE TABLE club (name TEXT, city TEXT)")
+        file.execute("INSERT INTO club VALUES ('ajax', 'koeln')")
+    asked = {
+        "sft": ("Which clubs are there?", "SELECT name FROM club"),
+        "rl": ("In what city does each club play?", "SELECT city FROM club"),
+        "dev": ("How many clubs?", "SELECT count(*) FROM club"),
+        "test": ("What city does each club play in", "SELECT city FROM club WHERE name <> ''"),
+    }
+    for pool, (question, sql) in asked.items():
+        row = {"id": pool, "question": question, "sql": sql, "database": str(tmp_path / "clubs.sqlite")}
+        (tmp_path / f"{pool}.jsonl").write_text(json.dumps(row) + "\n")
+    source = {pool: f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}" for pool in asked}
+    changes = [f"data.rl=[{source['rl']}]", *(f"data.{pool}={source[pool]}" for pool in ("sft", "dev", "test"))]
+    recipe, store = recipes.load("miniature", changes), Store(tmp_path / "store")
+    (step,) = graph.plan(recipe, store, "data")
+    graph.execute(step, recipe, store, Silent(), [step])
+    found = read_json(step.folder / "leakage.json")
+    assert found["sft"]["same_database"] == {"exact": 0, "normalised": 0, "sql": 0}
+    assert found["rl"]["same_database"] == {"exact": 0, "normalised": 1, "sql": 0}
+    assert [(one["train"], one["held_out"]) for one in found["rl"]["leaks"]] == [("rl", "test")]

@@ -5,55 +5,54 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 from pipelines.config import Source
 from pipelines.rollout.engine import Timing
 from pipelines.stages.answers import Answers, latencies, note_time
 from pipelines.stages.report import left_out
-from pipelines.types import Database, Example
+from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 
 
-def lines(id: str, *passes: str) -> list[dict[str, Any]]:
-    return [{"pass": name, "trajectory": {"example_id": id}, "record": {}} for name in passes]
+def episode(sample: int, stop: StopReason = StopReason.SOLUTION) -> Trajectory:
+    return Trajectory("q0", sample, "mine", "react", (), (Turn("", Action(ActionKind.SOLUTION, "1")),), "1", stop)
 
 
-def questions(database: Database) -> list[Example]:
-    return [Example(f"q{number}", "?", database, "SELECT 1") for number in range(3)]
+def question_of(database: Database) -> Example:
+    return Example("q0", "?", database, "SELECT 1")
 
 
-def test_what_was_answered_is_not_missing_any_more(harbour: Database, tmp_path: Path) -> None:
-    first, second, third = questions(harbour)
-    kept = Answers(tmp_path / "answers")
-    kept.merge([first], lines("q0", "greedy", "sampled"), ["greedy", "sampled"])
-    assert kept.missing([first, second, third]) == [second, third]
-    made = [*lines("q1", "greedy", "sampled"), *lines("q2", "greedy", "sampled")]
-    whole = kept.merge([third, first, second], made, ["greedy", "sampled"])
-    assert [(line["pass"], line["trajectory"]["example_id"]) for line in whole] == [
-        (name, id) for name in ("greedy", "sampled") for id in ("q2", "q0", "q1")
-    ]
-    assert kept.missing([first, second, third]) == []
+def test_what_was_answered_is_kept_by_sample(harbour: Database, tmp_path: Path) -> None:
+    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    assert kept.of(question) == {}
+    kept.keep(question, {1: episode(1), 0: episode(0)})
+    assert kept.of(question) == {0: episode(0), 1: episode(1)}
+    assert kept.of(dataclasses.replace(question, id="q1")) == {}
+
+
+def test_a_broken_episode_is_no_answer(harbour: Database, tmp_path: Path) -> None:
+    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    kept.keep(question, {0: episode(0, StopReason.BROKEN)})
+    assert not (tmp_path / "answers").exists()
+    kept.keep(question, {0: episode(0, StopReason.BROKEN), 1: episode(1)})
+    assert kept.of(question) == {1: episode(1)}
 
 
 def test_a_moved_database_is_the_same_and_a_changed_one_or_question_is_not(harbour: Database, tmp_path: Path) -> None:
-    question = questions(harbour)[0]
-    kept = Answers(tmp_path / "answers")
-    kept.merge([question], lines("q0", "greedy"), ["greedy"])
+    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    kept.keep(question, {0: episode(0)})
     place = tmp_path / "elsewhere.sqlite"
     shutil.copyfile(harbour.location, place)
     moved = dataclasses.replace(question, database=dataclasses.replace(harbour, location=str(place)))
-    assert kept.missing([moved]) == []
+    assert list(kept.of(moved)) == [0]
     place.write_bytes(place.read_bytes() + b"more")
-    assert kept.missing([moved]) == [moved]
-    asked = dataclasses.replace(question, evidence="NO is Norway")
-    assert kept.missing([asked]) == [asked]
+    assert kept.of(moved) == {}
+    assert kept.of(dataclasses.replace(question, evidence="NO is Norway")) == {}
 
 
 def test_nothing_is_kept_without_a_folder(harbour: Database) -> None:
-    question = questions(harbour)[0]
-    made = lines("q0", "greedy")
-    assert Answers(None).merge([question], made, ["greedy"]) is made
-    assert Answers(None).missing([question]) == [question]
+    question, kept = question_of(harbour), Answers(None)
+    kept.keep(question, {0: episode(0)})
+    assert kept.of(question) == {}
 
 
 def test_latency_is_the_mean_over_episodes_by_pass(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from rich.console import Console
 from pipelines.errors import DataError
 from pipelines.evaluation import evaluate, text
 from pipelines.evaluation.compare import Comparison, compare
-from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord, Mode
+from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord, Mode, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
 from pipelines.sql.engine import Limits, SqlEngine
@@ -177,6 +178,15 @@ def test_previews_show_the_first_rows_of_wrong_answers_and_their_gold(
     assert found["harbour", GOLD].rows == (("Aurora",), ("Dunlin",))
     assert found["harbour", wrong].rows[0] == ("NULL",)
     assert (len(found["harbour", wrong].rows), found["harbour", wrong].total) == (8, 8)
+    unclassed = [dataclasses.replace(one, diagnosis=None) for one in records]
+    assert evaluate.previews(unclassed, {"q": example}, engine) == found  # wrong by a result file: of no class
+    gone = [dataclasses.replace(one, final_sql="SELECT no_more FROM visits") for one in records]
+    assert set(evaluate.previews(gone, {"q": example}, engine)) == {("harbour", GOLD)}
+
+
+def test_a_record_tells_what_was_asked(judge: Callable[..., list[EpisodeRecord]]) -> None:
+    (found,) = judge(episode("SELECT 1"))
+    assert (found.question_digest, found.gold_digest) == (text_digest("?"), text_digest(f" {GOLD} ;"))
 
 
 def test_a_bare_prediction_is_a_trajectory_of_one_turn() -> None:
@@ -291,7 +301,8 @@ def test_the_end_of_a_run_fits_a_terminal(record: Make) -> None:
 def test_a_comparison_in_a_terminal_names_its_tests_and_no_escape_code_passes(record: Make) -> None:
     before, after = pair_of_runs(record)
     after[1:] = [
-        record(each.score("strict"), example_id=each.example_id, final_sql="\x1b[31mSELECT") for each in after[1:]
+        record(each.score("strict"), example_id=each.example_id, database=each.database, final_sql="\x1b[31mSELECT")
+        for each in after[1:]
     ]
     found: Comparison | None = compare(before, after, "strict", ("SFT", "GRPO"))
     assert found is not None

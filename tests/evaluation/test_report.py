@@ -217,6 +217,7 @@ def test_what_the_paired_tests_say_is_said_in_words() -> None:
     [
         (0, "0"),
         (0.00047, "4.7e−4"),
+        (0.00735, "7.3e−3"),
         (1234.5, "1234"),
         (12345.0, "1.2e4"),
         (-0.5, "−0.5"),
@@ -277,6 +278,72 @@ def test_parquet_holds_the_raw_values_with_their_types(tmp_path: Path) -> None:
     assert leader["EX greedy"].dtype == polars.Float64
     assert leader["EX greedy n"].to_list() == [36, 36, 36]
     errors = polars.read_parquet(tmp_path / "errors.parquet")
-    assert errors.columns == ["error class", *NAMES]
+    assert errors.columns == ["error class", *(each for name in NAMES for each in (name, f"{name} %"))]
     twice = tables.Table("t", "", (tables.Column("a"), tables.Column("a", "count")), (("=\ud800", 1.0),))
     assert tables.to_frame(twice).to_dicts() == [{"a": "=\\ud800", "a 2": 1.0}]
+
+
+def test_shares_of_the_error_classes_by_hand() -> None:
+    errors = contents.errors(report_data(questions=10, samples=0))
+    # Of ten wrong answers of the first system the classes take two each; 4 and 2 answers of the others are wrong.
+    assert [row[1] for row in errors.rows] == [2, 2, 2, 2, 2, 10]
+    assert [row[2] for row in errors.rows] == [0.2, 0.2, 0.2, 0.2, 0.2, 1.0]
+    for count, share, wrong in ((3, 4, 4), (5, 6, 2)):
+        assert [row[share] for row in errors.rows] == [row[count] / wrong for row in errors.rows]
+
+
+def test_answers_at_once_and_questions_left_out_are_told_in_the_leader_table() -> None:
+    base = report_data(questions=10, samples=0)
+    first, second, third = base.systems
+    missing = {"missing database": 60, "gold error": 2}
+    systems = (
+        first,
+        dataclasses.replace(second, at_once=third.records, left_out=missing),
+        third,
+    )
+    data_ = dataclasses.replace(base, systems=systems)
+    leader = contents.leader(data_)
+    assert [row[0] for row in leader.rows] == [NAMES[0], NAMES[1], f"{NAMES[1]}, at once", NAMES[2]]
+    assert [row[1].value for row in leader.rows if isinstance(row[1], Estimate)] == [0.0, 0.6, 0.8, 0.8]
+    assert leader.styles == (0, 1, 1, 2)
+    words = "62 questions are left out (60 missing database, 2 gold error)."
+    assert leader.note.endswith(f"At once: made to answer without looking. {NAMES[1]}: {words}")
+    assert f'role="note">{NAMES[1]}: {words}' in document(data_)
+    assert words in report.markdown(data_)
+    every = tuple(dataclasses.replace(system, left_out=missing) for system in base.systems)
+    assert contents.left_out(dataclasses.replace(base, systems=every)) == [words]
+    assert data_.summaries[1].flat()["n_left_out"] == 62
+
+
+def test_what_answers_took_is_a_table_where_it_was_noted() -> None:
+    base = report_data(questions=4, samples=0)
+    assert contents.costs(base) is None
+    systems = (dataclasses.replace(base.systems[0], costs={"seconds (greedy)": 1.25, "R-VES": 71.5}), *base.systems[1:])
+    table = contents.costs(dataclasses.replace(base, systems=systems))
+    assert table is not None
+    assert [column.name for column in table.columns] == ["system", "seconds (greedy)", "R-VES"]
+    assert table.rows[:2] == ((NAMES[0], 1.25, 71.5), (NAMES[1], None, None))
+
+
+def test_a_question_judged_by_result_files_shows_the_first_of_them() -> None:
+    base = report_data(questions=1, samples=0)
+    gold = {"results": [[["name", "n"], ["Aurora", "1"], ["", "2"]], [["other"], ["x"]]], "columns": [[], []]}
+    question = dataclasses.replace(base.examples["q0"], gold_sql="", meta={"gold_results": gold})
+    index = json.loads(
+        re.search(r'id="index">(.*?)</script>', document(dataclasses.replace(base, examples={"q0": question})), re.S)[1]  # type: ignore[index]
+    )
+    assert index["questions"][0]["result"] == {
+        "columns": ["name", "n"],
+        "rows": [["Aurora", "1"], ["NULL", "2"]],
+        "total": 2,
+    }
+
+
+def test_a_question_that_nobody_knows_is_counted_and_not_read() -> None:
+    base = report_data(questions=4, samples=0)
+    known = {name: each for name, each in base.examples.items() if name != "q2"}
+    index = json.loads(
+        re.search(r'id="index">(.*?)</script>', document(dataclasses.replace(base, examples=known)), re.S)[1]  # type: ignore[index]
+    )
+    assert [each["id"] for each in index["questions"]] == ["q0", "q1", "q3"]
+    assert len(index["rows"]) == 9

@@ -1,4 +1,4 @@
-"""Intervals, tests and power against hand-computed values, exhaustive enumeration and scipy."""
+"""Intervals, tests and power against hand-computed values, exhaustive enumeration, scipy and statsmodels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
+from statsmodels.stats import contingency_tables, proportion
 
 from pipelines.evaluation import stats
 
@@ -25,6 +26,24 @@ def test_wilson_of_eight_right_in_ten_is_the_textbook_interval() -> None:
 def test_wilson_agrees_with_scipy(right: int, n: int) -> None:
     interval = scipy_stats.binomtest(right, n).proportion_ci(method="wilson")
     assert stats.wilson(right, n) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 40), (40, 40), (3, 7), (412, 1034)])
+def test_wilson_agrees_with_statsmodels(right: int, n: int) -> None:
+    assert stats.wilson(right, n) == pytest.approx(proportion.proportion_confint(right, n, method="wilson"), abs=1e-12)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (3, 1), (10, 6), (0, 9), (41, 40)])
+def test_mcnemar_agrees_with_statsmodels(gained: int, lost: int) -> None:
+    expected = contingency_tables.mcnemar([[50, lost], [gained, 7]], exact=True).pvalue
+    assert stats.mcnemar(gained, lost) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.75, 0.80), (0.5, 0.7), (0.92, 0.95)])
+def test_the_questions_needed_have_their_power_by_statsmodels(first: float, second: float) -> None:
+    needed = stats.questions_needed(first, second)
+    found = proportion.power_proportions_2indep(first - second, second, needed, alpha=0.05)
+    assert found.power == pytest.approx(0.8, abs=0.002)
 
 
 @pytest.mark.parametrize(("right", "n"), [(1, 0), (-1, 4), (5, 4)])
@@ -177,6 +196,15 @@ def test_pairs_needed_by_hand_and_fewer_than_unpaired_questions() -> None:
     assert stats.pairs_needed(0.20, 0.05) == 626
     assert stats.pairs_needed(0.20, -0.05) == 626
     assert stats.pairs_needed(0.20, 0.05) < stats.questions_needed(0.75, 0.80)
+
+
+def test_a_detectable_difference_is_the_one_that_needs_so_many_questions() -> None:
+    found = stats.detectable(0.20, 626)
+    assert found == pytest.approx(0.05, abs=5e-5)  # 626 questions for 5 points, above
+    assert stats.detectable(0.20, 2504) == pytest.approx(0.025, abs=1e-4)  # half of it takes about four times as many
+    assert stats.pairs_needed(0.20, (stats.detectable(0.20, 133) or 0) + 1e-9) == 133
+    assert stats.detectable(0.01, 100) is None  # one flip in a hundred questions proves nothing
+    assert stats.detectable(0.0, 100) is None
 
 
 def test_power_refuses_a_difference_that_cannot_be() -> None:

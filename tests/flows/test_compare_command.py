@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import polars
 import pytest
 from command_line import sqltrain
 
+from flows.screen import copy_page
+from pipelines.errors import UserError
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.stages.answers import note_time
 from pipelines.types import ExecutionStatus, StopReason, to_dict, write_jsonl
@@ -118,6 +121,10 @@ def test_the_time_that_answers_took_is_read_from_its_side_file(
         (lambda runs, folder: [runs[0], str(folder / "broken.jsonl")], "line 1 is no evaluation record"),
         (lambda runs, folder: [runs[0], str(folder / "empty.jsonl")], "holds no records"),
         (lambda runs, folder: [runs[0], str(folder / "other.jsonl")], "the runs share no question"),
+        (lambda runs, folder: [runs[0], str(folder / "binary.jsonl")], "line 1 is not UTF-8"),
+        (lambda runs, folder: [str(folder / "damaged"), runs[1]], "is damaged"),
+        (lambda runs, folder: [*runs, "--out", str(folder / "empty.jsonl")], "cannot be written: File exists"),
+        (lambda runs, folder: [*runs, "--out", str(folder / "empty.jsonl" / "in")], "cannot be written"),
         (lambda runs, folder: [*runs, "--equality", "skyrl"], "not every run was judged under skyrl"),
     ],
 )
@@ -131,8 +138,57 @@ def test_a_mistake_is_one_plain_line(
 ) -> None:
     (tmp_path / "broken.jsonl").write_text('{"record": {"example_id": 1}}\n')
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\n")
+    shutil.copytree(runs[0], tmp_path / "damaged")
+    (tmp_path / "damaged" / "summary.json").write_text("{")
     write_jsonl(tmp_path / "other.jsonl", [dataclasses.replace(RECORD, example_id="elsewhere")])
     code, _, err = sqltrain(monkeypatch, capsys, "compare", *change(runs, tmp_path))
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_fewer_than_no_flips_are_refused(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = sqltrain(monkeypatch, capsys, "compare", *runs, "--flips", "-1")
+    assert code == 2
+    assert "Invalid value for '--flips'" in err
+
+
+def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, own, selected in (("a", "1100", "1110"), ("b", "1111", "0000")):
+        rows = [{"pass": "greedy", "record": to_dict(one)} for one in records(own)]
+        rows += [{"pass": "selected", "record": to_dict(one)} for one in records(selected)]
+        rows += [{"pass": "once", "record": to_dict(one)} for one in records("1000")]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = sqltrain(monkeypatch, capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    assert code == 0
+    found = json.loads(out.splitlines()[-1])
+    pairs = [(one["before"], one["after"], one["gained"], one["lost"]) for one in found["comparisons"]]
+    assert pairs == [
+        ("a", "b", 2, 0), ("b", "a, selected", 0, 1), ("a, selected", "b, selected", 0, 3), ("a", "b, selected", 0, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["none/page.html", "taken"])
+def test_a_report_that_cannot_be_copied_is_a_plain_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "report.html").write_text("page")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UserError, match="cannot be written"):
+        copy_page(tmp_path / "report.html", tmp_path / place)
+    copy_page(tmp_path / "report.html", tmp_path / "copy.html")
+    assert (tmp_path / "copy.html").read_text() == "page"
+
+
+def test_questions_that_are_not_in_both_are_told(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "few.jsonl", records("010"))
+    _, out, _ = sqltrain(monkeypatch, capsys, "compare", runs[0], str(tmp_path / "few.jsonl"))
+    assert "compared on 3 questions, of 8 and 3: the others are not in both" in out
+    _, out, _ = sqltrain(monkeypatch, capsys, "compare", *runs)
+    assert "the others are not in both" not in out

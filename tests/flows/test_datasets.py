@@ -1,6 +1,7 @@
 """`sqltrain data add`: a download is checked against what its authors say, and noted for recipes to include."""
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def test_what_is_not_there_says_where_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no benchmark 'spyder'.*spider_dev"):
         datasets.add("spyder", tmp_path, lambda line: None, tmp_path / "local")
     assert not (tmp_path / "local").exists()
+
+
+def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path: Path) -> None:
+    shutil.copy(spider / "database" / "harbour" / "harbour.sqlite", tmp_path)
+    row = {"question": "Which ships?", "database": "harbour.sqlite", "sql": "SELECT name FROM ship"}
+    rows = [row, row | {"sql": "SELECT flag FROM ship"}, row | {"database": "airport.sqlite"}]
+    mine, said = tmp_path / "mine.jsonl", list[str]()
+    mine.write_text("".join(json.dumps(one) + "\n" for one in rows) + "no row\n")
+    found = datasets.add("own", mine, said.append, tmp_path / "local")
+    assert (found["rows"], found["usable"], found["licence"]) == (4, 1, "your own")
+    assert found["bad"] == {"missing_database": 1, "not_json": 1, "gold_no_such_column": 1}
+    assert not [line for line in said if "whole benchmark" in line or "what is missing" in line]
+    noted = recipes.read_yaml(tmp_path / "local" / "own.yaml")
+    assert noted == {"data": {"test": {"kind": "jsonl", "split": "test", "path": str(mine)}}}
+    with pytest.raises(DataError, match=r"no such file.*Each line of the file is"):
+        datasets.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
 
 
 @pytest.mark.parametrize("name", benchmarks.BENCHMARKS)

@@ -1,14 +1,25 @@
 """`sqltrain evaluate --policy oracle`: killed and run again it gives the same bytes and asks nothing twice."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from flows import evaluating
+from pipelines import recipes
+from pipelines.errors import RecipeError
+from pipelines.stages import data, evaluate
+from pipelines.stages.context import Context, Silent
+from pipelines.stages.inputs import examples
+from pipelines.store import Store
 
 SMALL = (
     "data.sft.options.databases=2",
@@ -24,6 +35,7 @@ SMALL = (
 
 
 ORACLE = ("--policy", "oracle")
+QUICK = ("evaluation.samples=2", "evaluation.ks=[1, 2]", "evaluation.forced_single_turn=false")
 
 
 def command(store: Path, *more: str) -> list[str]:
@@ -46,7 +58,7 @@ def digests(store: Path) -> dict[str, str]:
 
 
 def answers(store: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in store.glob("answers/*/*.json")}
+    return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in store.glob("answers/*/*/*.json")}
 
 
 def kill_after_some_answers(store: Path) -> None:
@@ -57,6 +69,122 @@ def kill_after_some_answers(store: Path) -> None:
         started.wait()
 
 
+@pytest.fixture
+def harbour(tmp_path: Path) -> Path:
+    """A database for whoever writes questions of it."""
+    path = tmp_path / "download" / "harbour.sqlite"
+    path.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE ship (name TEXT, flag TEXT); INSERT INTO ship VALUES ('Aurora', 'NO');")
+    return path
+
+
+@pytest.fixture
+def own(harbour: Path) -> Path:
+    """Three questions of one's own, and no training question anywhere."""
+    queries = ["SELECT name FROM ship", "SELECT count(*) FROM ship", "SELECT flag FROM ship"]
+    rows = [{"question": f"{query} ?", "database": harbour.name, "sql": query} for query in queries]
+    path = harbour.with_name("mine.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def spider2(harbour: Path) -> Path:
+    """Four instances of Spider 2.0-lite, of which only the first has a gold query."""
+    folder = harbour.parent
+    standards, results = folder / "evaluation_suite" / "gold", folder / "evaluation_suite" / "gold" / "exec_result"
+    results.mkdir(parents=True)
+    (standards / "sql").mkdir()
+    (folder / "resource" / "databases" / "spider2-localdb").mkdir(parents=True)
+    shutil.move(harbour, folder / "resource" / "databases" / "spider2-localdb")
+    names = [f"local00{number}" for number in range(4)]
+    rows = [{"instance_id": name, "db": "harbour", "question": f"{name} ?"} for name in names]
+    (folder / "spider2-lite.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = [{"instance_id": name, "condition_cols": [], "ignore_order": True} for name in names]
+    (standards / "spider2lite_eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
+    for name in names:
+        (results / f"{name}.csv").write_text("name\nAurora\n")
+    (standards / "sql" / "local000.sql").write_text("SELECT name FROM ship")
+    return folder
+
+
+def oracle(store: Path, name: str, *overrides: str) -> None:
+    evaluating.evaluate_named(recipes.load(name, [*QUICK, *overrides]), Store(store), "oracle", True)
+
+
+def figures_of(store: Path) -> list[dict[str, float]]:
+    found = sorted(store.glob("evaluations/*/metrics.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(path.read_text()) for path in found]
+
+
+def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -> None:
+    """Every paper's recipe trains on benchmarks that nobody has to download to evaluate something."""
+    oracle(tmp_path / "store", "sql_trail", "include=data/own", f"data.test.path={own}")
+    (figures,) = figures_of(tmp_path / "store")
+    assert (figures["ex"], figures["n_questions"]) == (1.0, 3)
+    (read,) = (tmp_path / "store").glob("data/*/metrics.json")
+    assert json.loads(read.read_text()) == {"test_examples": 3, "quarantined": 0}
+    (agreed,) = (tmp_path / "store").glob("gold_schema/*/metrics.json")  # the consensus is what links are held against
+    assert json.loads(agreed.read_text())["examples"] == 3
+
+
+def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: Path, tmp_path: Path) -> None:
+    store, mine = tmp_path / "store", ("include=data/own", f"data.test.path={own}")
+    oracle(store, "sql_trail", *mine)
+    before = answers(store)
+    assert len(before) == 6  # three questions, greedy and sampled
+    oracle(store, "sql_trail", *mine, "evaluation.equalities=[soft_f1, bird]", "evaluation.ks=[2]")
+    assert answers(store) == before
+    assert figures_of(store)[1]["ex_soft_f1"] == 1.0
+    oracle(store, "sql_trail", *mine, "evaluation.samples=3", "evaluation.ks=[3]")
+    after = answers(store)
+    assert after.keys() == before.keys()
+    assert sum(after[name] != before[name] for name in before) == 3  # the sampled ones
+    timed = [path.read_text().splitlines() for path in store.glob("evaluations/*/timing.jsonl")]
+    asked = sorted((json.loads(line)["pass"], json.loads(line)["episodes"]) for lines in timed for line in lines)
+    assert asked == [("greedy", 3), ("sampled", 3), ("sampled", 6)]
+    oracle(store, "sql_trail", *mine, "protocol.max_turns_eval=1")
+    assert len(answers(store)) == 12  # asked in another way
+
+
+def test_the_oracle_has_nothing_to_play_where_the_gold_is_a_result(spider2: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"the oracle plays gold SQL, and 3 of 4 questions have none"):
+        oracle(tmp_path / "store", "sql_trail", "include=data/spider2_lite", f"data.test.path={spider2}")
+
+
+def evaluated(folder: Path, source: Path, *overrides: str) -> Path:
+    """Any policy's way, without the flow around it: the oracle is wrong where it has nothing to play."""
+    settings = (*QUICK, "include=data/spider2_lite", f"data.test.path={source}", "evaluation.ves_repeats=1")
+    recipe = recipes.load("sql_trail", [*settings, *overrides])
+    for name in ("data", "evaluation"):
+        (folder / name).mkdir(parents=True)
+    data.build_held_out(Context("data", recipe, folder / "data", {}, Silent()))
+    inputs = {"data": folder / "data"}
+    asked = Context("evaluate", recipe, folder / "evaluation", inputs, Silent())
+    evaluate.evaluate_questions(asked, examples(folder / "data", "test"), evaluate.ORACLE, None)
+    return folder / "evaluation"
+
+
+def test_answers_that_nothing_can_time_are_left_out_of_r_ves(spider2: Path, tmp_path: Path) -> None:
+    done = evaluated(tmp_path / "one", spider2)
+    assert json.loads((done / "metrics.json").read_text())["ex"] == 0.25
+    # One gold query, answered by itself: between sqrt(0.25) and sqrt(1.25). Among four it would be 28 at most.
+    assert 50.0 <= json.loads((done / "timing.json").read_text())["r_ves"] <= 111.9
+    (spider2 / "evaluation_suite" / "gold" / "sql" / "local000.sql").unlink()
+    done = evaluated(tmp_path / "none", spider2)
+    assert not (done / "timing.json").exists()  # nothing to time is no figure, and no traceback
+
+
+def test_an_included_benchmark_decides_how_it_is_judged_and_not_how_training_is() -> None:
+    for name, equality in (("spider2_lite", "spider2"), ("bird_dev", "bird"), ("spider_dev", "strict")):
+        recipe = recipes.load("sqltrain", [f"include=data/{name}"])
+        assert (recipe.headline, recipe.execution.equality) == (equality, "strict")
+    for refused in ("soft_f1", "spider2"):  # a reward needs two queries, and right or wrong
+        with pytest.raises(RecipeError, match=r"execution\.equality: Input should be 'strict'"):
+            recipes.load("sqltrain", [f"execution.equality={refused}"])
+
+
 @pytest.mark.slow
 def test_killed_and_run_again_it_gives_the_same_bytes_and_repeats_nothing(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -64,7 +192,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes_and_repeats_nothing(tmp_pa
     assert (figures["ex"], figures["n_questions"]) == (1.0, 16)
     kill_after_some_answers(killed)
     before = answers(killed)
-    assert 3 <= len(before) < 16
+    assert 3 <= len(before) < 32
     assert run(killed, *ORACLE) == figures
     after = answers(killed)
     assert {name: after[name] for name in before} == before  # none of them was made again

@@ -128,6 +128,9 @@ def test_mistakes_are_named(music: Path, tmp_path: Path) -> None:
         open_databases([])
     with pytest.raises(UserError, match=r"0\.0\.0\.0: it has no authentication"):
         serve([music], Execution(), http=("0.0.0.0", 8000))
+    (tmp_path / "words.sqlite").write_text("no database")
+    with pytest.raises(DataError, match="words"):
+        serve([tmp_path / "words.sqlite"], Execution())
 
 
 @pytest.mark.services

@@ -33,6 +33,8 @@ def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert isinstance(flow, Flow)
     schema = parameter_schema(flow.fn).model_dump()
+    if "internal" in deployment.get("tags", []):
+        schema.pop("required")  # another flow starts it and gives them all
     Draft202012Validator({**schema, "additionalProperties": False}).validate(deployment.get("parameters", {}))
     assert deployment["work_pool"]["name"] in ("cpu", "gpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ..nightly import farms
-from .conftest import Site
+from .conftest import Site, end
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 MODEL = "sqltrain-miniature"
@@ -28,11 +28,10 @@ class Nights:
         """New questions of 20 databases that were not asked about before."""
         farms.questions(self.folder / "inbox", file, NEW[first : first + 20], families, poison)
 
-    def run(self) -> tuple[int, dict[str, Any]]:
+    def run(self, gpu_pool: bool = False) -> tuple[int, dict[str, Any]]:
         """A night: the exit code, and what the ledger says of it."""
-        done = self.site.deployment_run(
-            "retrain/nightly", self.overrides, "--watch", store=str(self.store), inbox=str(self.folder / "inbox")
-        )
+        places = {"store": str(self.store), "inbox": str(self.folder / "inbox")}
+        done = self.site.deployment_run("retrain/nightly", self.overrides, "--watch", **places, gpu_pool=gpu_pool)
         assert done.returncode in (0, 1), done.stdout + done.stderr
         return done.returncode, self.lines()[-1]
 
@@ -71,9 +70,16 @@ def metrics(folder: Path) -> dict[str, float]:
     return found
 
 
-def test_the_first_night_makes_a_champion(nights: Nights) -> None:
-    code, line = nights.run()
+def test_the_first_night_makes_a_champion_on_the_gpu_pool(nights: Nights) -> None:
+    worker = nights.site.start("gpu-worker")
+    try:
+        code, line = nights.run(gpu_pool=True)
+    finally:
+        end(worker)
     assert (code, line["decision"]) == (0, "promoted")
+    elsewhere = nights.site.newest_run("make")
+    assert (elsewhere["work_pool_name"], elsewhere["state"]["type"]) == ("gpu", "COMPLETED")
+    assert {name.partition("/")[0] for name in line["made"]} >= {"model", "sft", "evaluate_sft"}
     assert nights.aliases() == {"champion": line["challenger"]["key"], "challenger": line["challenger"]["key"]}
 
 

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Run
 from shops import build_shop
 
 from pipelines.errors import DatabaseError
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionStatus
+from tests.sql.conftest import Run
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 
@@ -187,7 +187,8 @@ def test_a_killed_worker_is_replaced_and_its_query_is_told_not_scored(shop: Data
         assert engine.execute_many([(shop, "SELECT 7")])[0].rows == ((7,),)
 
 
-def test_a_stopped_worker_is_killed_by_the_parent(shop: Database) -> None:
+def test_a_stopped_worker_is_killed_and_another_answers(shop: Database) -> None:
+    """It had not begun, so the statement is not to blame: a second worker gets it."""
     before = children()
     with SqlEngine(Limits(timeout_s=0.4)) as engine:
         engine.execute_many([(shop, "SELECT 1")])
@@ -195,8 +196,9 @@ def test_a_stopped_worker_is_killed_by_the_parent(shop: Database) -> None:
         os.kill(pid, signal.SIGSTOP)  # its own timer cannot fire now
         start = time.monotonic()
         (result,) = engine.execute_many([(shop, "SELECT 1")])
-        assert result.status is not ExecutionStatus.OK or time.monotonic() - start < 2
-        assert time.monotonic() - start < 2
+        assert result.rows == ((1,),)
+        assert time.monotonic() - start < 5
+        assert pid not in children()
         assert engine.execute_many([(shop, "SELECT 2")])[0].rows == ((2,),)
 
 

@@ -11,7 +11,7 @@ import typer
 from shops import build_shop
 from typer.testing import CliRunner
 
-from flows.compare import load
+from flows.compare import compare, load
 from flows.score import score
 from pipelines.errors import DataError, UserError
 from pipelines.sql import scoring, ves
@@ -105,7 +105,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
     )
     assert code == 0
     assert f"report  {folder / 'mine' / 'report.html'}" in output
-    mine = load(str(folder / "mine"))
+    (mine,) = load(str(folder / "mine"))
     assert (mine.name, mine.equality) == ("mine", "bird")
     judged = [(one.broken, one.scores, one.diagnosis and one.diagnosis.error) for one in mine.records]
     right, lax = {"bird": 1.0, "strict": 1.0}, {"bird": 1.0, "strict": 0.0}
@@ -121,6 +121,47 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
     assert (folder / "mine" / "tables" / "errors.parquet").is_file()
     with pytest.raises(UserError, match="no measure of time"):
         run(folder, "--equality", "r_ves", "--timeout", "1", "--report", str(folder / "mine"))
+
+
+def test_a_report_says_which_gold_queries_had_no_prediction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "pred.json").write_text(json.dumps({"0": GOLD[0], "1": GOLD[1]}))
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    _, output = run(folder, "--equality", "strict", "--report", ".", pred="pred.json")
+    assert "4 gold queries have no prediction" in output
+    (mine,) = load(".")
+    assert (mine.name, mine.left_out) == ("here", {"no prediction": 4})
+    assert "<title>here" in (folder / "here" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("blocked", ["tables", "report.html", "records.jsonl"])
+def test_a_report_that_cannot_be_written_is_one_plain_line(folder: Path, blocked: str) -> None:
+    (folder / "mine").mkdir()
+    if blocked == "tables":
+        (folder / "mine" / blocked).write_text("in the way")
+    else:
+        (folder / "mine" / blocked).mkdir()
+    with pytest.raises(UserError, match="cannot be written"):
+        run(folder, "--equality", "strict", "--timeout", "1", "--report", str(folder / "mine"))
+
+
+def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_read_on_one_page(folder: Path) -> None:
+    build_shop(folder / "databases" / "store" / "store.sqlite")
+    (folder / "other.sql").write_text("".join(f"{sql}\tstore\n" for sql in GOLD))
+    (folder / "reversed.sql").write_text("".join(f"{sql}\tshop\n" for sql in reversed(GOLD[:3])))
+    (folder / "right.sql").write_text("".join(f"{sql}\n" for sql in reversed(GOLD[:3])))
+    for name, gold, pred in (("a", "gold.sql", "pred.sql"), ("b", "other.sql", "pred.sql")):
+        run(folder, "--equality", "strict", "--report", str(folder / name), gold=gold, pred=pred)
+    with pytest.raises(DataError, match="share no question"):
+        compare([str(folder / "a"), str(folder / "b")], None, 0, None, False)
+    run(folder, "--equality", "strict", "--report", str(folder / "c"), gold="reversed.sql", pred="right.sql")
+    compare([str(folder / "a"), str(folder / "c")], None, 0, folder / "page", False)
+    page = (folder / "page" / "report.html").read_text()
+    index = json.loads(page.split('id="index">')[1].split("</script>")[0])
+    assert len(index["questions"]) == 6  # of a; c asked the first three of them
+    assert [(row[0], row[8]) for row in index["rows"] if row[1] == 1] == [(0, 1), (1, 0), (2, 1)]
+    assert "CREATE TABLE" in index["schemas"]["shop"]
+    assert index["questions"][0]["result"]["total"] > 0
 
 
 def test_bird_files_give_figures_by_difficulty(folder: Path) -> None:

@@ -81,6 +81,18 @@ def test_a_breach_names_rows_and_reasons(
     assert row in [found["row"] for found in broken(read(tmp_path))[says]]
 
 
+def test_accepted_results_stand_for_a_gold_query_in_the_test_pool_alone(tmp_path: Path, recipe: Recipe) -> None:
+    judged = example("q9", "why ?", gold_sql="", meta={"gold_results": {"results": [[["n"], ["1"]]]}})
+    tested, trained = tmp_path / "tested", tmp_path / "trained"
+    tested.mkdir()
+    trained.mkdir()
+    verdict = contracts.check(data_stage(tested, {**POOLS, "test": [judged]}), recipe)
+    assert verdict is not None
+    assert verdict["passed"]
+    with pytest.raises(DataError, match=r"the gold SQL is blank in 1 of 4 rows .*: rl/q9"):
+        contracts.check(data_stage(trained, {**POOLS, "rl": [judged]}), recipe)
+
+
 def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path: Path, recipe: Recipe) -> None:
     set_aside = [{"pool": "sft", "row": "dev.json[12]", "reason": "bad_gold", "detail": "no such column: x"}]
     with pytest.raises(DataError, match=r"1 of 4 rows \(25.0%, allowed 5.0%\): sft/dev.json\[12\] \(bad_gold: no such"):

@@ -26,6 +26,7 @@ class TeacherServer:
 
     Attributes:
         seeds: the seed of each request's body, in the order in which they came: the first digits of its key in the log.
+        sick: the last message of a conversation that gets 500 each time, while it is set.
         delivered: how often each request was answered to the last byte, by its digest: more than once is paid twice. A
             client that has gone is not answered, as real servers stop writing for one.
         faults: how often each fault was played.
@@ -37,6 +38,7 @@ class TeacherServer:
         self.delivered: collections.Counter[str] = collections.Counter()
         self.faults: collections.Counter[str] = collections.Counter()
         self.headers: list[bytes] = []
+        self.sick: str | None = None
         self.seeds: list[int] = []
         self._tries: collections.Counter[str] = collections.Counter()
         self.now = self.most = 0
@@ -86,6 +88,9 @@ class TeacherServer:
         self._tries[digest] += 1
         await asyncio.sleep(self.latency_s)
         draw = hashlib.sha256(f"{digest}/{self._tries[digest]}".encode()).digest()
+        if body["messages"][-1]["content"] == self.sick:
+            await self._fail("error", b"", writer)
+            return
         if int.from_bytes(draw[:4], "big") / 2**32 < self.fault_rate:
             await self._fail(FAULTS[draw[5] % len(FAULTS)], self._whole(body), writer)
             return

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from teacher_server import TeacherServer
 
-from pipelines.errors import ResourceError
+from pipelines.errors import BoundaryError, ResourceError
 from pipelines.rollout.endpoints import Endpoint, within
 from pipelines.rollout.policies.base import Message
+from pipelines.teachers import retry
 from pipelines.teachers.asking import Asker
 
 
@@ -88,3 +89,33 @@ def test_the_cap_of_one_keeps_the_answers_of_all(tmp_path: Path, servers: Any) -
     with pytest.raises(ResourceError, match=r"has used 1\d\d\d tokens; its cap is 1500"):
         asker.ask_all(cases(400))
     assert kept(tmp_path) == sum(server.delivered.values()) == len(server.seeds) > 40
+
+
+def test_one_that_fails_for_good_is_said_when_the_rest_is_kept(
+    tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    server = servers(echo)
+    server.sick = "question 3"
+    asker = asker_of(server, tmp_path, retries=2)
+    with pytest.raises(BoundaryError, match=r"1 of 10 requests failed.*Run again"):
+        asker.ask_all(cases(10))
+    assert kept(tmp_path) == 9
+    server.sick = None
+    assert [one.text for one in asker.ask_all(cases(10)) if one] == [f"answer to question {n}" for n in range(10)]
+    assert (set(server.delivered.values()), len(server.delivered)) == ({1}, 10)
+
+
+def test_two_who_share_an_endpoint_close_it_one_after_the_other(tmp_path: Path, servers: Any) -> None:
+    """The first closes while the second still waits: nothing is lost, and nothing asked again."""
+    server = servers(echo, latency_s=0.2)
+    asker = asker_of(server, tmp_path)
+
+    async def scene() -> list[Any]:
+        long = asyncio.create_task(asker.ask_all_async(cases(20)))
+        await asyncio.sleep(0.1)
+        await asker.close()
+        return await long
+
+    assert [one.text for one in asyncio.run(scene())] == [f"answer to question {n}" for n in range(20)]
+    assert set(server.delivered.values()) == {1}

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines import config
 from pipelines.protocols.base import build
-from pipelines.rollout.endpoints import Malformed
+from pipelines.rollout.endpoints import Malformed, Unreadable
 from pipelines.teachers.answers import Answer, as_turn, from_record, read
 from pipelines.types import ActionKind
 
@@ -99,3 +99,42 @@ def test_a_server_that_ignores_stop_strings_is_cut() -> None:
 
 def test_a_truncated_answer_stays_open() -> None:
     assert as_turn(Answer("<sql>SELECT", "truncated"), REACT.stop, REACT.agent) == "<sql>SELECT"
+
+
+@pytest.mark.parametrize(
+    ("value", "used"),
+    [
+        ({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 7}}, (30, 7)),
+        (completion(content="x", tool_calls=[{}]) | {"usage": {"prompt_tokens": 3, "completion_tokens": None}}, (3, 0)),
+        (completion(content=3) | {"usage": "many"}, (0, 0)),
+    ],
+)
+def test_a_whole_answer_that_cannot_be_read_says_what_it_cost(value: dict[str, Any], used: tuple[int, int]) -> None:
+    with pytest.raises(Unreadable) as caught:
+        read(value)
+    assert caught.value.used == used
+
+
+def test_an_error_in_the_place_of_an_answer_was_not_paid() -> None:
+    with pytest.raises(Malformed) as caught:
+        read({"error": {"message": "busy"}, "choices": []})
+    assert not isinstance(caught.value, Unreadable)
+
+
+def test_a_thought_that_the_chat_template_opened() -> None:
+    """DeepSeek-R1 and QwQ: `<think>` is in the prompt, and the answer begins within the thought."""
+    turn = as_turn(Answer("hm\n</think>\n\n<sql>SELECT 1</sql>"), REACT.stop, REACT.agent)
+    assert turn == "<reasoning>\nhm\n</reasoning>\n<sql>SELECT 1</sql>"
+    call = '<tool_call>{"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+    assert as_turn(Answer(f"hm\n</think>\n{call}"), TOOLS.stop, TOOLS.agent) == f"<think>hm\n</think>\n{call}"
+    quoted = "<reasoning>look</reasoning><solution>SELECT '</think>'</solution>"
+    assert as_turn(Answer(quoted), REACT.stop, REACT.agent) == quoted
+
+
+def test_what_is_rehearsed_within_a_protocols_own_thought_is_not_its_action() -> None:
+    one = '<tool_call>{"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+    calls = [one, one.replace("SELECT 1", "SELECT 2")]
+    said = f"<think>I might {calls[0]}, but no.</think>\n{calls[1]}"
+    action = TOOLS.parse(as_turn(Answer(said), TOOLS.stop, TOOLS.agent))
+    assert (action.kind, action.content, action.format_error) == (ActionKind.SQL, "SELECT 2", None)
+    assert action.reasoning == f"I might [tool_call]{calls[0][11:-12]}[/tool_call], but no."

@@ -73,7 +73,28 @@ def test_an_endpoint_is_evaluated_and_its_cost_told(
     assert (figures["ex"], figures["n_questions"]) == (1.0, 8)
     assert "cost (greedy)" in told
     assert "0.00000 USD" not in told
+    (page,) = (store.root / "evaluations").glob("*/report.html")
+    assert "model (endpoint:teacher)" in page.read_text()  # which one answered
     assert sum(server.delivered.values()) >= 32  # eight questions, one greedy answer and three samples each
+
+
+def test_a_broken_episode_is_asked_again_and_only_it(
+    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
+    server = servers(oracle_of(recipe, store), fault_rate=0.3)
+    name_endpoint(server, retries=1, timeout_s=3.0)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    before = evaluated(store)
+    assert 0 < before["n_broken"] < 16  # of eight greedy and 24 sampled episodes
+    paid, server.fault_rate = sum(server.delivered.values()), 0.0
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    whole = evaluated(store)
+    assert (whole["n_broken"], whole["ex"], whole["n_questions"]) == (0, 1.0, 8)
+    again = sum(server.delivered.values()) - paid
+    assert before["n_broken"] <= again <= before["n_broken"] * (recipe.protocol.max_turns_eval + 1)  # their turns alone
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    assert sum(server.delivered.values()) - paid == again
 
 
 def test_an_endpoint_chooses_among_the_samples(
@@ -106,6 +127,8 @@ def test_an_endpoint_chooses_among_the_samples(
     assert "selected by teacher" in capsys.readouterr().out
     assert "endpoint:teacher, selected" in (folder / "report.html").read_text()
     compared = sum(server.delivered.values()) - asked
+    assert after["selector_answers"] == compared
+    assert after["selector_prompt_tokens"] > 0
     assert (
         0
         < compared

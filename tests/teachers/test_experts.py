@@ -16,15 +16,17 @@ from teacher_world import make, recipe_of
 
 from pipelines.config import RewardTerm
 from pipelines.curation import gold_schema
+from pipelines.errors import BoundaryError
 from pipelines.evaluation.voting import signature
 from pipelines.protocols.base import build
 from pipelines.protocols.observations import defuse
+from pipelines.rewards import judge as judging
 from pipelines.rollout.endpoints import Endpoint
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.stages.inputs import examples, gold_schemas, schemas, trajectories
 from pipelines.store import Store, read_json
-from pipelines.teachers import cleaning, judge, linker, selector
+from pipelines.teachers import cleaning, judge, linker, retry, selector
 from pipelines.teachers.asking import Asker
 from pipelines.teachers.star import HINT
 from pipelines.types import (
@@ -322,3 +324,50 @@ def test_teachers_share_the_questions(tmp_path: Path, servers: Any, replies: Any
     assert {"## By teacher", "## By hardness", "## By database"} <= set(card.splitlines())
     assert re.search(r"\| teacher \| \d+ \| \d+ \| \d+ \|", card)
     assert re.search(r"\| other \| \d+ \| \d+ \| \d+ \|", card)
+
+
+def test_one_endpoint_twice_in_a_mix_has_one_bill(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any
+) -> None:
+    """The same model at two temperatures: one asker, whose costs are those of both."""
+    hot = "{kind: endpoint, endpoint: teacher, sampling: {temperature: 0.5}}"
+    recipe = recipe_of(1, f"synthesis.mix=[{{kind: endpoint, endpoint: teacher}}, {hot}]", "synthesis.samples=2")
+    store = Store(tmp_path / "store")
+    server = servers(replies(recipe, store))
+    name_endpoint(server)
+    made = make(recipe, store, "synthesize")
+    assert len(trajectories(made)) == 24
+    costs = read_json(made / "costs.json")
+    assert costs["teacher"]["answers"] == sum(server.delivered.values())
+    assert set(server.delivered.values()) == {1}
+    assert (costs["teacher"]["refused"], costs["teacher"]["malformed"]) == (0.0, 0.0)
+
+
+def test_a_judge_that_fails_on_one_leaves_it_out_of_training_and_stops_a_measurement(
+    servers: Any, music: Database, name_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    server = servers(lambda messages: "1.0")
+    name_endpoint(server, retries=1)
+    pool = {one.id: one for one in (question(0, music), question(1, music))}
+    outcomes = [answered("q0", "SELECT 0", False), answered("q1", "SELECT 1", False)]
+    server.sick = judging.messages(pool["q1"], "SELECT 1", 2.0)[-1][1]
+    fill = judge.grader([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
+    graded = fill(outcomes, pool)
+    assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (None, True)]
+    with pytest.raises(BoundaryError, match="1 of 2 requests failed"):
+        judge.check(Asker.named("teacher", tmp_path / "responses"), outcomes, pool)
+
+
+def test_what_experts_cost_is_said(tmp_path: Path, servers: Any, name_endpoint: Any) -> None:
+    server = servers(lambda messages: "I cannot say.")
+    name_endpoint(server, price_out=1e6)  # one unit a token: 13 of them an answer
+    experts = ("data.cleaners=[other]", "data.linker=other", "gold_schema.extractors=[teacher]")
+    recipe, store = recipe_of(1, *experts, "synthesis.teacher.kind=oracle"), Store(tmp_path / "store")
+    folder = make(recipe, store, "data")
+    numbers = read_json(folder / "metrics.json")
+    asked = len(examples(folder, "sft"))
+    assert (numbers["sft_cleaner_answers_other"], numbers["sft_cleaner_cost_other"]) == (asked, asked * 13)
+    assert (numbers["sft_linker_answers_other"], numbers["dev_linker_refused_other"]) == (asked, 0.0)
+    costs = read_json(make(recipe, store, "gold_schema") / "costs.json")
+    assert costs["teacher"]["answers"] * 13 == costs["teacher"]["cost"] > 0

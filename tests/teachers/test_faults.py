@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from teacher_world import KEY, make, recipe_of
 
-from pipelines.errors import ResourceError
+from pipelines.errors import BoundaryError, ResourceError
 from pipelines.store import Store
 from pipelines.teachers import retry
 
@@ -173,3 +173,33 @@ def test_the_cap_stops_cleanly_and_a_higher_one_goes_on(
     cost = json.loads((made / "costs.json").read_text())["teacher"]
     assert cost["answers"] == sum(server.delivered.values())
     assert cost["cost"] == pytest.approx((cost["prompt_tokens"] + 2 * cost["completion_tokens"]) / 1e3)
+
+
+def test_an_episode_that_the_endpoint_fails_is_no_part_of_a_finished_dataset(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One conversation never works: the stage does not end, and ends as if nothing had been once it does."""
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    recipe = recipe_of(1)
+    clean, store = Store(tmp_path / "clean"), Store(tmp_path / "store")
+    say = replies(recipe, clean)
+    make(recipe, store, "data")
+    asked: list[str] = []
+
+    def noting(messages: list[dict[str, str]]) -> str:
+        asked.append(messages[-1]["content"])
+        return str(say(messages))
+
+    whole = servers(noting)
+    name_endpoint(whole)
+    expected = (make(recipe, clean, "synthesize") / "data.parquet").read_bytes()
+    server = servers(say)
+    server.sick = asked[0]  # the first turn of one question
+    name_endpoint(server, retries=2)
+    for _ in range(2):  # it was not cached
+        with pytest.raises(BoundaryError, match=r"failed on 1 episodes, each tried 3 times.*Run again"):
+            make(recipe, store, "synthesize")
+    server.sick = None
+    assert (make(recipe, store, "synthesize") / "data.parquet").read_bytes() == expected
+    assert set(server.delivered.values()) == {1}
+    assert server.delivered.keys() == whole.delivered.keys()

@@ -219,3 +219,68 @@ def test_refusals_and_cut_answers_are_kept_with_their_class_and_not_asked_again(
         assert len(server.asked) == 1
         line = json.loads((tmp_path / str(number) / "responses" / "teacher.jsonl").read_text())
         assert (line["kind"], line["tokens"]) == (kind, [30, 10])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("content_filter", "The response was filtered due to the prompt triggering the content management policy."),
+        ("data_inspection_failed", "Input data may contain inappropriate content."),
+        (None, "Content Exists Risk"),
+    ],
+)
+def test_a_providers_refusal_is_an_answer_though_it_comes_as_an_error(
+    tmp_path: Path, serve: Any, code: str | None, message: str
+) -> None:
+    server = serve(lambda body: (400, {}, json.dumps({"error": {"message": message, "code": code}}).encode()))
+    for _ in range(2):
+        answer, asker = ask(server, tmp_path)
+        assert (answer.kind, answer.text) == ("refused", "")
+    assert len(server.asked) == 1
+    assert asker.take_used()["refused"] == 1.0
+
+
+def test_an_answer_without_a_choice_is_kept_after_the_last_try(
+    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    usage = {"prompt_tokens": 30, "completion_tokens": 10}
+    server = serve(lambda body: (200, {}, json.dumps({"choices": [], "usage": usage}).encode()))
+    for _ in range(2):
+        answer, asker = ask(server, tmp_path, retries=2, price_in=1e4)
+        assert (answer.kind, answer.prompt_tokens, answer.completion_tokens) == ("malformed", 90, 30)  # three tries
+    assert len(server.asked) == 3
+    used = asker.take_used()
+    assert (used["malformed"], used["refused"], used["cost"]) == (1.0, 0.0, pytest.approx(0.9))
+
+
+def test_a_server_that_counts_no_tokens_is_held_to_the_cap_by_a_guess(tmp_path: Path, serve: Any) -> None:
+    said = json.dumps({"choices": [{"message": {"content": "x" * 300}, "finish_reason": "stop"}]}).encode()
+    server = serve(lambda body: (200, {}, said))
+    answer, _ = ask(server, tmp_path)
+    # ("You write SQL." + 16 + "How many?" + 16 characters) // 3 + 1 of the prompt, 300 / 3 of the answer
+    assert (answer.prompt_tokens, answer.completion_tokens) == (19, 100)
+    settings: dict[str, Any] = {"cap_tokens": 1000, "extra": {"max_tokens": 100}}
+    asker = Asker(Endpoint(base_url=server.url, model="m", **settings), "capped", tmp_path)
+    with pytest.raises(ResourceError, match="its cap is 1000"):
+        asker.ask_all([(("user", f"q{n}"),) for n in range(50)])
+    assert len(server.asked) < 12
+
+
+def test_stream_options_can_be_omitted(tmp_path: Path, serve: Any) -> None:
+    server = serve(lambda body: pieces({"content": "a"}))
+    ask(server, tmp_path / "with", stream=True)
+    ask(server, tmp_path / "without", stream=True, omit=["stream_options"])
+    assert ["stream_options" in body for body in server.asked] == [True, False]
+
+
+def test_a_stream_that_is_cut_within_a_chunk_is_asked_again(
+    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's transport raises its own error there, whichever transport it is."""
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    status, headers, body = pieces({"content": "a"})
+    cut = [(status, {**headers, "Content-Length": str(len(body) + 9), "Connection": "close"}, body[:40])]
+    server = serve(lambda body: cut.pop() if cut else pieces({"content": "a"}))
+    assert ask(server, tmp_path, stream=True)[0].text == "a"
+    assert len(server.asked) == 2

@@ -12,6 +12,7 @@ import pytest
 from flows.cli import app
 from pipelines.config import Source
 from pipelines.data import base
+from pipelines.errors import DataError
 from pipelines.rollout.endpoints import Endpoint
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
@@ -125,6 +126,24 @@ def test_the_command_writes_what_the_reader_reads(
     loaded = base.read(Source(kind="jsonl", path=str(out)), 0, tmp_path / "stage")
     assert [one.gold_sql for one in loaded.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert loaded.quarantine == []
+
+
+@pytest.mark.parametrize("where", ["folder", "file/mine.jsonl"])
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
+    tmp_path: Path, servers: Any, database: Database, name_endpoint: Any, where: str
+) -> None:
+    from flows.inventing import invent
+    from pipelines import recipes
+    from pipelines.store import Store
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    server = servers(reply)
+    name_endpoint(server)
+    store = Store(tmp_path / "store")
+    with pytest.raises(DataError, match="cannot be written"):
+        invent(recipes.load("miniature"), store, Path(database.location), 2, "teacher", None, tmp_path / where)
+    assert not server.delivered
 
 
 @pytest.mark.parametrize(

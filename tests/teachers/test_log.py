@@ -94,3 +94,26 @@ def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
 def test_only_the_user_may_read_it(tmp_path: Path) -> None:
     ResponseLog(tmp_path, "t").close()
     assert os.stat(tmp_path / "t.jsonl").st_mode & 0o777 == 0o600
+
+
+def test_a_line_torn_in_its_middle_is_bought_again_and_then_found_by_every_run(tmp_path: Path) -> None:
+    """Its end looks like a line's; the answer that was bought in its place comes after it."""
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"key":"' + A.encode() + b'","tokens":[5,5],"calls":[{"x":"}\n')
+    log = ResponseLog(tmp_path, "t")
+    assert log.find(A) is None
+    log.append(A, (2, 2), {"text": "y"})
+    assert log.find(A) == {"key": A, "tokens": [2, 2], "text": "y"}
+    log.close()
+    again = ResponseLog(tmp_path, "t")
+    assert again.find(A) == {"key": A, "tokens": [2, 2], "text": "y"}
+    assert again.spent.tokens == 14  # the torn one was paid for
+    again.close()
+
+
+def test_a_file_that_was_shortened_holds_no_answer(tmp_path: Path) -> None:
+    log = ResponseLog(tmp_path, "t")
+    log.append(A, (1, 1), {"text": "x"})
+    os.truncate(tmp_path / "t.jsonl", 20)
+    assert log.find(A) is None
+    log.close()

@@ -40,6 +40,23 @@ def test_a_fall_that_the_reward_shares_is_no_hacking():
     assert ALARMS["hacking"](curve(ex=0.3, reward=2.0)) is None
 
 
+def measured(*accuracies: float, reward: float = 5.0) -> list[dict[str, float]]:
+    """Held-out accuracy at every tenth step, the reward as it is at first and then as given."""
+    lines = [dict(HEALTHY) for _ in range(10 * len(accuracies))]
+    for number, value in enumerate(accuracies):
+        lines[10 * number]["ex_held_out"] = value
+    return lines[:10] + [line | {"reward": reward} for line in lines[10:]]
+
+
+def test_held_out_answers_decide_on_hacking_where_they_are_measured():
+    """Best two in a row 0.65, last two 0.525: a fall of 12.5 points; training accuracy never moved."""
+    falling = measured(0.6, 0.7, 0.6, 0.55, 0.5, reward=5.5)
+    assert ALARMS["hacking"](falling).startswith("held-out execution accuracy fell from 65.0% to 52.5%")
+    assert ALARMS["hacking"](measured(0.6, 0.7, 0.6, 0.55, 0.5, reward=4.0)) is None  # at 0.65 it was 5.0 in part
+    assert ALARMS["hacking"](measured(0.6, 0.7, 0.6, 0.55, 0.6, reward=5.5)) is None
+    assert ALARMS["hacking"](measured(0.6, reward=5.5)) is None
+
+
 def test_an_alarm_is_said_once_and_again_after_it_was_over():
     watch, rung = Watch(), []
     for values in ([0.1] * 30, [1.0] * 10, [0.1] * 10, [1.0] * 10):

@@ -40,6 +40,7 @@ def plan(data, recipe, checkpoint, taught, monkeypatch):
             recipe=recipe.model_copy(update={kind: section}),
             checkpoint_in=str(checkpoint if kind == "sft" else taught),
             data=data / ("trajectories.jsonl" if kind == "sft" else "examples.jsonl"),
+            held_out=None if kind == "sft" else data / "examples.jsonl",
             out=data / name,
         )
 

@@ -67,6 +67,17 @@ def test_grpo_filter_takes_malformed_episodes_out_of_their_group(make):
     assert all(not any(mask) for mask, out in zip(masks, dropped, strict=True) if out)
 
 
+def test_held_out_questions_are_answered_greedily_and_counted(make, examples):
+    temperatures = []
+
+    def say(request):
+        temperatures.append(request.sampling.temperature)
+        return f"<solution> {request.example.gold_sql}</solution>" if request.example.id in ("q0", "q2") else WRONG
+
+    assert make(say).measure(examples[:3]) == (2, 3)
+    assert set(temperatures) == {0.0}
+
+
 def test_seeds_depend_on_the_generation_and_the_row_alone(make):
     seen = []
     rollouts = make(lambda request: seen.append(request.seed) or RIGHT)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipelines.evaluation import numbers
+from pipelines.evaluation import contents, numbers
 from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.page.html import Html, data, join, tag
 from pipelines.evaluation.page.payload import Payload, payload
@@ -108,6 +108,7 @@ def _hero(report: ReportData) -> Html:
 
 def _warnings(report: ReportData) -> Iterator[str]:
     """What was left out of the figures, said where the figures are."""
+    yield from contents.left_out(report)
     for system, summary in zip(report.systems, report.summaries, strict=True):
         if summary.n_broken:
             why = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in summary.failures.items())

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from pipelines.evaluation.evaluate import accepted
 from pipelines.evaluation.material import Preview, ReportData
 from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
 from pipelines.types import HARDNESS_LEVELS, Example, ExecutionStatus, StopReason, Trajectory, Turn
@@ -67,7 +68,8 @@ def _items(data: ReportData) -> Iterator[_Item]:
     for number, system in enumerate(data.systems):
         texts: tuple[Trajectory | None, ...] = system.trajectories or (None,) * len(system.records)
         for record, trajectory in zip(system.records, texts, strict=True):
-            yield _Item(number, record, trajectory)
+            if record.example_id in data.examples:
+                yield _Item(number, record, trajectory)
 
 
 def _place(item: _Item, order: dict[str, int]) -> tuple[int, int, int, int]:
@@ -82,7 +84,7 @@ def _question(example: Example, data: ReportData) -> dict[str, Any]:
         "evidence": _cut(example.evidence),
         "database": example.database.id,
         "gold": example.gold_sql,
-        "result": _preview(data.results.get((example.database.id, example.gold_sql))),
+        "result": _preview(data.results.get((example.database.id, example.gold_sql)) or accepted(example)),
         "needs_probe": example.meta.get("needs_probe"),
     }
 

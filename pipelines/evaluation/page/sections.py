@@ -237,6 +237,7 @@ def _cost(data: ReportData) -> Html:
         "cost",
         "Turns and cost",
         table(contents.behaviour(data)),
+        table(taken) if (taken := contents.costs(data)) is not None else None,
         table(contents.likeness(data)),
         tag("h3", "Turns by hardness"),
         legend(data),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from pipelines.config import Sampling
@@ -99,8 +100,13 @@ class Policy(abc.ABC):
     def open(self, session: str) -> None:
         """An episode begins: its first `generate` or its `release` follows without waiting for anything."""
 
-    def away(self, session: str) -> None:
-        """The episode waits for SQL; `generate` or `release` follows when it is back."""
+    def away(self, session: str, work: Callable[[], float] | None = None) -> None:
+        """The episode waits for SQL; `generate` or `release` follows when it is back.
+
+        Args:
+            work: tells what the statement has cost so far, never too much (`pipelines.sql.engine.Query.work`); None
+                when it is not a statement that is waited for.
+        """
 
     def release(self, session: str) -> None:
         """The episode is over: whatever is kept for it can go."""

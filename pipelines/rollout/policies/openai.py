@@ -53,6 +53,13 @@ class OpenAIPolicy(Policy):
         name = name_of(teacher)
         return cls(endpoint(name), name, teacher.concurrency, responses, protocol)
 
+    def share(self, asker: Asker) -> None:
+        """Ask through the asker of another policy of the same endpoint: one pace, one budget, one breaker, one bill."""
+        if self.asker.log is not None:
+            self.asker.log.close()
+        self.asker = asker
+        asker.concurrency += self.live
+
     @property
     def usage(self) -> Spent:
         """What this run has paid for, as the endpoint counted it."""

@@ -1,10 +1,12 @@
 """The policy that decodes in this process: a batch of episodes over one model, each turn at the cost of its new tokens.
 
-With `deterministic`, an episode that waits for SQL rejoins a fixed number of decode steps after it left, whenever its
-SQL came back; the batch stops only if it is not back by then. So what decodes beside what never depends on timing, and
-the same requests give the same bytes, run after run. Without it, an episode rejoins as soon as it can and none ever
-waits for another; its tokens are still drawn by its own seed, but the last bits of a log-probability may then depend on
-its company (a sum over a batch of another shape rounds differently), and once in a great while so does a token.
+With `deterministic`, the decode step at which an episode rejoins after its SQL follows from the statement's own work,
+in steps of SQLite's virtual machine, whatever the clock says: a short query is back after two steps, one of a second
+after a few hundred, in which the others go on. The batch stops only for an episode that is due and not back. So what
+decodes beside what never depends on timing, and the same requests give the same bytes, run after run. Without it, an
+episode rejoins as soon as it can and none ever waits for another; its tokens are still drawn by its own seed, but the
+last bits of a log-probability may then depend on its company (a sum over a batch of another shape rounds differently),
+and once in a great while so does a token.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +26,12 @@ from pipelines.rollout.decoding.decoder import Decoder
 from pipelines.rollout.decoding.slots import attending
 from pipelines.rollout.policies.base import Completion, Policy, Request
 
-REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL, when deterministic
+REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL at the least, when deterministic
+# Work of a statement for which it stays away one more step. SQLite does some 500 in the 10 ms of a step of the tiny
+# model on an idle core: with several long statements at once on busy ones they still come back before they are due.
+STEP_WORK = 160
+MOST_STEPS = 1024  # for which one is away; also what a statement costs that its time limit ended
+POLL_S = 0.002  # between two looks at the work of statements that hold the batch
 SETTLE_TICKS = 3  # event-loop turns after a step: finished turns are read, and their SQL is sent off
 
 
@@ -32,7 +40,8 @@ class _Session:
     """Where an episode is.
 
     Attributes:
-        due: the step from which it may be in the batch again, or its slot be given away.
+        due: the step from which it may be in the batch again, or its slot be given away; later by what `work` tells.
+        work: of the statement that it waits for; None when it waits for none.
         acting: it will call `generate`, `away` or `release` without waiting for anything.
         wanted: the turn that it waits to start.
         generating: a turn of it is in the batch.
@@ -41,11 +50,22 @@ class _Session:
     """
 
     due: int = 0
+    work: Callable[[], float] | None = None
     acting: bool = True
     wanted: Request | None = None
     generating: bool = False
     over: bool = False
     answer: asyncio.Future[Completion] | None = None
+
+    def rejoins(self) -> int:
+        """The step at which it is due as far as is known: never later than it will be."""
+        if self.work is None:
+            return self.due
+        return self.due + int(min(self.work() / STEP_WORK, MOST_STEPS))
+
+    def back(self) -> None:
+        """The statement is done: what it cost is known."""
+        self.due, self.work, self.acting = self.rejoins(), None, False
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,17 +118,19 @@ class TransformersPolicy(Policy):
         """See `Policy.open`."""
         self._sessions[session] = _Session(due=self._step)
 
-    def away(self, session: str) -> None:
+    def away(self, session: str, work: Callable[[], float] | None = None) -> None:
         """See `Policy.away`."""
         state = self._sessions[session]
-        state.acting = False
-        state.due = self._step + (REJOIN_STEPS if self._deterministic else 0)
+        state.acting, state.due = False, self._step
+        if self._deterministic:
+            state.due, state.work = self._step + REJOIN_STEPS, work
         self._changed.set()
 
     def release(self, session: str) -> None:
         """See `Policy.release`."""
         state = self._sessions[session]
-        state.acting, state.over, state.wanted = False, True, None
+        state.back()
+        state.over, state.wanted = True, None
         self._changed.set()
 
     async def generate(self, request: Request) -> Completion:
@@ -118,7 +140,8 @@ class TransformersPolicy(Policy):
             ResourceError: the device's memory is full.
         """
         state = self._sessions[request.session]
-        state.acting, state.wanted = False, request
+        state.back()
+        state.wanted = request
         state.answer = asyncio.get_running_loop().create_future()
         if self._loop is None:
             self._changed = asyncio.Event()
@@ -155,13 +178,17 @@ class TransformersPolicy(Policy):
         started = time.perf_counter()
         while self._held() or not self._admit(decoder):
             self._changed.clear()
-            await self._changed.wait()
+            known = all(state.work is None for state in self._sessions.values())
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event is set.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if known else POLL_S):
+                    await self._changed.wait()
         self.timing.waiting_s += time.perf_counter() - started
 
     def _held(self) -> bool:
         """Whether an episode that is due is not back yet."""
         return self._deterministic and any(
-            state.acting or (state.due <= self._step and not (state.generating or state.wanted or state.over))
+            state.acting or (not (state.generating or state.wanted or state.over) and state.rejoins() <= self._step)
             for state in self._sessions.values()
         )
 
@@ -177,11 +204,12 @@ class TransformersPolicy(Policy):
                 state.wanted, state.generating = None, True
         if decoder.generating:
             return True
-        later = [state.due for state in self._sessions.values() if state.due > self._step]
-        if later:
-            self._step = min(later)
-            return not self._held() and self._admit(decoder)
-        return False
+        later = [(due, state) for state in self._sessions.values() if (due := state.rejoins()) > self._step]
+        first = min((due for due, _ in later), default=self._step)
+        if not later or any(state.work is not None for due, state in later if due == first):
+            return False  # whoever is next may yet turn out to be later
+        self._step = first
+        return not self._held() and self._admit(decoder)
 
     def _timed_step(self, decoder: Decoder) -> list[tuple[str, Completion]]:
         started = time.perf_counter()

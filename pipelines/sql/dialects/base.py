@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import marshal
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "timeout", "limit", "unavailable"
 FIRST_FETCH = 64
@@ -24,8 +24,23 @@ class Bounds(NamedTuple):
     memory_mb: int
 
 
+class Clock(Protocol):
+    """What a session tells of the time that its statement takes."""
+
+    def arm(self, seconds: float) -> None:
+        """A statement starts that may take this long: the timer that ends the whole worker is set."""
+
+    def worked(self, units: int) -> None:
+        """The statement has done so much work (see `Raw.work`) and goes on."""
+
+
 class Raw(NamedTuple):
-    """What a statement gave, in the worker's own terms: `ExecutionResult` without its imports."""
+    """What a statement gave, in the worker's own terms: `ExecutionResult` without its imports.
+
+    Attributes:
+        work: what it cost, in thousands of virtual machine steps that no clock and no load has a say in; 0 where the
+            engine does not count.
+    """
 
     status: str
     columns: tuple[str, ...] = ()
@@ -34,6 +49,7 @@ class Raw(NamedTuple):
     error: str | None = None
     error_class: str | None = None
     ms: float = 0.0
+    work: int = 0
 
 
 class OpenFailure(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipelines.sql.dialects.base import (
     TIMEOUT,
     UNAVAILABLE,
     Bounds,
+    Clock,
     OpenFailure,
     Raw,
     Session,
@@ -71,9 +72,9 @@ def settings(bounds: Bounds) -> Mapping[str, Any]:
 class DuckdbSession(Session):
     """One open DuckDB file; arguments as `SqliteSession` has them."""
 
-    def __init__(self, location: str, bounds: Bounds, arm: Callable[[float], None]) -> None:
+    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
         self._bounds = bounds
-        self._arm = arm
+        self._timer = clock
         self._location = location
         if not os.path.isfile(location):
             raise OpenFailure("database_missing", "the database cannot be opened: no such file")
@@ -93,7 +94,7 @@ class DuckdbSession(Session):
         if refused is not None:
             return refused
         start = perf_counter()
-        self._arm(self._bounds.timeout_s)
+        self._timer.arm(self._bounds.timeout_s)
         self._clock.start(self._bounds.timeout_s)
         try:
             (statement,) = self._connection.extract_statements(sql)

@@ -4,7 +4,6 @@ queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +18,7 @@ from pipelines.sql.dialects.base import (
     TIMEOUT,
     UNAVAILABLE,
     Bounds,
+    Clock,
     OpenFailure,
     Raw,
     Session,
@@ -70,9 +70,9 @@ class PostgresSession(Session):
     Its role must be a plain reader (`pipelines.sql.dialects.copies.make_reader` makes one): a superuser is turned away.
     """
 
-    def __init__(self, location: str, bounds: Bounds, arm: Callable[[float], None]) -> None:
+    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
         self._bounds = bounds
-        self._arm = arm
+        self._clock = clock
         self._location = location
         self._connection = self._connect()
 
@@ -106,7 +106,7 @@ class PostgresSession(Session):
         if refused is not None:
             return refused
         start = perf_counter()
-        self._arm(self._bounds.timeout_s)
+        self._clock.arm(self._bounds.timeout_s)
         try:
             if self._connection.closed:
                 self._connection = self._connect()

@@ -114,9 +114,19 @@ def test_an_endpoint_that_stays_down_breaks_the_episode(ask: Any, serve: Any) ->
     assert (made[0].stop, made[0].failure, len(server.asked)) == (StopReason.BROKEN, "EndpointError", 3)
 
 
-def test_a_conversation_over_the_context_breaks_its_episode_only(ask: Any, serve: Any) -> None:
-    server = serve(lambda body: refuse(400, "This model's maximum context length is 10 tokens"))
-    assert ask(server)[0][0].stop is StopReason.BROKEN
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "This model's maximum context length is 10 tokens"},
+        {"message": "too long", "code": "context_length_exceeded"},
+        {"message": "The decoder prompt (length 20) is longer than the maximum model length of 10."},
+        {"message": "the request is too much", "code": 400, "type": "exceed_context_size_error"},
+    ],
+)
+def test_a_conversation_over_the_context_breaks_its_episode_only(ask: Any, serve: Any, error: dict[str, Any]) -> None:
+    server = serve(lambda body: (400, {}, {"error": error}))
+    made = ask(server)[0][0]
+    assert (made.stop, made.failure, len(server.asked)) == (StopReason.BROKEN, "ContextOverflow", 1)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +134,8 @@ def test_a_conversation_over_the_context_breaks_its_episode_only(ask: Any, serve
     [
         (401, "bad key", ResourceError, "Check the key in the environment variable SOME_KEY"),
         (404, "no model", RecipeError, "knows no 'm'"),
+        (402, "no money", ResourceError, "no quota left: .*no money.*Add credit"),
+        (405, "not here", RecipeError, "refused the request .405.: .*not here"),
         (400, "max_tokens is not supported", RecipeError, "max_tokens is not supported.*max_tokens_key"),
     ],
 )
@@ -171,3 +183,44 @@ def test_endpoints_are_read_from_the_users_file(tmp_path: Path, monkeypatch: pyt
         OpenAIPolicy(endpoints.endpoint("big", path), "big")
     with pytest.raises(RecipeError, match=r"synthesis\.teacher\.endpoint"):
         OpenAIPolicy.named(Teacher(kind="endpoint"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{base_url: 'https://user:SECRET99@host/v1', model: m}", "its base_url holds a user name, a password"),
+        (
+            "{base_url: 'https://host/v1?key=SECRET99', model: m}",
+            "its base_url holds a user name, a password or a query",
+        ),
+        ("{base_url: 'http://host:SECRET99/v1', model: m}", "its base_url is no address"),
+        ("{base_url: 'SECRET99', model: m}", "its base_url is no address"),
+        ("{base_url: 'http://host/v1', model: m, key_env: sk-live-SECRET99}", "its key_env is not the name"),
+        ("{base_url: 'http://host/v1', model: m, key_env: sk_live_SECRET99}", "its key_env is not the name"),
+        ("{base_url: 'http://host/v1', model: m, key_env: AIzaSyDoSECRET99xyz}", "its key_env is not the name"),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_refused_and_not_said(tmp_path: Path, entry: str, says: str) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(f"big: {entry}\n")
+    with pytest.raises(RecipeError, match=f"big: {says}") as caught:
+        endpoints.endpoint("big", path)
+    assert "SECRET99" not in str(caught.value)
+
+
+def test_a_key_is_stripped_and_one_that_no_header_carries_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Endpoint(base_url="http://host/v1", model="m", key_env="SOME_KEY")
+    monkeypatch.setenv("SOME_KEY", "secret-word\n")
+    assert endpoints.Connection(settings, "t")._key == "secret-word"
+    monkeypatch.setenv("SOME_KEY", "sécret-word")
+    with pytest.raises(ResourceError, match=r"the key of endpoint 't' has characters.*SOME_KEY") as caught:
+        endpoints.Connection(settings, "t")
+    assert "cret-word" not in str(caught.value)
+
+
+def test_endpoints_may_be_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text("1: {base_url: 'http://x/v1', model: m}\n")
+    assert endpoints.endpoint("1", path).concurrency == 16
+    with pytest.raises(RecipeError, match="no endpoint 'big'"):
+        endpoints.endpoint("big", path)

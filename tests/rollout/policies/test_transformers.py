@@ -2,17 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import torch
 
+from pipelines import config
 from pipelines.errors import ResourceError
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.sql.engine import SqlEngine
-from pipelines.types import Database, Example, ExecutionResult, StopReason, Trajectory
+from pipelines.sql.engine import Query, SqlEngine
+from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, StopReason, Trajectory
+from tests.rollout.conftest import Talk
 
 Make = Callable[..., RolloutEngine]
 
@@ -21,16 +23,26 @@ def requests(examples: list[Example], samples: int = 1) -> list[EpisodeRequest]:
     return [EpisodeRequest(example, s, seed=100 * s + i) for i, example in enumerate(examples) for s in range(samples)]
 
 
+class Held:
+    """A statement on its way whose answer is kept back until `wait` is over."""
+
+    def __init__(self, query: Query, wait: Callable[[], Awaitable[object]]) -> None:
+        self.work, self._query, self._wait = query.work, query, wait
+
+    async def result(self) -> ExecutionResult:
+        result = await self._query.result()
+        await self._wait()
+        return result
+
+
 class Late:
     """The real engine, whose answers come late by chance: what timing does on a busy machine."""
 
     def __init__(self, sql: SqlEngine, seconds: float) -> None:
         self._sql, self._seconds, self._rng = sql, seconds, random.Random()
 
-    async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
-        result = await self._sql.execute(database, sql, max_rows)
-        await asyncio.sleep(self._rng.random() * self._seconds)
-        return result
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
+        return Held(self._sql.begin(database, sql, max_rows), lambda: asyncio.sleep(self._rng.random() * self._seconds))
 
 
 @pytest.fixture
@@ -72,6 +84,40 @@ def test_the_same_bytes_whenever_sql_comes_back(run: Any, examples: list[Example
     assert len({one.token_ids for one in calm}) == len(calm)
 
 
+class HeavyTalk(Talk):
+    """Every eighth query counts to 600,000: tens of decode steps of work."""
+
+    def __init__(self) -> None:
+        super().__init__(config.Protocol(name="react", prompt="brief", forced_final=False))
+        self.asked = 0
+
+    def parse(self, text: str) -> Action:
+        self.asked += 1
+        return Action(ActionKind.SQL, HEAVY) if self.asked % 8 == 0 else super().parse(text)
+
+
+HEAVY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600000) SELECT count(*) FROM n"
+
+
+def test_heavy_queries_hold_nobody_up_and_change_no_byte(
+    model: Any, tokenizer: Any, engine: Make, examples: list[Example], sql: SqlEngine
+) -> None:
+    """When an episode rejoins follows from its query's work: the order in which episodes end is always the same."""
+    made = []
+    for late in (0.0, 0.0, 0.02):
+        runner = engine(TransformersPolicy(model, tokenizer, slots=8), HeavyTalk(), 2, turn_tokens=6)
+        runner._sql = Late(sql, late) if late else sql  # type: ignore[assignment]
+        order: list[str] = []
+        trajectories = runner.run(requests(examples), lambda one, order=order: order.append(one.example_id))
+        made.append((trajectories, order))
+    assert made[0] == made[1] == made[2]
+    heavy = {one.example_id for one in made[0][0] if one.turns[0].action.content == HEAVY}
+    assert 3 <= len(heavy) <= 8
+    ended = {name: place for place, name in enumerate(made[0][1])}
+    passed = [sum(ended[f"q{later}"] < ended[name] for later in range(int(name[1:]) + 1, 40)) for name in heavy]
+    assert max(passed) >= 8  # as many as there are slots: they did not wait for it
+
+
 def test_the_same_tokens_at_any_number_of_slots(run: Any, examples: list[Example]) -> None:
     todo = requests(examples[:12], 2)
     tokens = [[one.token_ids for one in run(todo, slots, deterministic)] for slots, deterministic in VARIANTS]
@@ -98,11 +144,10 @@ class Stuck:
         if not self._others:
             self._free.set()
 
-    async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
         self._queries += 1
-        if self._queries == 1:
-            await self._free.wait()
-        return await self._sql.execute(database, sql, max_rows)
+        first = self._queries == 1
+        return Held(self._sql.begin(database, sql, max_rows), self._free.wait if first else lambda: asyncio.sleep(0))
 
 
 def test_eager_episodes_never_wait_for_slow_sql(
@@ -111,6 +156,32 @@ def test_eager_episodes_never_wait_for_slow_sql(
     runner = engine(TransformersPolicy(model, tokenizer, slots=8, deterministic=False), talk, 2, turn_tokens=4)
     runner._sql = stuck = Stuck(sql, others=39)  # type: ignore[assignment]
     assert len(runner.run(requests(examples), stuck.on_done)) == 40
+
+
+class Breaking:
+    """The real engine, whose first answer is an error that nobody expects."""
+
+    def __init__(self, sql: SqlEngine) -> None:
+        self._sql, self._queries = sql, 0
+
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
+        async def fail() -> None:
+            raise RuntimeError("unforeseen")
+
+        self._queries += 1
+        wait = fail if self._queries == 1 else lambda: asyncio.sleep(0)
+        return Held(self._sql.begin(database, sql, max_rows), wait)
+
+
+def test_an_error_ends_a_run_whose_others_wait_for_sql(
+    model: Any, tokenizer: Any, engine: Make, talk: Any, examples: list[Example], sql: SqlEngine
+) -> None:
+    talk.sql = HEAVY
+    for _ in range(5):
+        runner = engine(TransformersPolicy(model, tokenizer, slots=8), talk, 2, turn_tokens=6)
+        runner._sql = Breaking(sql)  # type: ignore[assignment]
+        with pytest.raises(RuntimeError, match="unforeseen"):
+            runner.run(requests(examples[:8]))
 
 
 def test_an_episode_without_room_for_a_turn_frees_its_slot(

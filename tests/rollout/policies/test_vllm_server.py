@@ -57,6 +57,8 @@ def url(folder: Path) -> Iterator[str]:
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
     settings["VLLM_SERVER_DEV_MODE"] = "1"  # opens the endpoints that take new weights
+    settings["PYTHONPATH"] = str(Path(__file__).parents[3] / "infra")
+    command += ["--worker-extension-cls", "vllm_cpu.Repack", "--gpu-memory-utilization", "0.2"]
     with open(folder / "server.log", "wb") as log:
         server = subprocess.Popen(
             [*command, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager"],

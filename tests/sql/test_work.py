@@ -1,0 +1,101 @@
+"""The work of a statement: counted by SQLite's virtual machine, the same in every run, and known while it runs."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from pipelines.sql.engine import Limits, Query, SqlEngine
+from pipelines.sql.process import Task
+from pipelines.types import Database, ExecutionStatus
+
+COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT count(*) FROM n"
+LONG, ENDLESS = COUNT.format(3_000_000), COUNT.format(10**12)
+
+
+@pytest.fixture
+def engine() -> Iterator[SqlEngine]:
+    with SqlEngine(Limits(timeout_s=20), workers=1) as made:
+        yield made
+
+
+def test_work_is_that_of_the_statement_alone(engine: SqlEngine, shop: Database) -> None:
+    """The same number whatever ran before, in whatever batch, in another process; ten times the rows, ten times it."""
+    small, large = COUNT.format(50_000), COUNT.format(500_000)
+    first = [one.work for one in engine.execute_many([(shop, sql) for sql in (small, large, small, "SELECT 1")])]
+    again = [one.work for one in engine.execute_many([(shop, sql) for sql in ("SELECT 1", large, small, small)])]
+    with SqlEngine(Limits(timeout_s=20), workers=1) as other:
+        alone = other.execute_many([(shop, small)])[0].work
+    assert first[0] == first[2] == again[2] == again[3] == alone > 0
+    assert first[1] == again[1] == pytest.approx(10 * first[0], rel=0.05)
+    assert first[3] == again[0] == 0  # less than five thousand steps
+
+
+def test_work_is_known_while_it_runs_and_never_too_much(engine: SqlEngine, shop: Database) -> None:
+    async def follow() -> list[float]:
+        query = engine.begin(shop, LONG)
+        task, seen = asyncio.create_task(query.result()), []
+        while not task.done():
+            await asyncio.sleep(0.005)
+            seen.append(query.work())
+        return [*seen, (await task).work]
+
+    seen = asyncio.run(follow())
+    assert seen == sorted(seen)
+    assert any(0 < one < seen[-1] for one in seen)
+
+
+def test_what_is_known_of_it_never_falls() -> None:
+    """A worker that has gone on to the next job shows 0 for the one before, whose answer is still to be read."""
+    shown = iter([3, 6, 0, 0])
+    task = Task((), lambda tag, reply: None, None)
+    task.work = lambda: next(shown)
+
+    async def look() -> list[float]:
+        future = asyncio.get_running_loop().create_future()
+        query = Query(task, future, lambda reply: reply)
+        return [query.work() for _ in range(4)]
+
+    assert asyncio.run(look()) == [3, 6, 6, 6]
+
+
+def test_what_the_clock_ended_has_no_end(shop: Database) -> None:
+    async def run(engine: SqlEngine) -> tuple[ExecutionStatus, float]:
+        query = engine.begin(shop, ENDLESS)
+        return (await query.result()).status, query.work()
+
+    with SqlEngine(Limits(timeout_s=0.3), workers=1) as engine:
+        assert asyncio.run(run(engine)) == (ExecutionStatus.TIMEOUT, math.inf)
+
+
+def test_a_long_statement_holds_back_no_answer_before_it(engine: SqlEngine, shop: Database) -> None:
+    """Both go to one worker in one batch; the short one's answer is there while the long one runs."""
+
+    async def race() -> bool:
+        short, long = engine.begin(shop, "SELECT 1"), engine.begin(shop, LONG)
+        running = asyncio.create_task(long.result())
+        await short.result()
+        early = not running.done()
+        await running
+        return early
+
+    assert asyncio.run(race())
+
+
+def test_a_worker_that_was_slow_and_idle_is_not_taken_for_stuck(shop: Database) -> None:
+    """After a long statement and a pause longer than the limit, what is sent next is neither ended nor given help."""
+    long = COUNT.format(600_000)
+
+    async def again(engine: SqlEngine) -> list[ExecutionStatus]:
+        first = await engine.begin(shop, long).result()
+        await asyncio.sleep(1.2)
+        queries = [engine.begin(shop, f"SELECT {n}") for n in range(50)]
+        await asyncio.sleep(0)
+        engine._pump()  # a tick before the worker has begun
+        return [first.status, *[(await query.result()).status for query in queries]]
+
+    with SqlEngine(Limits(timeout_s=0.5), workers=1) as engine:
+        assert set(asyncio.run(again(engine))) == {ExecutionStatus.OK}
+        (pool,) = engine._pools.values()
+        assert sum(worker is not None for worker in pool._workers) == 1

@@ -1,0 +1,89 @@
+"""`sqltrain judge` over a real server: what it finds of a judge that is taken in, and that nothing is paid twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from teacher_world import recipe_of, world
+
+from flows import judging
+from pipelines.store import Store
+from tests.flows.command_line import sqltrain
+
+
+def wrong_half(say: Any) -> Any:
+    """A teacher whose every other question is answered with the number one."""
+    order: list[str] = []
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        asked = messages[1]["content"] if messages[0]["role"] == "system" else messages[0]["content"]
+        if asked not in order:
+            order.append(asked)
+        wrong = "<reasoning>one</reasoning><solution>SELECT 1</solution>"
+        return wrong if order.index(asked) % 2 else str(say(messages))
+
+    return reply
+
+
+def test_a_judge_that_likes_comments_is_found_out(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    """It calls right whatever ends in a comment, and nothing else: no agreement, and a shift of the whole grade."""
+    store = Store(tmp_path / "s")
+    judge = servers(lambda messages: "2.0" if "-- End of the query." in messages[-1]["content"] else "0.0")
+    name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
+    command = ["judge", "miniature", *world(2), f"store={store.root}", "--endpoint", "other", "--count", "6"]
+    code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
+    assert code == 0, said
+    found = json.loads(out.splitlines()[-1])
+    assert found == {
+        "answers": 6,
+        "unread": 0,
+        "right_accepted": 0,
+        "wrong_accepted": 0,
+        "kappa": 0,
+        "place_shift": 0,
+        "length_shift": 1,
+    }
+    assert "18 of them bought now" in " ".join((out + said).split())
+    assert sum(judge.delivered.values()) == 18  # six answers, asked about plainly, turned round, and padded
+    assert judging.doubts(found) == [
+        "its kappa with execution is below 0.6: as a reward it would teach its own mistakes",
+        "comments raise its grade: a policy would learn to write them",
+    ]
+    assert sqltrain(monkeypatch, capsys, *command)[0] == 0
+    assert sum(judge.delivered.values()) == 18
+
+
+def test_a_judge_grades_by_the_recipes_own_scale(
+    tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    """Of a scale of 4, a judge that always says 2 calls nothing right; of 2 it would call all of it right."""
+    store = Store(tmp_path / "s")
+    judge = servers(lambda messages: "2")
+    name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
+    scale = "rewards=[{term: exec}, {term: judge, options: {by: other, scale: 4}}]"
+    command = ["judge", "miniature", *world(2), scale, f"store={store.root}", "--endpoint", "other", "--count", "6"]
+    code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
+    assert code == 0, said
+    found = json.loads(out.splitlines()[-1])
+    assert (found["right_accepted"], found["wrong_accepted"], found["unread"]) == (0, 0, 0)
+
+
+def test_a_name_that_is_not_there_is_said_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    command = ["judge", "miniature", f"store={tmp_path / 's'}", "--endpoint", "nobody"]
+    code, _, said = sqltrain(monkeypatch, capsys, *command)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "nobody" in said
+    assert not (tmp_path / "s" / "data").exists()
+
+
+def test_teachers_that_are_always_right_measure_no_judge(
+    tmp_path: Path, servers: Any, name_endpoint: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    name_endpoint(servers(lambda messages: "2.0"))
+    oracle = [*world(2)[:4], f"store={tmp_path / 's'}", "--endpoint", "teacher"]
+    code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *oracle)
+    assert code == 2
+    assert "are all right" in said
+    assert "sqltrain run miniature" in said
