@@ -8,7 +8,7 @@ reads; LLM extractors can be added as callables. A schema is accepted when two e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.types import Database, Example, SchemaItems
@@ -64,9 +64,9 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
     return dict(zip(STATIC, (scope, authorizer), strict=True))
 
 
-def extract(example: Example, extractors: Mapping[str, Extractor]) -> GoldSchema:
-    """Ask every extractor about one example and see what they agree on."""
-    return consensus(example.id, {name: extractor(example) for name, extractor in extractors.items()})
+def ask(example: Example, extractors: Mapping[str, Extractor]) -> dict[str, SchemaItems | None]:
+    """What every extractor says of one example."""
+    return {name: extractor(example) for name, extractor in extractors.items()}
 
 
 def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> GoldSchema:
@@ -79,16 +79,6 @@ def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> GoldS
     accepted = best if best is not None and len(groups[best]) >= QUORUM else None
     agree = tuple(groups[accepted]) if accepted is not None else ()
     return GoldSchema(example_id, accepted, dict(views), agree, _reason(views, best))
-
-
-def agreement_rate(schemas: Sequence[GoldSchema]) -> float:
-    """Share of examples with an accepted schema; 1.0 of none."""
-    return sum(schema.items is not None for schema in schemas) / len(schemas) if schemas else 1.0
-
-
-def disagreements(schemas: Sequence[GoldSchema]) -> list[GoldSchema]:
-    """Those where not every extractor says the same, accepted or not, in order."""
-    return [schema for schema in schemas if schema.reason]
 
 
 def _reason(views: Mapping[str, SchemaItems | None], best: SchemaItems | None) -> str:

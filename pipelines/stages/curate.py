@@ -151,7 +151,7 @@ def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
 
     def run(items: Sequence[Any], path: Path) -> str:
         pool = examples_at(data, row_of[items[0] : items[-1] + 1].tolist())
-        write_lines(path, (to_dict(Views({name: ask(one) for name, ask in extractors.items()})) for one in pool))
+        write_lines(path, (to_dict(Views(consensus.ask(one, extractors))) for one in pool))
         return ""
 
     return run
@@ -170,9 +170,7 @@ def gold_schema(ctx: Context) -> None:
             pool = examples_at(data, [rows[item] for item in shards.part(index)])
             found = [
                 consensus.consensus(
-                    example.id,
-                    {name: views[name] for name in consensus.STATIC}
-                    | {name: ask(example) for name, ask in asked.items()},
+                    example.id, {name: views[name] for name in consensus.STATIC} | consensus.ask(example, asked)
                 )
                 for example, views in zip(
                     pool, (from_dict(Views, row).views for row in shards.read(index)), strict=True
@@ -182,9 +180,10 @@ def gold_schema(ctx: Context) -> None:
             texts = [{name: json.dumps(value, sort_keys=True) for name, value in one.items()} for one in records]
             writer.add(pl.DataFrame(texts))
             accepted += sum(schema.items is not None for schema in found)
-            for schema in consensus.disagreements(found):
-                file.write(json_line(schema.record()))
-                apart += 1
+            for schema in found:
+                if schema.reason:
+                    file.write(json_line(schema.record()))
+                    apart += 1
     writer.close()
     agreement = accepted / len(rows) if len(rows) else 1.0
     ctx.metrics({"examples": len(rows), "agreement": agreement, "disagreements": apart})

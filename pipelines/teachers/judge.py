@@ -17,10 +17,8 @@ RIGHT = 0.75  # a grade from here on says "right"
 Grades = list[float | None]
 
 
-def grader(
-    terms: Sequence[RewardTerm], responses: Path
-) -> Callable[[list[Outcome], Mapping[str, Example]], list[Outcome]]:
-    """What fills in the grades that a panel's judge term needs: nothing where no endpoint is named.
+class Grader:
+    """Fills in the grades that a panel's judge term needs: nothing where no endpoint is named.
 
     Each (question, gold SQL, answer) is asked once, also across runs: the prompt is a function of them and answers are
     kept (`teachers/log.py`).
@@ -28,16 +26,25 @@ def grader(
     Raises:
         RecipeError: there is no such endpoint.
     """
-    term = next((one for one in terms if one.term == "judge" and one.options.get("by", "static") != "static"), None)
-    if term is None:
-        return lambda outcomes, examples: outcomes
-    asker = Asker.named(str(term.options["by"]), responses)
-    scale = float(term.options.get("scale", 2.0))
 
-    def fill(outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
-        return judge.grade(outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), scale)
+    def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
+        term = next((one for one in terms if one.term == "judge" and one.options.get("by", "static") != "static"), None)
+        self._asker = Asker.named(str(term.options["by"]), responses) if term is not None else None
+        self._scale = float(term.options.get("scale", 2.0)) if term is not None else 0.0
 
-    return fill
+    def __call__(self, outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
+        """The outcomes, in order, with their grades."""
+        asker = self._asker
+        if asker is None:
+            return outcomes
+        return judge.grade(outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), self._scale)
+
+    def take_used(self) -> dict[str, float]:
+        """Answers used since the last call and what they cost, whichever run bought them; {} where nobody is asked."""
+        if self._asker is None:
+            return {}
+        used = self._asker.take_used()
+        return {"judge_answers": used["answers"], "judge_cost": used["cost"]}
 
 
 def ask(

@@ -270,7 +270,9 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
         faults: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
         turns = max(1.0, watched["turns"] * len(generation.episodes) * self.accelerator.num_processes)
         shares = {f"fault_{name}": count / turns for name, count in sorted(faults.items())}
-        return {**watched, **shares, "zero_variance": alike.float().mean().item()}
+        everywhere = gather_object([generation.judge])
+        judge = {name: sum(one[name] for one in everywhere) for name in generation.judge}
+        return {**watched, **shares, **judge, "zero_variance": alike.float().mean().item()}
 
 
 def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import RESPONSES
 from pipelines.stages.inputs import episode_seed
-from pipelines.teachers.judge import grader
+from pipelines.teachers.judge import Grader
 from pipelines.training import advantages
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask
@@ -55,11 +55,13 @@ class Generation:
         episodes: what is trained on.
         drawn: what was drawn at first, before groups that teach nothing were replaced: what one watches.
         seconds: where the time went.
+        judge: answers of an endpoint that judges, and their cost; {} where none does.
     """
 
     episodes: list[Paid]
     drawn: list[Paid]
     seconds: dict[str, float]
+    judge: dict[str, float]
 
     def rewards(self, track: str, drawn: bool = False) -> Tensor:
         """(N,) the track's rewards; NaN where an episode takes no part."""
@@ -75,6 +77,7 @@ class Generation:
                 episodes[place * group : (place + 1) * group] = again.episodes[number * group : (number + 1) * group]
         self.episodes = episodes
         self.seconds = {name: value + again.seconds[name] for name, value in self.seconds.items()}
+        self.judge = {name: value + again.judge[name] for name, value in self.judge.items()}
 
 
 class Rollouts:
@@ -99,7 +102,7 @@ class Rollouts:
         self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
         self.last: list[Paid] = []
         self.rubric = Rubric(plan.recipe.rewards)
-        self.grade = grader(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
+        self.grade = Grader(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
         self.grpo = plan.recipe.grpo
         turns = plan.recipe.protocol.max_turns
         self.engine = RolloutEngine(policy, protocol, sql, plan.recipe.grpo.sampling, turns, schemas)
@@ -126,7 +129,7 @@ class Rollouts:
             )
             made.replace(again, alike, self.grpo.group)
         self.last = drawn
-        return Generation(made.episodes, drawn, made.seconds)
+        return Generation(made.episodes, drawn, made.seconds, made.judge)
 
     def measure(self, examples: Sequence[Example]) -> tuple[int, int]:
         """How many of these questions the policy answers right, greedily, and how many could be judged."""
@@ -172,7 +175,7 @@ class Rollouts:
             "sql_wait_seconds": waited,
             "reward_seconds": time.perf_counter() - rolled,
         }
-        return Generation(episodes, episodes, seconds)
+        return Generation(episodes, episodes, seconds, self.grade.take_used())
 
     def _waited(self) -> float:
         """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""

@@ -19,7 +19,7 @@ FAULT = "fault_"
 ORDER = (
     *("loss", "accuracy", "reward", "term_", "ex", HELD_OUT, "entropy", "zero_variance", "replaced", "kl", "clip_low"),
     *("clip_high", "drift_mean", "drift_max", "turns", "tokens", "forced", "format_errors", FAULT, "sql_errors"),
-    *("no_answer", "broken", "dropped", "grad_norm", "learning_rate"),
+    *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "grad_norm", "learning_rate"),
 )
 SPENT = ("generate", "sql_wait", "reward", "train", "sync")
 

@@ -5,12 +5,16 @@ import sqlite3
 
 import pytest
 
-from pipelines.curation.gold_schema import agreement_rate, consensus, disagreements, extract, static_extractors
+from pipelines.curation.gold_schema import GoldSchema, ask, consensus, static_extractors
 from pipelines.sql.schema import introspect
 from pipelines.types import Database, Example, SchemaItems
 
 NAME = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
 BOTH = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "age")}))
+
+
+def found(example, extractors):
+    return consensus(example.id, ask(example, extractors))
 
 
 def test_two_of_two_must_agree():
@@ -39,15 +43,10 @@ def test_nobody_could_read_it():
     assert schema.reason == "scope could not read it; authorizer could not read it"
 
 
-def test_the_rate_counts_accepted_ones_and_every_difference_is_listed():
-    schemas = [
-        consensus("all", {"a": NAME, "b": NAME, "c": NAME}),
-        consensus("most", {"a": NAME, "b": NAME, "c": BOTH}),
-        consensus("none", {"a": NAME, "b": BOTH, "c": None}),
-    ]
-    assert agreement_rate(schemas) == pytest.approx(2 / 3)
-    assert [schema.example_id for schema in disagreements(schemas)] == ["most", "none"]
-    assert agreement_rate([]) == 1.0
+def test_full_agreement_has_no_reason():
+    assert consensus("all", {"a": NAME, "b": NAME, "c": NAME}) == GoldSchema(
+        "all", NAME, {"a": NAME, "b": NAME, "c": NAME}, ("a", "b", "c"), ""
+    )
 
 
 def test_a_record_is_sorted_json():
@@ -75,7 +74,7 @@ def music(tmp_path):
 
 def test_the_two_static_extractors_agree_on_a_join_in_a_subquery(music):
     sql = "SELECT T.name FROM singer AS T WHERE T.id IN (SELECT singer_id FROM concert WHERE year > 2000)"
-    schema = extract(Example("q", "?", music, sql), static_extractors(functools.cache(introspect)))
+    schema = found(Example("q", "?", music, sql), static_extractors(functools.cache(introspect)))
     assert schema.agree == ("scope", "authorizer")
     assert schema.items == SchemaItems(
         frozenset({"singer", "concert"}),
@@ -84,13 +83,13 @@ def test_the_two_static_extractors_agree_on_a_join_in_a_subquery(music):
 
 
 def test_sql_that_does_not_run_on_this_schema_is_not_accepted(music):
-    schema = extract(Example("q", "?", music, "SELECT nam FROM singer"), static_extractors(introspect))
+    schema = found(Example("q", "?", music, "SELECT nam FROM singer"), static_extractors(introspect))
     assert schema.items is None
     assert "authorizer could not read it" in schema.reason
 
 
 def test_an_extra_extractor_is_one_more_callable(music):
     extractors = static_extractors(introspect) | {"llm": lambda example: BOTH}
-    schema = extract(Example("q", "?", music, "SELECT name FROM singer"), extractors)
+    schema = found(Example("q", "?", music, "SELECT name FROM singer"), extractors)
     assert schema.items == NAME
     assert schema.reason == "llm adds singer.age"

@@ -94,15 +94,19 @@ def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
 ) -> None:
     grades = {"SELECT 1": "1.5", "SELECT 2": "I would say 2", "SELECT 3": "0"}
     server = servers(lambda messages: grades[said(messages, "Predicted query")])
-    name_endpoint(server)
+    name_endpoint(server, price_out=1e6)  # one unit a token, and here a character is one
     terms = [RewardTerm(term="judge", options={"by": "teacher"})]
     cases = {f"q{n}": question(n, music) for n in range(4)}
     outcomes = [answered("q0", GOLD, True), *(answered(f"q{n}", f"SELECT {n}", False) for n in (1, 2, 3, 1))]
     for _ in range(2):  # the second is another run: the log answers it
-        graded = judge.grader(terms, tmp_path / "responses")(outcomes, cases)
+        grade = judge.Grader(terms, tmp_path / "responses")
+        graded = grade(outcomes, cases)
         assert [one.judge for one in graded] == [None, 0.75, None, 0.0, 0.75]
         assert [one.broken for one in graded] == [False, False, True, False, False]  # no grade is no zero
+        assert grade.take_used() == {"judge_answers": 3.0, "judge_cost": 3 + 13 + 1}
+        assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0}
     assert sum(server.delivered.values()) == 3
+    assert judge.Grader([], tmp_path / "responses").take_used() == {}
 
 
 def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None:
@@ -201,9 +205,9 @@ def test_where_no_authorizer_reads_the_extractor_decides(tmp_path: Path, asker: 
     cases = [question(0, farm, "SELECT name FROM cow"), question(1, farm, "SELECT id FROM cow")]
     extractor, _ = asker(lambda messages: '{"tables": ["COW"], "columns": {"cow": ["NAME"]}}')
     static = gold_schema.static_extractors(introspect)
-    alone = [gold_schema.extract(one, static) for one in cases]
+    alone = [gold_schema.consensus(one.id, gold_schema.ask(one, static)) for one in cases]
     views = {**static, "teacher": linker.extractor(extractor, cases, introspect)}
-    both = [gold_schema.extract(one, views) for one in cases]
+    both = [gold_schema.consensus(one.id, gold_schema.ask(one, views)) for one in cases]
     assert [one.items is not None for one in alone] == [False, False]
     assert [one.items is not None for one in both] == [True, False]  # of the second it says another column
     assert both[0].agree == ("scope", "teacher")
@@ -352,7 +356,7 @@ def test_a_judge_that_fails_on_one_leaves_it_out_of_training_and_stops_a_measure
     pool = {one.id: one for one in (question(0, music), question(1, music))}
     outcomes = [answered("q0", "SELECT 0", False), answered("q1", "SELECT 1", False)]
     server.sick = judging.messages(pool["q1"], "SELECT 1", 2.0)[-1][1]
-    fill = judge.grader([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
+    fill = judge.Grader([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
     graded = fill(outcomes, pool)
     assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (None, True)]
     with pytest.raises(BoundaryError, match="1 of 2 requests failed"):

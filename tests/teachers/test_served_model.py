@@ -102,7 +102,7 @@ def test_a_served_model_teaches_and_judges(tmp_path: Path, endpoint: str) -> Non
     with sql_engine(recipe) as sql:
         outcomes = judge_trajectories(made, cases, sql, schemas(recipe), "strict", recipe.protocol.max_turns)
     wrong = [one for one in outcomes if not one.correct and one.trajectory.final_sql]
-    grade = judge.grader([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
+    grade = judge.Grader([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
     graded = grade(wrong, cases)
     # A model that has only learned SQL gives no grades; what it says is kept, and is no zero.
     assert all(one.broken == (one.judge is None) for one in graded)

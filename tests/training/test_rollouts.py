@@ -130,7 +130,7 @@ def test_an_episode_is_cut_before_the_agents_first_word(ids, mask, expected):
 def test_a_broken_episode_has_no_reward_and_no_weight(make):
     rollouts = make(lambda request: RIGHT)
     broken = Paid(trajectory((1, 2, 3), (0, 1, 1), (3,)), None, None)
-    made = Generation([broken], [broken], {})
+    made = Generation([broken], [broken], {}, {})
     assert made.rewards(FULL).isnan().all()
     assert rollouts.masks(made, FULL, torch.tensor([True])) == [[0, 0]]
     assert facts(made, ["exec"])["broken"] == [1.0]
