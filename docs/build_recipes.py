@@ -63,11 +63,13 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
     "GRPO": (
         ("group G", "grpo.group"),
         ("questions a step", "grpo.questions_per_step"),
+        ("optimiser steps a rollout", "grpo.updates_per_rollout"),
         ("steps", "grpo.steps"),
         ("clip below", "grpo.clip_low"),
         ("clip above", "grpo.clip_high"),
         ("KL coefficient", "grpo.beta"),
         ("advantage divided by", "grpo.scale"),
+        ("loss (TRL)", "grpo.loss"),
         ("ratio per", "grpo.level"),
         ("lambda of the schema track", "grpo.lambda_schema"),
         ("rollouts dropped", "grpo.drop"),

@@ -73,7 +73,7 @@ class Data(Section):
     `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run. `drop_empty` leaves
     training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1). `cleaners` names endpoints that check each
     training pair: one that all of them call bad is left out (Reasoning-SQL, 4.1). `linker` names the endpoint that
-    chooses each question's part of the schema, for `protocol.schema_view: filtered`.
+    chooses each question's part of the schema, for `protocol.schema_view: filtered`; "gold" is the gold SQL's own part.
     """
 
     sft: Source = Source(split="train")
@@ -250,11 +250,12 @@ class Grpo(Section):
         questions_per_step: prompts of one generation; each is expanded `group` times.
         updates_per_rollout: optimiser steps on one generation (1 is on-policy).
         steps: optimiser steps in all.
-        clip_low, clip_high: epsilon bounds; clip-higher has clip_low < clip_high (SQL-Trail, equation 2).
+        clip_low, clip_high: epsilon bounds; clip-higher has clip_low < clip_high (SQL-Trail, equation 2). On-policy no
+            ratio leaves 1, and neither acts.
         beta: KL coefficient; 0 for none.
         scale: what the advantage is divided by: its group's standard deviation, the whole generation's
             (REINFORCE++ with a group baseline), or nothing.
-        loss: TRL's loss type.
+        loss: TRL's loss type: how tokens are averaged (`dapo` over all, `grpo` in each episode first).
         level: the importance ratio's level.
         lambda_schema: weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
         drop: rollouts left out of the loss before it (MTIR-SQL's GRPO-Filter).
@@ -281,7 +282,7 @@ class Grpo(Section):
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
     lambda_schema: float = 0.0
-    drop: tuple[Literal["malformed", "empty_turn", "no_answer"], ...] = ()
+    drop: tuple[Literal["malformed", "no_answer"], ...] = ()
     drop_zero_variance: bool = False
     resample: Count = 0
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
@@ -356,7 +357,7 @@ class Hardware(Section):
 class Recipe(Section):
     """Everything that decides a run's result. Each stage's key hashes only the slice that it reads.
 
-    `reported` holds the paper's own figures, to be shown beside ours.
+    `reported` holds the paper's own figures, which docs/recipes.md shows.
     """
 
     name: str

@@ -228,7 +228,9 @@ class Outcome:
         broken: a boundary failed for the final SQL or the gold SQL: no reward may be given.
         hardness: Spider's level of the gold SQL.
         max_turns: the turn cap T that the episode ran under.
-        predicted_schema, gold_schema: None when the SQL does not parse or is absent.
+        predicted_schema, gold_items: tables and columns of the final SQL and the gold SQL; None when the SQL does not
+            parse or is absent.
+        gold_schema: by consensus; None where the example has none.
         predicted_bigrams, gold_bigrams: sets of adjacent token pairs; empty when absent.
         judge: a judge's grade in [0, 1]; None when it was not asked.
     """
@@ -243,6 +245,7 @@ class Outcome:
     hardness: Hardness
     max_turns: int
     predicted_schema: SchemaItems | None
+    gold_items: SchemaItems | None
     gold_schema: SchemaItems | None
     predicted_bigrams: frozenset[tuple[str, str]]
     gold_bigrams: frozenset[tuple[str, str]]

@@ -1,12 +1,14 @@
 """A run that will need an endpoint says so before it makes anything."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
-from pipelines import recipes
+from pipelines import frames, recipes
 from pipelines.errors import RecipeError, ResourceError
-from pipelines.stages import graph, ready
+from pipelines.stages import graph, ready, train
 from pipelines.store import Store
 
 ENDPOINTS = """
@@ -58,9 +60,18 @@ def test_what_is_there_or_not_asked_in_this_run_is_no_matter(tmp_path: Path) -> 
     look(tmp_path)
     look(tmp_path, "synthesis.teacher={kind: endpoint, endpoint: good}")
     look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
+    look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold")
 
 
 def test_a_selector_is_asked_by_an_evaluation_alone(tmp_path: Path) -> None:
     look(tmp_path, "evaluation.selector=gone", until="grpo")
     with pytest.raises(RecipeError, match="no endpoint 'gone'"):
         look(tmp_path, "evaluation.selector=gone")
+
+
+def test_a_reward_that_nothing_can_earn_is_refused_before_training(tmp_path: Path) -> None:
+    """On a database with one static extractor no two agree, so no proposal could ever be held against anything."""
+    frames.write(tmp_path / "data.parquet", pl.DataFrame([{"example_id": '"q1"', "accepted": "false"}]))
+    recipe = recipes.load("trust_sql")
+    with pytest.raises(RecipeError, match="trust_schema has no gold schema"):
+        train.grpo(SimpleNamespace(recipe=recipe, inputs={"gold_schema": tmp_path}))  # type: ignore[arg-type]

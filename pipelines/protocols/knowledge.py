@@ -34,7 +34,7 @@ def proposed_turn(trajectory: Trajectory) -> int | None:
 
 
 def schema_turns(trajectory: Trajectory) -> int:
-    """How many turns the schema track spans (TRUST-SQL, 3.4): up to the last proposal; all, if there was none."""
+    """Turns that the schema track spans: up to the proposal (TRUST-SQL, 3.4), the last of several; all, without one."""
     last = proposed_turn(trajectory)
     return len(trajectory.turns) if last is None else last + 1
 

@@ -156,6 +156,6 @@ class Phases(Protocol):
         return tools.write_call(action.content)
 
     def track_turns(self, trajectory: Trajectory) -> dict[str, int]:
-        """The schema track ends with the last proposal; never having proposed, it spans all turns (TRUST-SQL, 3.4)."""
+        """The schema track ends with the proposal (TRUST-SQL, 3.4): the last of several; without one it has all."""
         full = {"full": len(trajectory.turns)}
         return full | {"schema": knowledge.schema_turns(trajectory)} if "propose" in self.phases else full

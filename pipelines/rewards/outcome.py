@@ -101,6 +101,7 @@ def _outcome(
         hardness=example.hardness or hardness(example.gold_sql),
         max_turns=max_turns,
         predicted_schema=analysis.items(final, example.database) if analysis else None,
+        gold_items=analysis.items(example.gold_sql, example.database) if analysis else None,
         gold_schema=analysis.gold(example) if analysis else None,
         predicted_bigrams=analysis.bigrams(final) if analysis else frozenset(),
         gold_bigrams=analysis.bigrams(example.gold_sql) if analysis else frozenset(),

@@ -48,9 +48,9 @@ def bigram(outcome: Outcome) -> float:
 
 def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 where one does not parse."""
-    if outcome.predicted_schema is None or outcome.gold_schema is None:
+    if outcome.predicted_schema is None or outcome.gold_items is None:
         return 0.0
-    return jaccard(items(outcome.predicted_schema), items(outcome.gold_schema))
+    return jaccard(items(outcome.predicted_schema), items(outcome.gold_items))
 
 
 def format_(outcome: Outcome) -> float:

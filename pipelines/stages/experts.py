@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from pipelines.teachers.asking import Asker
 
 FLAGGED = "flagged_by_all"
+GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
 
 
 def ask_experts(
     ctx: Context, pool: str, kept: Sequence[Example]
 ) -> tuple[list[Example], list[Rejected], dict[str, float]]:
     """The examples of one pool after cleaning and linking, where the recipe names endpoints for it, what was cut, and
-    how far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema.
+    how far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema. The
+    linker "gold" is none: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
 
     Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
     question must be answerable to be trained on (Reasoning-SQL, 4.1).
@@ -51,11 +53,14 @@ def ask_experts(
 
         cases = [here[example.id] for example in kept]
         gold = {one.id: schema_items(one.gold_sql, schema(one.database), one.database.engine) for one in cases}
-        asker = Asker.named(data.linker, ctx.responses)
-        chosen = linker.link(asker, cases, schema)
-        figures |= {f"linker_{name}": value for name, value in _spent(asker).items()}
-        figures |= {f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()}
-        linked = [linker.unite(example, gold[example.id]) for example in chosen] if training else chosen
+        if data.linker == GOLD:
+            linked = [linker.show(example, gold[example.id], schema(example.database)) for example in cases]
+        else:
+            asker = Asker.named(data.linker, ctx.responses)
+            chosen = linker.link(asker, cases, schema)
+            figures |= {f"linker_{name}": value for name, value in _spent(asker).items()}
+            figures |= {f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()}
+            linked = [linker.unite(example, gold[example.id]) for example in chosen] if training else chosen
         kept = [_with_meta(example, other) for example, other in zip(kept, linked, strict=True)]
     return list(kept), flagged, figures
 

@@ -9,6 +9,7 @@ from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.endpoints import Connection, endpoint, name_of
+from pipelines.stages.experts import GOLD
 from pipelines.stages.graph import Step
 
 
@@ -26,7 +27,9 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     if "grpo" in missing:
         Rubric(recipe.rewards)
     if recipe.protocol.schema_view == "filtered" and "data" in missing and not recipe.data.linker:
-        raise RecipeError("protocol.schema_view=filtered needs a linker", "Name its endpoint: data.linker=NAME.")
+        raise RecipeError(
+            "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
+        )
     pools = 1 + len(recipe.data.rl)
     if "difficulty" in missing and len(recipe.difficulty.explore_parts) > pools:
         raise RecipeError(
@@ -40,7 +43,9 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
 def _asked(recipe: Recipe, stages: set[str]) -> Iterable[str]:
     """The endpoints that some stages ask, by name."""
     if "data" in stages:
-        yield from (*recipe.data.cleaners, *filter(None, [recipe.data.linker]))
+        yield from recipe.data.cleaners
+        if recipe.data.linker not in (None, GOLD):
+            yield recipe.data.linker
     if "synthesize" in stages:
         teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
         yield from (name_of(teacher) for teacher in teachers if teacher.kind == "endpoint")

@@ -7,9 +7,10 @@ from typing import Any
 
 from pipelines import frames
 from pipelines.curation.filtering import shuffled
+from pipelines.errors import RecipeError
 from pipelines.protocols.base import build as build_protocol
 from pipelines.stages.context import REFERENCE, Context
-from pipelines.stages.inputs import DATA, examples, schemas, trajectories
+from pipelines.stages.inputs import DATA, examples, gold_schemas, schemas, trajectories
 from pipelines.store import write_json
 from pipelines.training.launch import train
 from pipelines.training.plan import HELD_OUT, Plan
@@ -61,6 +62,7 @@ def sft(ctx: Context) -> None:
 
 def grpo(ctx: Context) -> None:
     """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
+    _gold_schemas_are_there(ctx)
     data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
     write_jsonl(data, _questions(ctx))
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
@@ -76,6 +78,20 @@ def grpo(ctx: Context) -> None:
         out=ctx.folder,
     )
     _train(ctx, plan, ("reward", "ex"))
+
+
+def _gold_schemas_are_there(ctx: Context) -> None:
+    """Refuse to train on a reward that nothing can earn.
+
+    Raises:
+        RecipeError: the panel pays for proposals, and no example has a gold schema to hold them against.
+    """
+    paid = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
+    if paid and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
+        raise RecipeError(
+            "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
+            "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
+        )
 
 
 def _questions(ctx: Context) -> list[Example]:

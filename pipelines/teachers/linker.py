@@ -73,9 +73,13 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
     linked = []
     for example, answer in zip(examples, asked, strict=True):
         schema = schemas(example.database)
-        items = read_items(answer.text if answer else None, schema, strict=False) or _whole(schema)
-        linked.append(_linked(example, items))
+        linked.append(show(example, read_items(answer.text if answer else None, schema, strict=False), schema))
     return linked
+
+
+def show(example: Example, items: SchemaItems | None, schema: Schema) -> Example:
+    """The example with what of its schema is shown; all of it where nothing was chosen."""
+    return _linked(example, items or _whole(schema))
 
 
 def unite(example: Example, gold: SchemaItems | None) -> Example:

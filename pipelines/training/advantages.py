@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from pipelines.types import ActionKind, StopReason, Trajectory
+from pipelines.types import StopReason, Trajectory
 
 EPS = 1e-4  # TRL's; TRUST-SQL, equation 5 names no value
 SAME = 1e-5  # below this, a group's standard deviation is rounding: rewards are sums of a few 32-bit terms
@@ -19,8 +19,8 @@ def group_advantages(rewards: Tensor, group: int, scale: Literal["group", "batch
     With "batch" the deviation is that of all rewards (REINFORCE++), with "none" there is none (Reasoning-SQL).
 
     A NaN reward is an episode that was left out: it counts in no mean or deviation and has advantage 0. So has
-    every episode of a group whose rewards are all equal. The deviation is the sample's, divided by n - 1 (TRUST-SQL,
-    equation 5).
+    every episode of a group whose rewards are all equal. The deviation is the sample's, divided by n - 1, as in
+    TRL (TRUST-SQL's equation 5 says only sigma).
     """
     grouped = rewards.view(-1, group)
     centred = grouped - grouped.nanmean(dim=1, keepdim=True)
@@ -46,15 +46,11 @@ def _malformed(trajectory: Trajectory) -> bool:
     return any(turn.action.format_error is not None for turn in trajectory.turns)
 
 
-def _empty_turn(trajectory: Trajectory) -> bool:
-    return any(turn.action.kind is ActionKind.INVALID for turn in trajectory.turns)
-
-
 def _no_answer(trajectory: Trajectory) -> bool:
     return trajectory.final_sql is None
 
 
-DROP_RULES = {"malformed": _malformed, "empty_turn": _empty_turn, "no_answer": _no_answer}
+DROP_RULES = {"malformed": _malformed, "no_answer": _no_answer}
 
 
 def dropped(trajectory: Trajectory, rules: Iterable[str]) -> bool:

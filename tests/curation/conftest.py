@@ -49,6 +49,7 @@ def make_outcome(
         hardness=hardness,
         max_turns=10,
         predicted_schema=None,
+        gold_items=None,
         gold_schema=None,
         predicted_bigrams=frozenset(),
         gold_bigrams=frozenset(),

@@ -28,7 +28,7 @@ SQL_TRAIL = panel(
 def test_sql_trails_total_equation_12(outcome: Make, items: Callable[..., SchemaItems]) -> None:
     facts = {
         "predicted_schema": items("employees", "employees.wages"),
-        "gold_schema": items("employees", "employees.salary"),  # 1/3
+        "gold_items": items("employees", "employees.salary"),  # 1/3
         "predicted_bigrams": frozenset({(1, 2), (2, 3), (3, 4)}),
         "gold_bigrams": frozenset({(1, 2), (2, 3), (3, 5)}),  # 2/4
     }
@@ -43,7 +43,7 @@ def test_sql_trails_total_equation_12(outcome: Make, items: Callable[..., Schema
 
 def test_tracks_are_summed_apart_equation_4(outcome: Make, items: Callable[..., SchemaItems]) -> None:
     rubric = panel({"term": "trust_exec"}, {"term": "format", "weight": 0.1}, {"term": "schema", "track": "schema"})
-    paid = rubric.score(outcome(predicted_schema=items("t"), gold_schema=items("t")))
+    paid = rubric.score(outcome(predicted_schema=items("t"), gold_items=items("t")))
     assert paid.by_track == pytest.approx({"full": 1.1, "schema": 1.0})
     assert paid.total == paid.by_track["full"]
 

@@ -70,13 +70,13 @@ def test_schema_the_papers_example_is_one_of_three_equation_10(outcome: Make) ->
     gold = schema_items("SELECT Salary FROM Employees", employees)
     predicted = schema_items("SELECT Wages FROM Employees", employees)
     assert gold == SchemaItems(frozenset({"employees"}), frozenset({("employees", "salary")}))
-    assert terms.schema(outcome(predicted_schema=predicted, gold_schema=gold)) == 1 / 3
+    assert terms.schema(outcome(predicted_schema=predicted, gold_items=gold)) == 1 / 3
 
 
 def test_schema_is_nothing_where_a_side_is_missing(outcome: Make, items: Items) -> None:
-    assert terms.schema(outcome(gold_schema=items("t"))) == 0.0
+    assert terms.schema(outcome(gold_items=items("t"))) == 0.0
     assert terms.schema(outcome(predicted_schema=items("t"))) == 0.0
-    assert terms.schema(outcome(predicted_schema=items(), gold_schema=items())) == 0.0
+    assert terms.schema(outcome(predicted_schema=items(), gold_items=items())) == 0.0
 
 
 def test_format_asks_for_every_turn_and_an_answer_equation_11(outcome: Make) -> None:
@@ -102,7 +102,7 @@ def test_a_grade_that_never_came_is_not_a_zero(outcome: Make) -> None:
 def test_without_an_endpoint_a_program_grades(outcome: Make, items: Items) -> None:
     wrong = outcome(
         predicted_schema=items("t", "t.a"),
-        gold_schema=items("t", "t.b"),  # 1 of 3
+        gold_items=items("t", "t.b"),  # 1 of 3
         predicted_bigrams=frozenset({("a", "b"), ("b", "c")}),
         gold_bigrams=frozenset({("a", "b"), ("b", "d"), ("d", "e")}),  # 1 of 4
         **WRONG,

@@ -75,7 +75,7 @@ def answered(example_id: str, sql: str, correct: bool) -> Outcome:
     made = Trajectory(example_id, 0, "policy", "react", (), (turn,), sql, StopReason.SOLUTION)
     fine = ExecutionStatus.OK
     return Outcome(
-        example_id, made, "strict", correct, fine, 1, False, "easy", 10, None, None, frozenset(), frozenset()
+        example_id, made, "strict", correct, fine, 1, False, "easy", 10, None, None, None, frozenset(), frozenset()
     )
 
 
@@ -240,6 +240,19 @@ def test_a_linker_chooses_and_training_keeps_the_gold(tmp_path: Path, servers: A
         if pool == "sft":
             assert linker.recall(linked, gold)["strict_recall"] == 1.0
         assert 0 < read_json(folder / "metrics.json")[f"{pool}_linker_strict_recall"] < 1  # before the gold is added
+
+
+def test_the_linker_gold_shows_what_the_gold_sql_reads_and_asks_nobody(tmp_path: Path) -> None:
+    """Reasoning-SQL, 5.1: "providing the correct database schema for each question", in evaluation too."""
+    recipe = recipe_of(1, "data.linker=gold", "protocol.schema_view=filtered")
+    folder, schema = make(recipe, Store(tmp_path / "store"), "data"), schemas(recipe)
+    scope = gold_schema.static_extractors(schema)["scope"]
+    pool = examples(folder, "sft", "dev", "test")
+    for one in pool:
+        gold = scope(one)
+        assert gold is not None
+        assert one.meta["linked_schema"] == {"tables": sorted(gold.tables), "columns": sorted(map(list, gold.columns))}
+    assert any(len(one.meta["linked_schema"]["tables"]) < len(schema(one.database).tables) for one in pool)
 
 
 def test_a_linkers_recall_by_hand(music: Database) -> None:

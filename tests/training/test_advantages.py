@@ -60,8 +60,7 @@ def episode(*kinds: ActionKind, error: str | None = None, final: str | None = "S
     [
         (episode(ActionKind.SQL, ActionKind.SOLUTION), "malformed", False),
         (episode(ActionKind.SQL, error="text_outside"), "malformed", True),
-        (episode(ActionKind.SQL, error="text_outside"), "empty_turn", False),
-        (episode(ActionKind.INVALID, error="no_action"), "empty_turn", True),
+        (episode(ActionKind.INVALID, error="empty_turn"), "malformed", True),
         (episode(ActionKind.SQL, final=None), "no_answer", True),
         (episode(ActionKind.SOLUTION), "no_answer", False),
     ],
