@@ -105,10 +105,10 @@ def main() -> None:
         schema: Schema = introspect(pool[0].database)
         engine = RolloutEngine(policy, protocol, sql, Sampling(), 10, lambda database: schema)
         engine.run([EpisodeRequest(one, 1, 0) for one in pool[: options.concurrency]])  # warm: imports, connections
-        before, used, started = policy.usage.requests, cpu(), time.perf_counter()
+        before, used, started = policy.asker.bought.requests, cpu(), time.perf_counter()
         done = engine.run([EpisodeRequest(one, 0, 0) for one in pool])
         wall, used = time.perf_counter() - started, cpu() - used
-        requests = policy.usage.requests - before
+        requests = policy.asker.bought.requests - before
     server.terminate()
     assert all(one.final_sql for one in done)
     limit = options.concurrency / options.latency

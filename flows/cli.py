@@ -331,7 +331,7 @@ def mcp(
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
     from pipelines.config import Execution
 
-    serve(databases, Execution(), rows, None if port is None else ("127.0.0.1", port))
+    serve(databases, Execution(), rows, port)
 
 
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)

@@ -7,7 +7,6 @@ has no authentication, so it binds to this machine alone.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from flows.asking import SUFFIXES
 from pipelines.config import Execution, Protocol
-from pipelines.errors import DataError, UserError
+from pipelines.errors import DataError
 from pipelines.protocols import observations, tools
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
@@ -28,23 +27,22 @@ from pipelines.types import Database
 
 SHOWN = Protocol()  # the limits of an observation
 DATABASE = "db_name"
+HOST = "127.0.0.1"  # no authentication: other machines need a proxy that asks who calls
 
 
 def open_databases(files: Sequence[Path]) -> dict[str, Database]:
     """The databases that the tool serves, by the names of their files.
 
     Raises:
-        DataError: none is given, one is missing, or two have the same name.
+        DataError: one is missing, or two have the same name.
     """
     databases: dict[str, Database] = {}
     for file in files:
         if not file.is_file():
-            raise DataError(f"no such database: {file}", "Pass --database FILE.sqlite")
+            raise DataError(f"no such database: {file}", "Pass a file: sqltrain mcp FILE.sqlite")
         if file.stem in databases:
             raise DataError(f"two databases are named {file.stem!r}", "Rename one of the files")
         databases[file.stem] = Database(file.stem, SUFFIXES.get(file.suffix, "sqlite"), str(file.resolve()))
-    if not databases:
-        raise DataError("no database to serve", "Pass --database FILE.sqlite")
     return databases
 
 
@@ -98,37 +96,24 @@ def _error(message: str) -> tuple[str, bool]:
     return observations.json_text({"error": message}), True
 
 
-def serve(files: Sequence[Path], execution: Execution, rows: int = 10, http: tuple[str, int] | None = None) -> None:
+def serve(files: Sequence[Path], execution: Execution, rows: int = 10, port: int | None = None) -> None:
     """Serve databases until the client leaves (stdin and stdout) or the server is stopped (HTTP at /mcp).
 
     Args:
-        http: address and port; None for stdin and stdout.
+        port: of the HTTP server on this machine's own address; None for stdin and stdout.
 
     Raises:
         DataError: see `open_databases`; or a file is no database.
-        UserError: the address is not this machine's own.
     """
-    if http is not None and not _is_loopback(http[0]):
-        raise UserError(
-            f"the MCP server does not listen on {http[0]}: it has no authentication",
-            "Serve on 127.0.0.1 and put a proxy that asks who calls before it",
-        )
     databases = open_databases(files)
     for database in databases.values():
         introspect(database)  # a file that is no database is said now, not to each caller
     with SqlEngine(Limits.of(execution)) as sql:
         server = SqlTool(databases, sql, rows).server()
-        if http is None:
+        if port is None:
             anyio.run(_serve_stdio, server)
         else:
-            _serve_http(server, *http)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+            _serve_http(server, port)
 
 
 async def _serve_stdio(server: Server[Any]) -> None:
@@ -136,7 +121,7 @@ async def _serve_stdio(server: Server[Any]) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def _serve_http(server: Server[Any], host: str, port: int) -> None:
+def _serve_http(server: Server[Any], port: int) -> None:
     import uvicorn
 
-    uvicorn.run(server.streamable_http_app(host=host), host=host, port=port, log_level="warning")
+    uvicorn.run(server.streamable_http_app(host=HOST), host=HOST, port=port, log_level="warning")

@@ -53,10 +53,12 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
         raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass store=DIR.") from None
     path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
     row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
-    with path.open("w", encoding="utf-8") as file:
+    unnamed = path.with_suffix(".new")  # until it is locked: `live` would take it for a dead run's
+    with unnamed.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump(row, file)
         file.flush()
+        unnamed.rename(path)
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError, ResourceError
-from pipelines.store import MANIFEST, Store
+from pipelines.store import MANIFEST, Store, sha256
 
 LINKS = "links.json"
 
@@ -112,12 +112,10 @@ def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str]) -> list[tupl
 
 
 def _checked(work: Path, build: Callable[[Path], None], manifest: dict[str, Any], url: str) -> None:
-    import hashlib
-
     build(work)
     for name, facts in manifest["files"].items():
         path = _inside(work, name)
-        whole = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == facts["sha256"]
+        whole = path.is_file() and sha256(path) == facts["sha256"]
         if not whole:
             raise DataError(f"{name} of {manifest['stage']}/{manifest['key']} is damaged in {url}", "Push it again.")
 

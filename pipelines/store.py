@@ -131,7 +131,7 @@ class Store:
         return [
             name
             for name, facts in entry.manifest["files"].items()
-            if not (entry.folder / name).is_file() or _sha256(entry.folder / name) != facts["sha256"]
+            if not (entry.folder / name).is_file() or sha256(entry.folder / name) != facts["sha256"]
         ]
 
 
@@ -180,7 +180,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     """List every file with its digest in the manifest, written last."""
     files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink() and _is_content(path.relative_to(folder))
     }
@@ -191,6 +191,7 @@ def _is_content(path: Path) -> bool:
     return path.name not in _NOT_CONTENT and path.parts[0] != SHARDS
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes, 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

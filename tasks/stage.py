@@ -15,6 +15,7 @@ from uuid import UUID
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.logging import get_run_logger
 
@@ -134,7 +135,9 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
             limit = concurrency(slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False)
             try:
                 held.enter_context(limit)
-            except Exception as error:  # its own class is private
+            except ConcurrencySlotAcquisitionError as error:
+                if error.__cause__ is not None:  # the server, not the limit: worth another try
+                    raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
                 raise ResourceError(
                     f"no slot of the limit {slot!r} to be had: {error}", f"Make it: prefect gcl create {slot} --limit 1"
                 ) from None

@@ -68,9 +68,10 @@ def _never_fatal(
             self.off = True
             self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")
         except Exception as error:
-            self.off = True
-            reason = " ".join(str(error).split())[:300] or repr(error)
-            self.say(f"tracking in {self.uri} failed, the run goes on without it: {reason}")
+            told, self.off = self.off, True  # a guarded method within a guarded one has said it
+            if not told:
+                reason = " ".join(str(error).split())[:300] or repr(error)
+                self.say(f"tracking in {self.uri} failed, the run goes on without it: {reason}")
 
     functools.update_wrapper(guarded, method)
     return guarded

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,25 @@ def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None
     run.stdout.close()
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
     assert housekeeping.live(store) == []
+
+
+def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> None:
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            housekeeping.live(store)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            with housekeeping.claimed(store, [("sft", "s1")], {}):
+                assert len(housekeeping.live(store)) == 1
+    finally:
+        done.set()
+        looking.join()
+    assert list((store.root / housekeeping.RUNS).iterdir()) == []
 
 
 def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:

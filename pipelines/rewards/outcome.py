@@ -90,6 +90,9 @@ def _outcome(
     trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: Analysis | None
 ) -> Outcome:
     final = trajectory.final_sql
+    broken = verdict.broken or trajectory.stop is StopReason.BROKEN
+    if broken:
+        analysis = None  # its database may be gone, and nobody looks at the rest of it
     return Outcome(
         example_id=trajectory.example_id,
         trajectory=trajectory,
@@ -97,7 +100,7 @@ def _outcome(
         correct=verdict.scores.get(equality, 0.0) == 1.0,
         status=verdict.predicted,
         n_rows=verdict.n_rows,
-        broken=verdict.broken or trajectory.stop is StopReason.BROKEN,
+        broken=broken,
         hardness=example.hardness or hardness(example.gold_sql),
         max_turns=max_turns,
         predicted_schema=analysis.items(final, example.database) if analysis else None,

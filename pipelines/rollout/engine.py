@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.config import Sampling
-from pipelines.errors import BoundaryError, EndpointError, UserError
+from pipelines.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
@@ -155,7 +155,7 @@ class RolloutEngine:
         """The first messages; None when the database's schema cannot be read."""
         try:
             schema = self._schemas(example.database)
-        except BoundaryError:
+        except (BoundaryError, DataError):
             log.warning("no schema of database %s: its episodes are broken", example.database.id)
             return None
         return self._rules.protocol.prompt(example, schema, self._rules.max_turns)

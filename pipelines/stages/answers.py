@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.recipes import digest
-from pipelines.store import write_atomic
+from pipelines.store import sha256, write_atomic
 from pipelines.types import Example, StopReason, Trajectory, from_dict, to_dict
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def _facts(question: Example) -> dict[str, Any]:
 @functools.lru_cache(4096)
 def _bytes(path: Path, size: int, changed_ns: int) -> str:
     """The digest of a file's bytes, taken once as long as it does not change."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ they must see the same store. A shard that a worker took down with it is made by
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ RETRIES = 2  # beside Dask's own of a shard whose worker died
 Run = Callable[[Sequence[Any], Path], str]
 Job = tuple[Sequence[Any], Path]
 
-_runs: dict[bytes, Run] = {}  # of this worker process, by what made them
+_runs: dict[bytes, Run] = {}  # of this worker process, by what made them: the current stage's
 
 
 def fan_out(
@@ -47,15 +48,15 @@ def fan_out(
         from distributed import Client, KilledWorker, LocalCluster, as_completed
     except ImportError:
         raise ResourceError("rollout.dask: Dask is not installed", "pip install 'sqltrain[dask]'") from None
-    try:
-        if address == LOCAL:
-            where = LocalCluster(n_workers=processes, threads_per_worker=1, dashboard_address=None)
-        else:
-            where = address
-        client = Client(where, timeout=WAIT_S)
-    except (OSError, ValueError) as error:
-        raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
-    with client:
+    with contextlib.ExitStack() as held:
+        where: Any = address
+        try:
+            if address == LOCAL:
+                local = LocalCluster(n_workers=processes, threads_per_worker=1, dashboard_address=None)
+                where = held.enter_context(local)
+            client = held.enter_context(Client(where, timeout=WAIT_S))
+        except (OSError, ValueError) as error:
+            raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
         plan = pickle.dumps((make, args, finish))
         todo = {client.submit(work, plan, *job, pure=False, retries=RETRIES): len(job[0]) for job in jobs}
         try:
@@ -65,14 +66,13 @@ def fan_out(
             raise BoundaryError(f"Dask's workers kept dying: {error}", "Look at their memory limit.") from None
         finally:
             client.cancel(list(todo))
-    if address == LOCAL:
-        where.close()
 
 
 def work(plan: bytes, items: Sequence[Any], path: Path) -> str:
     """One shard, in a worker process."""
     make, args, finish = pickle.loads(plan)
     if plan not in _runs:
+        _runs.clear()  # the engine and the model of a stage that is over
         _runs[plan] = make(*args)
     done: str = finish(_runs[plan], items, path)
     return done

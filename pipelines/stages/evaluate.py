@@ -67,7 +67,9 @@ def evaluate_questions(
     recipe = ctx.recipe
     shards = Shards(questions, recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    shards.run(start, (recipe, answerer, gold, answers), recipe.rollout.processes, ctx.progress)
+    # An endpoint's rate and cap hold in one process: a second one would have its own.
+    processes = 1 if answerer.startswith(ENDPOINT) else recipe.rollout.processes
+    shards.run(start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress)
     rows = list(shards.rows())
     chosen: dict[str, float] = {}
     if recipe.evaluation.selector is not None and recipe.evaluation.samples:
@@ -142,12 +144,13 @@ def _accuracy(name: str, judged: Sequence[EpisodeRecord], recipe: Recipe) -> dic
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high} if found is not None else {}
 
 
-def answering(name: str, recipe: Recipe) -> Policy:
+def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
     """The policy that is evaluated.
 
     Args:
         name: "oracle" for the scripted teacher without its mistakes, "endpoint:NAME" for an entry of
             `conf/local/endpoints.yaml`, anything else is a checkpoint folder or a hub name.
+        responses: the folder of the logs of endpoints' answers.
 
     Raises:
         RecipeError: there is no such endpoint.
@@ -163,15 +166,19 @@ def answering(name: str, recipe: Recipe) -> Policy:
 
         entry = name.removeprefix(ENDPOINT)
         protocol = build_protocol(recipe.protocol)
-        return OpenAIPolicy(endpoint(entry), entry, recipe.synthesis.teacher.concurrency, protocol=protocol)
+        return OpenAIPolicy(endpoint(entry), entry, recipe.synthesis.teacher.concurrency, responses, protocol)
     single_thread()
     return policy(name, recipe)
 
 
-def _bought(model: Policy) -> tuple[int, int]:
-    """Prompt and completion tokens that an endpoint has counted so far."""
-    usage = getattr(model, "usage", None)
-    return (0, 0) if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+def _counted(model: Policy) -> tuple[int, int]:
+    """Prompt and completion tokens of an endpoint's answers since the last call, whichever run bought them."""
+    from pipelines.rollout.policies.openai import OpenAIPolicy
+
+    if not isinstance(model, OpenAIPolicy):
+        return 0, 0
+    used = model.asker.take_used()
+    return int(used["prompt_tokens"]), int(used["completion_tokens"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,18 +206,16 @@ def passes(recipe: Recipe) -> list[Pass]:
     return [Pass("greedy", "greedy", greedy, turns, 1), *sampled, *once]
 
 
-def start(recipe: Recipe, answerer: str, gold: Path | None, answers: Path | None = None) -> Run:
+def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
-    model = answering(answerer, recipe)
+    model = answering(answerer, recipe, responses)
     equalities = tuple(dict.fromkeys((recipe.headline, *recipe.evaluation.equalities)))
 
     def ask(each: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
-        before = _bought(model)
         engine = RolloutEngine(model, build_protocol(recipe.protocol), sql, each.sampling, each.max_turns, schema)
         done = engine.run(requests)
-        paid = tuple(after - earlier for after, earlier in zip(_bought(model), before, strict=True))
-        note_time(timing, each.name, len(done), engine.timing, (paid[0], paid[1]))
+        note_time(timing, each.name, len(done), engine.timing, _counted(model))
         return done
 
     def answer(each: Pass, questions: Sequence[Example], timing: Path) -> list[Line]:

@@ -1,11 +1,13 @@
 """Filtering and gold schemas over shards: in this process, in two, and on Dask, byte for byte the same."""
 
 import json
+import os
+import pickle
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,43 @@ def test_no_scheduler_is_one_plain_line(taught: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(cluster, "WAIT_S", 2)
     with pytest.raises(ResourceError, match=r"no scheduler at tcp://127\.0\.0\.1:1"):
         curated(taught, tmp_path / "none", "rollout.dask=tcp://127.0.0.1:1")
+
+
+def upper(suffix: str) -> cluster.Run:
+    """A stage whose run writes its items in capitals."""
+
+    def run(items: Sequence[Any], path: Path) -> str:
+        path.write_text("".join(items).upper() + suffix)
+        return suffix
+
+    return run
+
+
+def write(run: cluster.Run, items: Sequence[Any], path: Path) -> str:
+    return run(items, path)
+
+
+def fail(run: cluster.Run, items: Sequence[Any], path: Path) -> str:
+    raise ValueError("a shard that cannot be made")
+
+
+def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> None:
+    """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
+    for suffix in "!?":
+        plan = pickle.dumps((upper, (suffix,), write))
+        assert cluster.work(plan, ["a", "b"], tmp_path / "shard") == suffix
+        assert (tmp_path / "shard").read_text() == f"AB{suffix}"
+        assert list(cluster._runs) == [plan]
+
+
+@pytest.mark.slow
+def test_a_failed_shard_leaves_no_worker_behind(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    before = set(children())
+    with pytest.raises(ValueError, match="a shard that cannot be made"):
+        cluster.fan_out("local", 1, upper, ("!",), [(["a"], tmp_path / "shard")], fail, lambda items, note: None)
+    assert {pid for pid in children() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()} <= before
+
+
+def children() -> list[str]:
+    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()

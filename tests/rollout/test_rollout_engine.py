@@ -132,6 +132,15 @@ def test_a_database_that_vanishes_breaks_its_episodes_only(
     assert made[1].final_sql is None
 
 
+def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
+    engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
+) -> None:
+    gone = dataclasses.replace(examples[1], database=Database("gone", "sqlite", "/nowhere/gone.sqlite"))
+    made = engine(ScriptedPolicy(probe_then_answer), protocol()).run(requests([examples[0], gone]))
+    assert [one.stop for one in made] == [StopReason.SOLUTION, StopReason.BROKEN]
+    assert (made[1].failure, made[1].turns) == ("database_unavailable", ())
+
+
 def test_slow_sql_holds_nobody_back(
     engine: Make, protocol: Callable[..., Protocol], examples: list[Example], slow_sql: str
 ) -> None:

@@ -10,6 +10,7 @@ from teacher_world import make, recipe_of
 
 from flows import evaluating
 from pipelines.config import Recipe
+from pipelines.errors import ResourceError
 from pipelines.protocols.base import build
 from pipelines.stages.inputs import examples, schemas
 from pipelines.store import Store
@@ -97,6 +98,22 @@ def test_a_broken_episode_is_asked_again_and_only_it(
     assert sum(server.delivered.values()) - paid == again
 
 
+def test_rate_and_cap_hold_whatever_number_of_processes_the_recipe_has(
+    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
+) -> None:
+    """The cap is over the life of the store: what one evaluation has bought, the next cannot spend again."""
+    recipe, store = recipe_of(1, *SAMPLES, "rollout.processes=2"), Store(tmp_path / "store")
+    server = servers(oracle_of(recipe, store))
+    name_endpoint(server, cap_tokens=4000)
+    for _ in range(2):
+        with pytest.raises(ResourceError, match="cap"):
+            evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    lines = (store.root / "responses" / "teacher.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(kept) == sum(server.delivered.values()) > 0
+    assert sum(row["prompt_tokens"] + row["completion_tokens"] for row in kept) <= 4000
+
+
 def test_an_endpoint_chooses_among_the_samples(
     tmp_path: Path,
     servers: Callable[..., TeacherServer],
@@ -129,8 +146,6 @@ def test_an_endpoint_chooses_among_the_samples(
     compared = sum(server.delivered.values()) - asked
     assert after["selector_answers"] == compared
     assert after["selector_prompt_tokens"] > 0
-    assert (
-        0
-        < compared
-        == sum(line.startswith("{") for line in (store.root / "responses" / "teacher.jsonl").read_text().splitlines())
-    )
+    assert compared > 0
+    lines = (store.root / "responses" / "teacher.jsonl").read_text().splitlines()
+    assert sum(line.startswith("{") for line in lines) == asked + compared  # all that was ever answered is kept

@@ -10,7 +10,6 @@ from pipelines.rollout.endpoints import Endpoint, endpoint, name_of
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.teachers.answers import as_turn
 from pipelines.teachers.asking import Asker
-from pipelines.teachers.log import Spent
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
@@ -59,11 +58,6 @@ class OpenAIPolicy(Policy):
             self.asker.log.close()
         self.asker = asker
         asker.concurrency += self.live
-
-    @property
-    def usage(self) -> Spent:
-        """What this run has paid for, as the endpoint counted it."""
-        return self.asker.bought
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn; see `Connection.ask` for what it raises."""

@@ -62,7 +62,8 @@ def test_a_teacher_probes_and_answers(ask: Any, serve: Any) -> None:
     first = server.asked[0]
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("m", 1.0, 1024)
     assert first["stop"] == ["</sql>", "</solution>"]
-    assert (policy.usage.requests, policy.usage.prompt_tokens, policy.usage.completion_tokens) == (12, 360, 84)
+    bought = policy.asker.bought
+    assert (bought.requests, bought.prompt_tokens, bought.completion_tokens) == (12, 360, 84)
 
 
 def test_no_more_requests_at_once_than_asked_for(ask: Any, serve: Any) -> None:
