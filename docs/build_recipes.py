@@ -97,6 +97,20 @@ This page is written by `python docs/build_recipes.py` from `conf/recipes/`; a t
 second column is the key that holds the number: change it with `sqltrain run RECIPE KEY=VALUE`, or take one of the
 paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
 [recipes_measured.md](recipes_measured.md) is what all of them do in miniature.
+
+Besides these there are `sqltrain`, our own cross-over of the five (its file's head says what it takes from which), `miniature`,
+and `mini_*`, each of the others at the tiny scale. A recipe of your own is a YAML file, run by its path:
+
+```yaml
+title: "Ours: SkyRL-SQL's reward under SQL-Trail's turns"
+include: [recipes/sql_trail]          # files of conf/, without their suffix; later ones and this file win
+data: {sft: {kind: jsonl, path: ~/questions.jsonl}}
+rewards: [{term: skyrl}]
+variants:
+  wide: [grpo.group=16]               # sqltrain run mine.yaml variant=wide
+```
+
+Every key is one of `sqltrain show RECIPE`; an unknown one is refused with the nearest that there is.
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from flows.progress import Bars
 from pipelines import recipes
 from pipelines.config import Recipe
-from pipelines.errors import UserError
+from pipelines.errors import RecipeError, UserError
 from pipelines.stages import graph
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
@@ -25,6 +25,8 @@ def check(
         name: one recipe, whose gold SQL is then run too; None loads all recipes and runs the miniature's gold.
         health: also report on slow, empty, order-ambiguous and nondeterministic gold SQL.
     """
+    if name is not None and "=" in name:
+        raise RecipeError(f"there is no recipe {name!r}", f"Name one before overrides: sqltrain check miniature {name}")
     problems: list[str] = []
     names = recipes.recipe_names() if name is None else [name]
     n_variants = 0
@@ -32,7 +34,8 @@ def check(
         for variant in (None, *recipes.variants(one)):
             n_variants += variant is not None
             problems += _loads(one, [*([f"variant={variant}"] if variant else []), *overrides])
-    say(f"{len(names)} recipes with {n_variants} variants: {'all load' if not problems else 'problems'}")
+    of = "1 recipe" if len(names) == 1 else f"{len(names)} recipes"
+    say(f"{of} with {n_variants} variants: {'all load' if not problems else 'problems'}")
     recipe = recipes.load(name or "miniature", overrides)
     _note_margin(recipe, say)
     steps = graph.plan(recipe, store, until="data")

@@ -45,9 +45,10 @@ def load(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
     """A causal language model and its tokenizer from a checkpoint folder or a hub name, ready to train.
 
     Raises:
-        DataError: there is no such folder or hub name, or it holds no causal language model.
+        DataError: there is no such folder or hub name, or it holds no whole causal language model with its tokenizer.
         ResourceError: `bfloat16` was asked for on a CUDA device that lacks it.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _no_bars()
@@ -59,11 +60,15 @@ def load(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
         network = AutoModelForCausalLM.from_pretrained(
             where, revision=revision, dtype=getattr(torch, model.dtype), attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(
             f"no model at {where}: {reason}", "Give a local folder or a hub name as model.source."
         ) from None
+    if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
+        raise DataError(
+            f"no tokenizer in {where}", "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer

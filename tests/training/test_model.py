@@ -1,6 +1,8 @@
 """The tiny model: a tokenizer that loses nothing, tags as single tokens, the same bytes from the same seed."""
 
 import hashlib
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -72,3 +74,17 @@ def load_embeddings(tokenizer, recipe):
 def test_a_missing_model_is_said_plainly(tmp_path):
     with pytest.raises(DataError, match=r"no model at .*model\.source"):
         load(str(tmp_path), Model())
+
+
+def test_a_checkpoint_that_lacks_something_says_what(tmp_path, tokenizer, recipe):
+    whole, torn, mute = Path(tokenizer.name_or_path), tmp_path / "torn", tmp_path / "mute"
+    shutil.copytree(whole, torn)
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(DataError, match=r"no model at .*torn: .*header"):
+        load(torn, recipe.model)
+    shutil.copytree(whole, mute)
+    for file in mute.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"no tokenizer in .*mute.*tokenizer_config\.json"):
+        load(mute, recipe.model)
