@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 PIP_FLAGS = --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: miniature recipes test lint services conformance learning clean
+.PHONY: miniature recipes test lint services conformance clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run

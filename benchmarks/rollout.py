@@ -87,8 +87,8 @@ def ours(deterministic: bool) -> Arm:
     def run(world: World, sql: SqlEngine, slots: int, slow: float) -> dict[str, float]:
         policy = TransformersPolicy(world.model, world.tokenizer, slots, deterministic)
         engine = RolloutEngine(policy, world.protocol(slow), sql, SAMPLING, TURNS, introspect)
-        engine.run(world.requests)
-        return {"tokens": policy.timing.tokens, "waiting": policy.timing.waiting_s}
+        tokens = sum(one.n_agent_tokens for one in engine.run(world.requests))
+        return {"tokens": tokens, "waiting": policy.waiting_s}
 
     return run
 

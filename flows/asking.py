@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipelines.config import Recipe
 from pipelines.errors import DataError
+from pipelines.evaluation.text import plain
 from pipelines.store import Store
 from pipelines.types import Database, EngineName, Example, Turn
 
@@ -66,14 +67,14 @@ def ask(
                 f"the model gave no answer ({trajectory.stop.value})", "Try other words, or a better model."
             )
         result = sql.execute_many([(example.database, trajectory.final_sql)], max_rows=50)[0]
-    show(f"\nSQL: {trajectory.final_sql}")
+    show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
     if result.ok:
-        show(" | ".join(result.columns))
+        show(" | ".join(map(plain, result.columns)))
         for row in result.rows:
-            show(" | ".join("NULL" if value is None else str(value) for value in row))
+            show(" | ".join("NULL" if value is None else plain(str(value)) for value in row))
         show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
     else:
-        show(f"it does not run: {result.error}")
+        show(f"it does not run: {plain(str(result.error))}")
 
 
 def require_model(folder: Path) -> None:
@@ -87,7 +88,6 @@ def require_model(folder: Path) -> None:
 
 
 def _shown(turn: Turn) -> str:
-    """One turn for a terminal: control characters of a model or a database must not reach it."""
+    """One turn for a terminal."""
     parts = [turn.text] if turn.observation is None else [turn.text, turn.observation]
-    text = "\n  ".join(parts)
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+    return plain("\n  ".join(parts), lines=True)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from flows import operations
+from flows.opening import AsJson, Overrides, RecipeName, open_recipe, split
 from flows.score import score
 from pipelines.errors import SqltrainError, UserError
-
-if TYPE_CHECKING:
-    from pipelines.config import Recipe
-    from pipelines.store import Store
 
 app = typer.Typer(
     name="sqltrain",
@@ -29,30 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50, variant=NAME or store=DIR."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
+INTERRUPTED = 130
 Until = Annotated[str | None, typer.Option(help="Stop after this stage.")]
-
-
-def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
-    """A recipe with its overrides, and the store that they name."""
-    from pipelines import recipes
-
-    rest, store = split(overrides)
-    return recipes.load(name, rest), store
-
-
-def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
-    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own."""
-    from pipelines.store import Store
-
-    roots = [one.removeprefix("store=") for one in overrides if one.startswith("store=")]
-    root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE", "store")
-    return [one for one in overrides if not one.startswith("store=")], Store(Path(root).expanduser())
 
 
 @app.command()
@@ -71,7 +45,8 @@ def run(
 
       sqltrain run miniature rewards.turns.weight=0
 
-      sqltrain run sql_trail data.sft.path=~/spider --until filter
+      sqltrain run sql_trail data.sft.path=~/spider data.rl.0.path=~/synsql data.rl.1.path=~/spider \
+          data.dev.path=~/spider data.test.path=~/spider --until filter
     """
     from flows import screen
 
@@ -133,7 +108,7 @@ def check(
     data: Annotated[bool, typer.Option("--data", help="Also report on the health of the gold SQL.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that every recipe loads, and that every gold SQL runs and earns the full reward.
+    """Check that every recipe loads, and that the gold SQL of one (the miniature by default) earns the full reward.
 
     Examples:
 
@@ -150,20 +125,20 @@ def check(
     if as_json:
         emit({**facts, "problems": problems})
     if problems:
-        raise UserError(f"{len(problems)} problems, the first: {problems[0]}")
+        raise UserError(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}, the first: {problems[0]}")
 
 
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
     database: Annotated[Path, typer.Option(help="A SQLite file.")],
-    recipe: Annotated[str, typer.Option(help="Whose newest trained model answers.")] = "miniature",
+    recipe: Annotated[str, typer.Option(help="Whose model answers; give its overrides in --set.")] = "miniature",
     model: Annotated[Path | None, typer.Option(help="A checkpoint folder instead.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as store=DIR.")] = None,
 ) -> None:
     """Ask a trained model about a database and watch its turns.
 
-    Example: sqltrain ask --database store/data/KEY/databases/test_000.sqlite "how many farms are there ?"
+    Example: sqltrain ask "how many farms are there ?" --database FILE.sqlite --set store=/tmp/s
     """
     from flows import asking
 
@@ -370,18 +345,23 @@ def emit(value: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run the command; a person sees one plain line for a mistake, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another for it
     try:
-        app(standalone_mode=False)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        code = app(standalone_mode=False)  # the code of a `typer.Exit`, which an interrupt becomes too
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
     except SqltrainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from pipelines.evaluation.text import plain
+
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception as error:
         sys.exit(_usage(error))
+    if code == INTERRUPTED:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+    sys.exit(code or 0)
 
 
 def _usage(error: Exception) -> int:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from flows.screen import console
 from pipelines.errors import DataError, UserError
 from pipelines.evaluation import matching, report, text
 from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.material import ReportData, System
-from pipelines.evaluation.record import EpisodeRecord
-from pipelines.stages.answers import Latency, latencies
+from pipelines.evaluation.record import EpisodeRecord, Number
+from pipelines.stages.answers import TIMING, Latency, latencies
 from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS
 from pipelines.stages.reading import taken, texts
 from pipelines.stages.selection import SELECTED
 from pipelines.store import MANIFEST, Store, read_json
-from pipelines.types import Example, from_dict, to_dict
+from pipelines.types import Example, from_dict, read_lines, to_dict
 
 HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
 OWN = ("greedy", "sampled")
+UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # what reading somebody's JSON can end in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,32 +171,50 @@ def load(run: str) -> list[Run]:
     own = tuple(record for one in OWN for record in by_pass.get(one, ()))
     if not own:
         raise DataError(f"{file} holds no records", HINT)
-    said, timing, efficiency = _beside(folder)
-    equality, left_out, once = said.get("equality"), said.get("left_out", {}), tuple(by_pass.get(ONCE, ()))
-    found = [Run(shown, own, once, OWN, equality, folder, left_out, timing, efficiency.get("r_ves"))]
+    said, timing = _beside(folder)
+    equality, left_out, once = said.equality, said.left_out, tuple(by_pass.get(ONCE, ()))
+    found = [Run(shown, own, once, OWN, equality, folder, left_out, timing, said.r_ves)]
     if SELECTED in by_pass:
         chosen = tuple(by_pass[SELECTED])
         found.append(Run(f"{shown}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
     return found
 
 
-def _beside(folder: Path) -> tuple[dict[str, Any], Mapping[str, Latency], dict[str, Any]]:
-    """What the files beside the records say: the summary, the time that answers took, the efficiency."""
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What this command takes from the summary and the efficiency beside the records."""
+
+    equality: str | None = None
+    left_out: Mapping[str, Number] = dataclasses.field(default_factory=dict)
+    r_ves: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+def _beside(folder: Path) -> tuple[Said, Mapping[str, Latency]]:
+    """What the files beside the records say, and the time that answers took.
+
+    Raises:
+        DataError: one of them is damaged.
+    """
     try:
-        said, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
+        summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
+        known = {name: summary[name] for name in ("equality", "left_out") if name in summary}
+        said = from_dict(Said, {**known, "r_ves": efficiency.get("r_ves")})
         timing = latencies(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
-    if not isinstance(said, dict) or not isinstance(efficiency, dict):
-        raise DataError(f"a file beside the records in {folder} is damaged", HINT)
-    return said, timing, efficiency
+    if not all(0 <= figure < math.inf for each in timing.values() for figure in dataclasses.astuple(each)):
+        raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
+    return said, timing
 
 
 def _title(path: Path) -> str:
     """A finished folder by what it says it evaluates, or its stage, and its key; anything else by its own name."""
     place = path.resolve()
     if place.is_dir() and (place / MANIFEST).is_file():
-        return f"{_manifest(place).get('name', place.parent.name)} {place.name[:6]}"
+        try:
+            return f"{_manifest(place).get('name', place.parent.name)} {place.name[:6]}"
+        except (AttributeError, *UNREADABLE):
+            raise DataError(f"{place / MANIFEST} is damaged", HINT) from None
     return place.stem if place.is_file() else place.name
 
 
@@ -202,21 +224,21 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
-    """Each record with the pass that it is of."""
-    number = 0
-    try:
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                row = json.loads(line)
-                record = from_dict(EpisodeRecord, row.get("record", row))
-                yield row.get("pass", record.mode), record
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}", HINT) from None
-    except UnicodeDecodeError:
-        raise DataError(f"{file} is no text: line {number + 1} is not UTF-8", HINT) from None
-    except (ValueError, AttributeError, DataError) as error:
-        raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
+    """Each record with the pass that it is of; all were judged under the same equalities.
+
+    Raises:
+        DataError: a line is none, or was judged otherwise.
+    """
+    judged: set[str] | None = None
+    for number, row in read_lines(file, HINT):
+        try:
+            record = from_dict(EpisodeRecord, row.get("record", row))
+        except (AttributeError, DataError) as error:
+            raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
+        judged = set(record.scores) if judged is None else judged
+        if set(record.scores) != judged:
+            raise DataError(f"{file}, line {number} was judged under other equalities than the lines before", HINT)
+        yield str(row.get("pass", record.mode)), record
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:

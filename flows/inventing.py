@@ -48,11 +48,9 @@ def invent(
             f"no question could be made of {database}: {reasons}", "Try another teacher, or more questions."
         )
     write_atomic(out, "".join(_line(example) for example in made.examples))
-    screen.console.print(
-        f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}"
-    )
+    screen.say(f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
     for one in dict.fromkeys((asker, other)):
-        screen.console.print(one.bill())
+        screen.say(one.bill())
     return {reason: float(n) for reason, n in sorted(made.counts.items())}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from rich.table import Table
+from rich.text import Text
 
 from flows import screen
 from flows.progress import Bars
 from pipelines.config import Recipe
 from pipelines.curation.filtering import shuffled
 from pipelines.errors import DataError
+from pipelines.evaluation.text import plain
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.stages import graph
 from pipelines.stages.context import RESPONSES
@@ -60,11 +62,11 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
             f"the answers of {recipe.name} are all {'right' if right else 'wrong'}: a judge is measured on both",
             f"Train and evaluate it first: sqltrain run {recipe.name}",
         )
-    screen.console.print(f"{endpoint} is asked three times about {half} right and {half} wrong answers")
+    screen.say(f"{endpoint} is asked three times about {half} right and {half} wrong answers")
     options = next((term.options for term in recipe.rewards if term.term == "judge"), {})
     found = check(asker, [*right[:half], *wrong[:half]], pool, float(options.get("scale", 2.0)))
     _show(endpoint, found)
-    screen.console.print(asker.bill())
+    screen.say(asker.bill())
     return found
 
 
@@ -89,7 +91,7 @@ def _choose(
 
 
 def _show(endpoint: str, found: dict[str, float]) -> None:
-    table = Table(title=f"{endpoint} as a judge")
+    table = Table(title=Text(f"{plain(endpoint)} as a judge", "italic"))
     table.add_column("")
     table.add_column("figure", justify="right")
     for name, words in WORDS.items():
@@ -99,7 +101,7 @@ def _show(endpoint: str, found: dict[str, float]) -> None:
         table.add_row(words, f"{value:.0f}" if counted else f"{value:+.2f}" if signed else f"{100 * value:.1f} %")
     screen.console.print(table)
     for line in doubts(found):
-        screen.console.print(f"note: {line}")
+        screen.say(f"note: {line}")
 
 
 def doubts(found: dict[str, float]) -> list[str]:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.errors import SqltrainError
+from flows.opening import AsJson, Overrides, RecipeName, open_recipe, split
+from pipelines.errors import SqltrainError, UserError
 
 if TYPE_CHECKING:
-    from pipelines.config import Recipe
     from pipelines.store import Store
 
-RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as store=DIR.")]
 Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")]
 Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOLDER, whatever fsspec knows.")]
 Names = Annotated[
     list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
@@ -41,11 +38,11 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
     from flows.progress import Bars
     from tasks.promotion import announce
 
-    loaded, store = _open(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides or [])
     with Bars(screen.console) as bars:
         line = night(
             recipe,
-            _own(overrides),
+            split(overrides or [])[0],
             loaded,
             store,
             lambda part, at, steps: run.walk(part, at, steps, bars, lambda result, seconds: None),
@@ -54,7 +51,7 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
     if as_json:
         typer.echo(json.dumps(line, sort_keys=True))
     else:
-        typer.echo(f"{line['decision']}: {line['reason']}")
+        screen.say(f"{line['decision']}: {line['reason']}")
 
 
 @champion_app.command("show")
@@ -65,7 +62,7 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
     """
     from pipelines.nightly.ledger import Ledger
 
-    loaded, store = _open(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides or [])
     found = [
         {
             "stage": one.stage,
@@ -93,7 +90,7 @@ def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     from pipelines.nightly.ledger import Ledger
     from tasks.promotion import announce
 
-    loaded, store = _open(recipe, overrides)
+    loaded, store = open_recipe(recipe, overrides or [])
     ledger = Ledger(store, loaded.name)
     with ledger.locked():
         left, came = ledger.rollback()
@@ -212,23 +209,19 @@ def store_pull(url: Url, names: Names = None, store: Where = None) -> None:
     """
     from flows import storing
 
-    storing.pull(_store(store), url, names or [], typer.echo)
+    storing.pull(_store(store, there=False), url, names or [], typer.echo)
 
 
-def _own(overrides: list[str] | None) -> list[str]:
-    return [one for one in overrides or [] if not one.startswith("store=")]
+def _store(root: str | None, there: bool = True) -> Store:
+    """The store that an option or the environment names.
 
-
-def _open(recipe: str, overrides: list[str] | None) -> tuple[Recipe, Store]:
-    from flows.cli import open_recipe
-
-    return open_recipe(recipe, overrides or [])
-
-
-def _store(root: str | None) -> Store:
-    from flows.cli import split
-
-    return split([f"store={root}"] if root else [])[1]
+    Args:
+        there: whether it must be there already.
+    """
+    store = split([] if root is None else [f"store={root}"])[1]
+    if there and not store.root.is_dir():
+        raise UserError(f"no store at {store.root}", "Pass --store DIR or set SQLTRAIN_STORE; a run makes one.")
+    return store
 
 
 def register(app: typer.Typer) -> None:

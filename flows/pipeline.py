@@ -15,8 +15,8 @@ from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import Field
 
-from flows.cli import open_recipe
 from flows.elsewhere import run_elsewhere
+from flows.opening import open_recipe
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError

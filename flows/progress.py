@@ -7,6 +7,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from pipelines.evaluation.text import plain
 
 QUIET_SECONDS = 10.0
 
@@ -23,7 +26,7 @@ class Bars:
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]:<12}"),
             TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[note]}[/]"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -50,7 +53,7 @@ class Bars:
         if self._task is None:
             return
         self._done += count
-        self._note = note or self._note
+        self._note = plain(note) or self._note
         self._progress.update(self._task, advance=count, note=self._note)
         overdue = time.monotonic() - self._last > QUIET_SECONDS
         if not self.console.is_terminal and overdue and self._done < self._total:
@@ -59,4 +62,4 @@ class Bars:
 
     def say(self, text: str) -> None:
         """One line above the bars."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(Text(plain(text)), soft_wrap=True)

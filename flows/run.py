@@ -32,8 +32,8 @@ def walk(
     recipe: Recipe, store: Store, steps: Sequence[graph.Step], progress: Progress, done: Done
 ) -> list[graph.StageResult]:
     """Make those of some steps that the store lacks, in order; raises what `run` does."""
-    if all(step.cached for step in steps):  # nothing to make is nothing to track
-        return [_timed(done, functools.partial(graph.execute, step, recipe, store, progress, steps)) for step in steps]
+    if all(step.cached for step in steps):  # nothing to make is nothing to track, but a breach stays one
+        return [_timed(done, functools.partial(_found, step, steps, recipe, store, progress)) for step in steps]
     ready.check(recipe, steps)
     from tasks.step import run_step
     from tasks.tracking import Tracker
@@ -43,6 +43,16 @@ def walk(
         return [
             _timed(done, functools.partial(run_step, step, steps, recipe, store, progress, tracker)) for step in steps
         ]
+
+
+def _found(
+    step: graph.Step, steps: Sequence[graph.Step], recipe: Recipe, store: Store, progress: Progress
+) -> graph.StageResult:
+    from tasks import contracts
+
+    result = graph.execute(step, recipe, store, progress, steps)
+    contracts.check(result, recipe)
+    return result
 
 
 def _timed(done: Done, make: Callable[[], graph.StageResult]) -> graph.StageResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ from pipelines.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pipelines.evaluation.material import System
+    from pipelines.evaluation.record import EpisodeRecord
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.scoring import Gold, Scored, Summary
-    from pipelines.types import Database, EngineName
+    from pipelines.types import Database, EngineName, Trajectory
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")]
 ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "postgres")
@@ -145,7 +148,8 @@ def _report(
     if not judged or not predictions:
         raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
     data = as_report(folder.resolve().name, items, predictions, databases, judged, sql)
-    (system,) = data.systems
+    system = _writable(data.systems[0])
+    data = dataclasses.replace(data, systems=(system,))
     lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
     _write(folder / "records.jsonl", "".join(lines))
     _write(folder / "summary.json", json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
@@ -156,6 +160,28 @@ def _report(
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
     console.print(f"report  {folder / report.PAGE}", soft_wrap=True, markup=False)
+
+
+def _writable(system: System) -> System:
+    """The same with each half of a character, which no file takes, as its escape; a query that has one never ran."""
+    from pipelines.evaluation.evaluate import of_prediction
+    from pipelines.evaluation.record import Diagnosis, Hint
+
+    def whole(text: str) -> str:
+        return text.encode("utf-8", "backslashreplace").decode()
+
+    def query(one: EpisodeRecord | Trajectory) -> str | None:
+        return None if one.final_sql is None else whole(one.final_sql)
+
+    def why(found: Diagnosis | None) -> Diagnosis | None:
+        if found is None:
+            return None
+        hints = tuple(Hint(each.kind, whole(each.detail)) for each in found.hints)
+        return Diagnosis(found.error, whole(found.evidence), hints)
+
+    records = [dataclasses.replace(one, final_sql=query(one), diagnosis=why(one.diagnosis)) for one in system.records]
+    answers = [of_prediction(one.example_id, query(one), one.policy) for one in system.trajectories]
+    return dataclasses.replace(system, records=tuple(records), trajectories=tuple(answers))
 
 
 def _show(summary: Summary, names: Sequence[str], unanswered: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flows.progress import Bars
 from pipelines.config import Recipe
@@ -32,11 +33,19 @@ SHOWN = {
 MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
 
+def say(words: str) -> None:
+    """One line, as it is: names and paths of users may hold markup."""
+    console.print(Text(text.plain(words)), soft_wrap=True)
+
+
 def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
     """A plain run with its progress on the screen."""
     from flows import run as plain
 
-    console.print(f"[bold]{recipe.name}[/]: {recipe.title or 'a recipe'} [dim](store: {store.root})[/]", soft_wrap=True)
+    title, root = text.plain(recipe.title or "a recipe"), text.plain(str(store.root))
+    console.print(
+        Text.assemble((text.plain(recipe.name), "bold"), f": {title} ", (f"(store: {root})", "dim")), soft_wrap=True
+    )
 
     def done(result: graph.StageResult, seconds: float) -> None:
         how = "[dim]there already[/]" if result.cached else f"{seconds:.1f} s"
@@ -61,7 +70,7 @@ def show_steps(steps: list[graph.Step]) -> None:
         table.add_column(title)
     for step in steps:
         state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
-        table.add_row(step.name, step.key, state, step.why)
+        table.add_row(step.name, step.key, state, Text(text.plain(step.why)))
     console.print(table)
 
 
@@ -70,12 +79,12 @@ def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_
     by_name = {result.name: result for result in results}
     where = look(store, by_name)
     console.print()
-    judged = {MODELS.get(name, name): _summary(one) for name, one in by_name.items() if name.startswith("evaluate")}
+    judged = {MODELS.get(name, name.removeprefix("evaluate ")): _summary(one) for name, one in by_name.items() if name.startswith("evaluate")}
     if judged:
         text.show_end(console, judged, where)
     else:
         for label, place in where.items():
-            console.print(f"{label}  {place}", soft_wrap=True, markup=False)
+            say(f"{label}  {place}")
     if as_json:
         stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
         print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))
@@ -115,7 +124,7 @@ def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
     page = results[-1].folder / "report.html"
     if out is not None:
         copy_page(page, out)
-    console.print(str(out or page), soft_wrap=True)
+    say(str(out or page))
 
 
 def copy_page(page: Path, out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pipelines.evaluation.text import plain
 from pipelines.housekeeping import live
 from pipelines.nightly.ledger import Ledger, ledgers
 from pipelines.store import Store
@@ -64,7 +65,7 @@ def render(found: dict[str, Any]) -> str:
         lines += plot(recipe["nights"])
     if not found["recipes"]:
         lines.append("no night yet; see: sqltrain nightly --help")
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def plot(nights: list[dict[str, Any]]) -> list[str]:

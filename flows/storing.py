@@ -64,14 +64,14 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     """Upload the finished stages that are not there yet, saying each."""
     remote = Remote(url)
     there = set(remote.names())
-    wanted = chosen([(one.stage, one.key) for one in store.entries()], names)
+    wanted = chosen([(one.stage, one.key) for one in store.entries()], names, str(store.root))
     _copy([name for name in wanted if name not in there], lambda name: remote.push(store, *name), "pushed", say)
 
 
 def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
     """Download the finished stages that the store lacks, saying each."""
     remote = Remote(url)
-    wanted = [name for name in chosen(remote.names(), names) if not store.has(*name)]
+    wanted = [name for name in chosen(remote.names(), names, url) if not store.has(*name)]
     _copy(wanted, lambda name: remote.pull(store, *name), "pulled", say)
 
 
@@ -81,7 +81,7 @@ def _copy(
     for name in names:
         copy(name)
         say(f"{done} {'/'.join(name)}")
-    say(f"{len(names)} stages {done}")
+    say(f"{len(names)} stage{'' if len(names) == 1 else 's'} {done}")
 
 
 def human(n_bytes: int) -> str:

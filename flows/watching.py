@@ -31,7 +31,10 @@ def follow(recipe: Recipe, store: Store, console: Console, every_s: float, once:
         raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {', '.join(recipe.stages)}.")
     if once or not console.is_terminal:
         if newest(steps, store) is None:
-            raise DataError(f"no training of recipe {recipe.name} has begun", f"Run: sqltrain run {recipe.name}")
+            raise DataError(
+                f"no training of recipe {recipe.name} has begun",
+                f"Run: sqltrain run {recipe.name}, with the same overrides.",
+            )
         console.print(_page(recipe, steps, store), soft_wrap=True)
         return
     with Live(_page(recipe, steps, store), console=console, auto_refresh=False) as live:

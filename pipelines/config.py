@@ -250,8 +250,7 @@ class Grpo(Section):
         questions_per_step: prompts of one generation; each is expanded `group` times.
         updates_per_rollout: optimiser steps on one generation (1 is on-policy).
         steps: optimiser steps in all.
-        clip_low, clip_high: epsilon bounds; clip-higher has clip_low < clip_high (SQL-Trail, equation 2). On-policy no
-            ratio leaves 1, and neither acts.
+        clip_low, clip_high: epsilon bounds (SQL-Trail, equation 2); on-policy no ratio leaves 1, and neither acts.
         beta: KL coefficient; 0 for none.
         scale: what the advantage is divided by: its group's standard deviation, the whole generation's
             (REINFORCE++ with a group baseline), or nothing.
@@ -357,10 +356,10 @@ class Hardware(Section):
 class Recipe(Section):
     """Everything that decides a run's result. Each stage's key hashes only the slice that it reads.
 
-    `reported` holds the paper's own figures, which docs/recipes.md shows.
+    `reported` holds the paper's own figures, which docs/recipes.md shows. `name` is also that of folders and of files.
     """
 
-    name: str
+    name: Annotated[str, pydantic.Field(pattern=r"^\w[\w.-]{0,59}$")]
     title: str = ""
     reported: dict[str, float] = {}
     seed: int = 0

@@ -56,7 +56,7 @@ def read(path: Path) -> pl.DataFrame:
         DataError: it is missing or is not Parquet.
     """
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path, glob=False)
     except FileNotFoundError:
         raise DataError(f"no such dataset: {path}") from None
     except pl.exceptions.PolarsError as error:
@@ -70,9 +70,9 @@ def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
         rows: row numbers, 0-based; they may repeat.
     """
     if not len(rows):
-        return pl.scan_parquet(path).head(0).collect()
+        return pl.scan_parquet(path, glob=False).head(0).collect()
     first, last = min(rows), max(rows)
-    return pl.scan_parquet(path).slice(first, last - first + 1).collect()[[row - first for row in rows]]
+    return pl.scan_parquet(path, glob=False).slice(first, last - first + 1).collect()[[row - first for row in rows]]
 
 
 def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
@@ -81,7 +81,7 @@ def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterat
     Args:
         rows: rising row numbers; None for all.
     """
-    count = pl.scan_parquet(path).select(pl.len()).collect().item()
+    count = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
     wanted = np.arange(count) if rows is None else np.asarray(rows)
     cuts = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
     yield from (take(path, wanted[start:end].tolist()) for start, end in itertools.pairwise(cuts) if end > start)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,37 @@ from pipelines.errors import RecipeError
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
+def _is_text(value: str) -> bool:
+    """Whether a file takes it: YAML's escapes, and bytes of a command line that are not UTF-8, make half characters."""
+    return value.isascii() or not re.search("[\ud800-\udfff]", value)
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string)."""
+    """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string).
+
+    What PyYAML lets through as an error of Python's own (the date 2024-13-45, `!!int ""`) names its line, too.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict | set):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a plain value", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+            said = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+        if isinstance(value, str) and not _is_text(value):
+            raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
+        return value
 
 
 _Loader.add_implicit_resolver(
@@ -45,6 +66,18 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _parse(text: str) -> Any:
+    """A YAML value.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or nests too deep.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deep") from None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping.
 
@@ -52,9 +85,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         RecipeError: the file is missing, is not YAML, or is not a mapping; it names the line.
     """
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        value = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 (byte {error.start})") from None
+    except ValueError:
+        raise RecipeError(f"{str(path)!r} is no file's name") from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if value is None:
@@ -74,7 +111,7 @@ def _locate(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     path = CONF / "recipes" / f"{name}.yaml"
-    if not path.is_file():
+    if not os.path.isfile(path):  # `Path.is_file` raises where a name is too long
         close = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Known recipes: {', '.join(recipe_names())}."
         raise RecipeError(f"there is no recipe {name!r}", hint)
@@ -87,14 +124,34 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
     own = read_yaml(path)
     merged: dict[str, Any] = {}
-    for name in own.pop("include", []):
-        merged = _merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)))
-    return _merge(merged, own)
+    for name in _texts(own.pop("include", []), f"{path}: include"):
+        merged = _merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)), path)
+    return _merge(merged, own, path)
 
 
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`."""
-    whole = OmegaConf.to_container(OmegaConf.merge(_of_one_kind(below, above), above))
+def _texts(value: Any, what: str) -> list[str]:
+    """A list of texts, as `include` and each variant hold one.
+
+    Raises:
+        RecipeError: it is something else.
+    """
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise RecipeError(f"{what} must be a list of texts (it is {value!r})")
+    return value
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`.
+
+    Raises:
+        RecipeError: a value that no recipe can hold, in the file at `path`.
+    """
+    try:
+        whole = OmegaConf.to_container(OmegaConf.merge(_of_one_kind(below, above), above))
+    except OmegaConfBaseException as error:
+        raise RecipeError(f"{path}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
     assert isinstance(whole, dict)
     return {str(key): value for key, value in whole.items()}
 
@@ -115,8 +172,10 @@ def _assign(tree: Any, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
+    if not _is_text(override):
+        raise RecipeError(f"{override!r} is not UTF-8")
     try:
-        value = yaml.load(text, Loader=_Loader) if text else None
+        value = _parse(text) if text else None
     except yaml.YAMLError:
         value = text
     *parents, last = key.split(".")
@@ -142,7 +201,7 @@ def _child(node: Any, part: str, key: str) -> Any:
 
 
 def _index(node: list[Any], part: str, key: str) -> int:
-    if part.isdigit() and int(part) < len(node):
+    if part in map(str, range(len(node))):
         return int(part)
     for position, item in enumerate(node):
         if isinstance(item, dict) and item.get("term") == part:
@@ -154,6 +213,9 @@ def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
     """The first thing that is wrong, by its dotted key, with the nearest known key."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
+    if where == "name":
+        hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
+        return RecipeError(f"recipe {name}: {first['input']!r} is no name of a recipe", hint)
     if first["type"] != "extra_forbidden":
         return RecipeError(f"recipe {name}: {where}: {first['msg']} (it is {first['input']!r})")
     section: Any = Recipe
@@ -176,11 +238,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: no such recipe or variant, an unknown key, a wrong type.
     """
     path = _locate(name)
-    try:
-        tree = _compose(path)
-    except OmegaConfBaseException as error:
-        raise RecipeError(f"{path}: {error}") from None
-    variants: Mapping[str, list[str]] = tree.pop("variants", {}) or {}
+    tree = _compose(path)
+    variants = _variants(tree.pop("variants", None), path)
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "variant":
@@ -191,7 +250,8 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
             for step in variants[value]:
                 _assign(tree, step)
         elif key == "include":
-            tree = _merge(tree, _compose(CONF / f"{value}.yaml"))
+            part = CONF / f"{value}.yaml"
+            tree = _merge(tree, _compose(part), part)
         else:
             _assign(tree, override)
     tree.setdefault("name", path.stem)
@@ -203,10 +263,17 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def variants(name: str) -> dict[str, list[str]]:
     """A recipe's named variants and the overrides that each stands for."""
-    return dict(_compose(_locate(name)).get("variants") or {})
+    path = _locate(name)
+    return _variants(_compose(path).get("variants"), path)
+
+
+def _variants(value: Any, path: Path) -> dict[str, list[str]]:
+    if value is not None and not isinstance(value, dict):
+        raise RecipeError(f"{path}: variants must be a mapping of names to lists of overrides")
+    return {str(name): _texts(steps, f"{path}: variant {name}") for name, steps in (value or {}).items()}
 
 
 def digest(value: Any) -> str:
     """A short stable name for JSON values: the first 16 hex digits of a SHA-256."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]  # half a character has no UTF-8

@@ -95,18 +95,24 @@ class Remote:
             ) from None
 
 
-def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str]) -> list[tuple[str, str]]:
+def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) -> list[tuple[str, str]]:
     """Those of some stages that are wanted: "STAGE", or "STAGE/" and the beginning of a key; all where none is named.
 
+    Args:
+        where: they are, for the error.
+
     Raises:
-        DataError: nothing is of that name.
+        DataError: there is none at all, or none of that name.
     """
+    if not names:
+        raise DataError(f"{where} has no finished stage", "Look at the address.")
     found = []
     for one in wanted or [""]:
         stage, _, start = one.partition("/")
         mine = [(kind, key) for kind, key in names if stage in ("", kind) and key.startswith(start)]
         if one and not mine:
-            raise DataError(f"there is no stage {one!r}", "See: sqltrain store ls --all")
+            kinds = ", ".join(sorted({kind for kind, _ in names}))
+            raise DataError(f"{where} has no stage {one!r}", f"It has: {kinds}.")
         found += mine
     return sorted(set(found))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -260,18 +261,14 @@ class Outcome:
 Record = TypeVar("Record", bound="DataclassInstance")
 
 
-_ADAPTERS: dict[str, pydantic.TypeAdapter[Any]] = {}
-
-
+@functools.cache
 def _adapter(kind: type[Any]) -> pydantic.TypeAdapter[Any]:
-    if kind.__name__ not in _ADAPTERS:
-        _ADAPTERS[kind.__name__] = pydantic.TypeAdapter(kind)
-    return _ADAPTERS[kind.__name__]
+    return pydantic.TypeAdapter(kind)
 
 
 def to_dict(record: Any) -> dict[str, Any]:
     """A record as JSON-ready values."""
-    value: dict[str, Any] = _adapter(type(record)).dump_python(record, mode="json")
+    value: dict[str, Any] = _adapter(record.__class__).dump_python(record, mode="json")
     return value
 
 
@@ -306,12 +303,37 @@ def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
     Raises:
         DataError: the file is missing, or a line is not JSON, or lacks a field; it names the line.
     """
-    if not path.is_file():
-        raise DataError(f"no such file: {path}")
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from None
-            yield from_dict(kind, value)
+    for _, value in read_lines(path):
+        yield from_dict(kind, value)
+
+
+def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a JSONL file with the numbers of their lines, from 1; blank lines hold none.
+
+    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
+
+    Args:
+        hint: of the errors.
+        torn: a last line without its line feed, which a kill cut short, is passed over.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not UTF-8 or not JSON; it names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and (line.endswith(b"\n") or not torn):
+                    yield number, _parse(line, f"{path}, line {number}", hint)
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}", hint) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
+
+
+def _parse(line: bytes, where: str, hint: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise DataError(f"{where} is not UTF-8", hint) from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
+        raise DataError(f"{where}: not JSON ({error})", hint) from None

@@ -11,7 +11,7 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Recipe
 from pipelines.evaluation import by_result
-from pipelines.types import HARDNESS_LEVELS, StopReason
+from pipelines.types import HARDNESS_LEVELS, StopReason, read_lines
 from tasks.contracts import Check, Door
 
 TRAINING_POOLS = ("sft", "rl")
@@ -22,8 +22,7 @@ NOT_BLANK = {"regex": r"\S"}
 def _set_aside(folder: Path) -> list[dict[str, Any]]:
     """The rows that the stage itself set aside."""
     path = folder / "quarantine.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    return [row for _, row in read_lines(path)] if path.is_file() else []
 
 
 def _with_reasons(names: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:

@@ -37,6 +37,14 @@ def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
         assert not imports(ast.Module(body=top, type_ignores=[])) & LAZY
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_imports_the_command_line(path: Path) -> None:
+    """It imports the commands, at the top or where they run: an import back would be a circle."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert "flows.cli" not in modules
+
+
 def test_help_loads_no_heavy_library() -> None:
     code = "import flows.cli, sys; print(sorted(m for m in sys.modules if '.' not in m))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,5 +1,6 @@
 """A run that will need an endpoint says so before it makes anything."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,7 @@ def look(store: Path, *overrides: str, until: str | None = None) -> None:
         (["rewards.exec.options.foo=1"], "foo"),
         (["protocol.schema_view=filtered"], "needs a linker"),
         (["difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
+        (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named_at_once(tmp_path: Path, overrides: list[str], said: str) -> None:
@@ -57,6 +59,10 @@ def test_a_key_that_is_not_set_is_missed(tmp_path: Path) -> None:
 
 
 def test_what_is_there_or_not_asked_in_this_run_is_no_matter(tmp_path: Path) -> None:
+    recipe = recipes.load("miniature", ["data.linker=gone"])
+    first, *others = graph.plan(recipe, Store(tmp_path))
+    assert first.name == "data"
+    ready.check(recipe, [dataclasses.replace(first, cached=True), *others])
     look(tmp_path)
     look(tmp_path, "synthesis.teacher={kind: endpoint, endpoint: good}")
     look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")

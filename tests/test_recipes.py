@@ -83,11 +83,62 @@ def test_a_mistake_names_the_key(tmp_path: Path, override: str, message: str) ->
         ("seed: [1\n", "not valid YAML"),
         ("- seed\n", "must hold a mapping"),
         ("include: [models/none]\n", "cannot read .*models/none.yaml"),
+        ("? [a, b]\n: c\n", "a key is a plain value .*line 1, column 3"),
+        ("seed: 1\ntitle: 2024-13-45\n", "'2024-13-45' is no timestamp .*line 2, column 8"),
+        ('title: !!int ""\n', "'' is no int .*line 1"),
+        ("title: !!timestamp x\n", "'x' is no timestamp"),
+        ("title: !!bool x\n", "'x' is no bool"),
+        (f"seed: {'9' * 5000}\n", "'9{40}' is no int"),
+        (f"title: {'[' * 3000}\n", "nests too deep"),
+        ("title: &a [*a]\n", "nests too deep, or holds itself"),
+        ('title: "x\\ud800"\n', "half a character"),
+        ("include: 5\n", r"include must be a list of texts \(it is 5\)"),
+        ("include: models/tiny\n", "include must be a list of texts"),
+        ('include: ["a\\0b"]\n', "is no file's name"),
+        (f"include: [{'x' * 300}]\n", "cannot read"),
+        ("variants: [a]\n", "variants must be a mapping"),
+        ("variants: {wide: grpo.group=16}\n", "variant wide must be a list of texts"),
+        ("variants: {wide: [5]}\n", "variant wide must be a list of texts"),
+        ("name: ../../evil\n", "'../../evil' is no name of a recipe.* set name=NAME"),
+        ("name: .hidden\n", "'.hidden' is no name"),
+        ("name: 5\n", "5 is no name"),
+        (f"name: {'x' * 61}\n", "'x{61}' is no name"),
     ],
 )
 def test_a_broken_file_says_which_and_where(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipes.load(write(tmp_path, text))
+
+
+def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(b"title: caf\xe9\n")
+    with pytest.raises(RecipeError, match=r"mine.yaml is not UTF-8 \(byte 10\)"):
+        recipes.load(str(tmp_path / "mine.yaml"))
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        recipes.load("x" * 300)
+
+
+def test_a_name_becomes_a_folders_name(tmp_path: Path) -> None:
+    """The ledger and the tracker make places of it; the file's own name is as good as one in it."""
+    assert recipes.load("miniature", ["name=Größe_2.b-c"]).name == "Größe_2.b-c"
+    with pytest.raises(RecipeError, match=r"'../../evil' is no name of a recipe"):
+        recipes.load("miniature", ["name=../../evil"])
+    path = write(tmp_path, "seed: 1\n", "my recipe.yaml")
+    with pytest.raises(RecipeError, match="'my recipe' is no name of a recipe"):
+        recipes.load(path)
+    assert recipes.load(path, ["name=mine"]).name == "mine"
+
+
+def test_an_override_that_is_no_yaml_is_a_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "rewards: [{term: exec, weight: 5}]\n")
+    assert recipes.load(path, ["title=2024-13-45"]).title == "2024-13-45"
+    assert recipes.load(path, ["title={[a]: b}"]).title == "{[a]: b}"
+    with pytest.raises(RecipeError, match="is not UTF-8"):
+        recipes.load(path, ["title=caf\udce9"])
+    with pytest.raises(RecipeError, match="no item '²'"):
+        recipes.load(path, ["rewards.².weight=0"])
+    with pytest.raises(RecipeError, match="cannot read"):
+        recipes.load(path, [f"include={'x' * 300}"])
 
 
 def test_an_unknown_recipe_suggests_the_nearest() -> None:
@@ -105,3 +156,8 @@ def test_every_shipped_recipe_and_variant_loads(name: str) -> None:
 def test_digest_depends_on_values_and_not_on_order() -> None:
     assert recipes.digest({"a": 1, "b": [2]}) == recipes.digest({"b": [2], "a": 1})
     assert recipes.digest({"a": 1}) != recipes.digest({"a": 2})
+
+
+def test_digest_takes_half_a_character() -> None:
+    halves = {recipes.digest({"question": text}) for text in ("a \ud83d", "a \ude00", "a \\ud83d", "a ?")}
+    assert len(halves) == 4

@@ -42,10 +42,11 @@ def there_and_back(url: str, folder: Path) -> None:
     assert said[-1] == "0 stages pushed"
     other = Store(folder / "other")
     storing.pull(other, url, ["sft"], said.append)
-    assert said[-2:] == ["pulled sft/s1", "1 stages pulled"]
+    assert said[-2:] == ["pulled sft/s1", "1 stage pulled"]
     assert other.manifest("sft", "s1") == here.manifest("sft", "s1")
     (entry,) = other.entries()
     assert other.verify(entry) == []
+    assert (entry.folder / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 100
     assert (entry.folder / "timing.jsonl").read_text() == "{}\n"
     assert os.readlink(entry.folder / "parts" / "0") == "../../d1"
 
@@ -95,8 +96,9 @@ def test_an_s3_server(bucket: str, tmp_path: Path) -> None:
 
 @pytest.mark.services
 def test_a_bucket_that_is_not_there_is_one_plain_line(bucket: str) -> None:
-    with pytest.raises(ResourceError, match="s3://nowhere"):
+    with pytest.raises(ResourceError, match="s3://nowhere") as caught:
         Remote("s3://nowhere/x").push(Store(Path("/none")), "data", "d1")
+    assert "\n" not in str(caught.value)
 
 
 def test_damage_on_the_way_is_refused_and_leaves_no_stage(tmp_path: Path) -> None:
@@ -120,14 +122,23 @@ def test_a_name_that_points_out_of_the_folder_is_refused(tmp_path: Path) -> None
 
 def test_names_choose_stages() -> None:
     names = [("data", "d1"), ("data", "d2"), ("sft", "s1")]
-    assert chosen(names, []) == names
-    assert chosen(names, ["data"]) == names[:2]
-    assert chosen(names, ["sft/s", "data/d2"]) == [("data", "d2"), ("sft", "s1")]
-    with pytest.raises(DataError, match="no stage 'grpo'"):
-        chosen(names, ["grpo"])
+    assert chosen(names, [], "here") == names
+    assert chosen(names, ["data"], "here") == names[:2]
+    assert chosen(names, ["sft/s", "data/d2"], "here") == [("data", "d2"), ("sft", "s1")]
+    with pytest.raises(DataError, match=r"here has no stage 'grpo'\. It has: data, sft\."):
+        chosen(names, ["grpo"], "here")
+    with pytest.raises(DataError, match="there has no finished stage"):
+        chosen([], [], "there")
 
 
-@pytest.mark.parametrize(("url", "error"), [("bucket", DataError), ("nosuch://x", ResourceError)])
-def test_an_address_that_cannot_be_is_said_plainly(url: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
+@pytest.mark.parametrize(
+    ("url", "error", "said"),
+    [
+        ("bucket", DataError, r"'bucket' is no URL.*Write s3://BUCKET/FOLDER"),
+        ("nosuch://x", ResourceError, r"no file system for nosuch://x: Protocol not known: nosuch"),
+    ],
+)
+def test_an_address_that_cannot_be_is_said_plainly(url: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said) as caught:
         Remote(url)
+    assert "\n" not in str(caught.value)

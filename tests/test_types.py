@@ -1,5 +1,6 @@
 """Records round-trip through JSONL and Parquet, and a bad line is named."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from pipelines.types import (
     StopReason,
     Trajectory,
     Turn,
+    from_dict,
     read_jsonl,
+    to_dict,
     write_jsonl,
 )
 
@@ -79,3 +82,12 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("rows")
     with pytest.raises(DataError, match=r"x.parquet is not a Parquet file"):
         frames.read(tmp_path / "x.parquet")
+
+
+def test_two_kinds_of_one_name_are_two_kinds() -> None:
+    whole = dataclasses.make_dataclass("Summary", [("rows", int)])
+    named = dataclasses.make_dataclass("Summary", [("title", str)])
+    assert (from_dict(whole, {"rows": 3}), from_dict(named, {"title": "x"})) == (whole(3), named("x"))
+    assert (to_dict(whole(3)), to_dict(named("x"))) == ({"rows": 3}, {"title": "x"})
+    with pytest.raises(DataError, match="a summary has a bad field 'title'"):
+        from_dict(named, {"rows": 3})

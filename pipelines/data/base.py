@@ -6,9 +6,11 @@ is rejected with a reason and the reading goes on; a missing file is a `DataErro
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -35,6 +37,8 @@ READERS = {
     "kaggledbqa": "pipelines.data.kaggledbqa",
     "jsonl": "pipelines.data.jsonl",
 }
+csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
+LONGEST_NAME = 200  # bytes of a database's name: file systems take 255, with suffixes
 EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
 REACH = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
 Options = TypeVar("Options", bound=Section)
@@ -148,7 +152,7 @@ def source_folder(source: Source) -> Path:
         DataError: no path is given, or nothing is there.
     """
     if not source.path:
-        raise DataError(f"a {source.kind} source needs a path", f"Set it, e.g. data.test.path=/data/{source.kind}")
+        raise DataError(f"a {source.kind} source needs a path", "Set it, such as data.rl.0.path=FOLDER")
     folder = Path(source.path).expanduser()
     if not folder.exists():
         raise DataError(f"no such file or folder: {folder}", f"It is the path of a {source.kind} source")
@@ -175,17 +179,22 @@ def read_json_list(path: Path, hint: str) -> list[Any]:
 def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
     """Link a benchmark's database under `root` and return its location relative to `root`.
 
-    The folder's name comes from the path as the recipe writes it, so that sources with equal file names stay apart.
+    The folder's name comes from the path as the recipe writes it, so that sources with equal file names stay apart;
+    where another file has that place already, the next one gets a folder of its own.
 
     Args:
         apart: what tells databases with equal file names within the source apart.
     """
-    mark = hashlib.sha256(f"{source.path}\0{apart}".encode()).hexdigest()[:6]
-    place = Path("databases") / f"{source.kind}_{mark}" / target.name
-    spot = root / place
-    if not spot.is_symlink():
-        spot.parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(target.resolve(), spot)
+    file = target.resolve()
+    for number in itertools.count():
+        told = f"{source.path}\0{apart}" + (f"\0{number}" if number else "")
+        place = Path("databases") / f"{source.kind}_{hashlib.sha256(told.encode()).hexdigest()[:6]}" / target.name
+        spot = root / place
+        if not spot.is_symlink():
+            spot.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(file, spot)
+        if spot.readlink() == file:
+            break
     return str(place)
 
 
@@ -232,13 +241,18 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     return text
 
 
+def is_plain_name(id: str) -> bool:
+    """Whether a database's name may be part of a path, and with a suffix is no longer than a file's name may be."""
+    return bool(re.fullmatch(r"[\w.+ -]+", id)) and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME
+
+
 def database_file(folder: Path, id: str) -> Path:
     """`<folder>/<id>/<id>.sqlite`, as Spider and BIRD lay databases out.
 
     Raises:
         BadRow: the id is no plain name, or the file is missing or is not an SQLite database.
     """
-    if not re.fullmatch(r"[\w.+ -]+", id) or id.startswith("."):
+    if not is_plain_name(id):
         raise BadRow("bad_database_id", f"{id!r} is not a plain name")
     path = folder / id / f"{id}.sqlite"
     check_file(path)
@@ -249,13 +263,17 @@ def check_file(path: Path) -> None:
     """Look at an SQLite file's first bytes.
 
     Raises:
-        BadRow: the file is missing, or is not an SQLite database (an empty file is one, without tables).
+        BadRow: the file is missing or cannot be read, or is no SQLite database (an empty file is one, without tables).
     """
-    if not path.is_file():
-        raise BadRow("missing_database", f"no such file: {path}")
-    with path.open("rb") as file:
-        if file.read(16) not in (b"SQLite format 3\0", b""):
-            raise BadRow("not_a_database", f"{path} is not an SQLite file")
+    try:
+        if not path.is_file():
+            raise BadRow("missing_database", f"no such file: {path}")
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise BadRow("unreadable_database", f"cannot read {path}: {error.strerror}") from None
+    if head not in (b"SQLite format 3\0", b""):
+        raise BadRow("not_a_database", f"{path} is not an SQLite file")
 
 
 def _unique(examples: list[Example]) -> tuple[list[Example], list[Rejected]]:

@@ -84,7 +84,7 @@ def describe(folder: Path) -> str:
 
 def _described(path: Path) -> Iterator[tuple[str, str]]:
     """A table's columns with their meanings; a column of which no more than its name is said is left out."""
-    for row in csv.DictReader(io.StringIO(_decoded(path.read_bytes()))):
+    for row in csv.DictReader(io.StringIO(_decoded(path.read_bytes()), newline=None)):
         cells = {name: " ".join(value.split()) for name, value in row.items() if name and isinstance(value, str)}
         column = cells.get("original_column_name", "")
         parts = (cells.get("column_description"), cells.get("value_description"))

@@ -69,13 +69,20 @@ def _parse(line: bytes) -> Any:
 
 
 def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source: Source) -> Database:
+    if has_password(name):
+        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
+        raise BadRow("password_in_address", detail)
     if name.startswith(("postgresql://", "postgres://")):
-        return _postgres(name)
-    path = _find(name, folder, options)
-    id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
+        return Database(name.rpartition("/")[2].partition("?")[0] or "postgres", "postgres", name)
+    try:
+        path = _find(name, folder, options)
+        id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
+        there = path.is_file()
+    except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
+        raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
+    if not there:
+        raise BadRow("missing_database", f"no such file: {path}")
     if path.suffix in DUCKDB:
-        if not path.is_file():
-            raise BadRow("missing_database", f"no such file: {path}")
         return Database(id, "duckdb", link(path, root, source, apart))
     check_file(path)
     return Database(id, "sqlite", link(path, root, source, apart))
@@ -90,8 +97,6 @@ def _find(name: str, folder: Path, options: JsonlOptions) -> Path:
     return next((place for place in places if place.is_file()), places[0])
 
 
-def _postgres(address: str) -> Database:
-    if re.match(r"\w+://[^/@]*:[^/@]+@", address) or "password=" in address:
-        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
-        raise BadRow("password_in_address", detail)
-    return Database(address.rpartition("/")[2].partition("?")[0] or "postgres", "postgres", address)
+def has_password(address: str) -> bool:
+    """Whether a database's address holds a password: it would be kept in datasets."""
+    return bool(re.search(r"\w+://[^/@]*:[^/@]+@", address)) or "password=" in address

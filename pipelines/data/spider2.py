@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 from pipelines.config import Section, Source
 from pipelines.data.base import BadRow, Loaded, check_file, collect, link, read_options, source_folder, text_field
 from pipelines.errors import DataError
-from pipelines.types import Database, Example
+from pipelines.types import Database, Example, read_lines
 
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
 LOCAL = "local"
@@ -69,12 +68,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", HINT) from None
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON lines: {error}", HINT) from None
+    rows = [row for _, row in read_lines(path, HINT)]
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} holds something else than objects", HINT)
     return rows

@@ -309,7 +309,7 @@ def clues(data: ReportData) -> Table:
     names = sorted(most, key=lambda kind: (-most[kind], kind))[:COMMON_HINTS]
     columns = (Column("the answer …"), *(Column(system.name, "count") for system in data.systems))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (hints.KINDS[name], *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
+        (hints.KINDS.get(name, name), *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
     )
     return Table("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import pydantic
 
 from pipelines.types import EngineName, ExecutionStatus, Hardness, Scalar, SchemaItems, StopReason
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["greedy", "sampled"]
 ErrorClass = Literal["hallucination", "schema_linking", "semantic", "syntax", "generation"]
+# A record may come from anybody's file: no figure of it is more than a share, or than a column of a table holds.
+Grade = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
+Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 ERROR_CLASSES: tuple[ErrorClass, ...] = ("hallucination", "schema_linking", "semantic", "syntax", "generation")
 
 
@@ -87,9 +92,9 @@ class Diagnosis:
 class Overlap:
     """Two sets compared, as counts: what a prediction names, what gold names, and what both do."""
 
-    predicted: int
-    gold: int
-    common: int
+    predicted: Number
+    gold: Number
+    common: Number
 
     @classmethod
     def of(cls, predicted: frozenset[object], gold: frozenset[object]) -> Overlap:
@@ -189,31 +194,31 @@ class EpisodeRecord:
     database: str
     hardness: Hardness
     mode: Mode
-    sample: int
+    sample: Number
     final_sql: str | None
-    scores: Mapping[str, float]
+    scores: Mapping[Annotated[str, pydantic.Field(max_length=60)], Grade]
     broken: bool
     failure: str | None
     status: ExecutionStatus | None
-    n_rows: int
-    gold_rows: int
+    n_rows: Number
+    gold_rows: Number
     signature: str | None
     stop: StopReason
     forced: bool
     well_formed: bool
-    turns: int
-    tool_calls: int
-    failed_calls: int
-    tokens_in: int | None
-    tokens_out: int | None
-    reasoning_chars: int
+    turns: Number
+    tool_calls: Number
+    failed_calls: Number
+    tokens_in: Number | None
+    tokens_out: Number | None
+    reasoning_chars: Number
     linking: Linking | None
-    bigrams: float
+    bigrams: Grade
     diagnosis: Diagnosis | None = None
     difficulty: str = ""
     needs_probe: bool | None = None
     lists_first: bool | None = None
-    unverified: int | None = None
+    unverified: Number | None = None
     question_digest: str = ""
     gold_digest: str = ""
 

@@ -15,9 +15,11 @@ from statistics import NormalDist
 from typing import Literal
 
 CONFIDENCE = 0.95
+POWER, ALPHA = 0.8, 0.05  # of the comparisons that are planned: the power, and the size of their two-sided test
 RESAMPLES = 2000
 MIN_CLUSTERS = 10  # with fewer, resampling whole databases gives intervals that are far too narrow
 EXACT_CLUSTERS = 12  # up to here all 2^m sign flips are enumerated
+FLIPS = 10_000  # that are drawn beyond it
 
 Method = Literal["wilson", "bootstrap by database", "bootstrap by question"]
 
@@ -62,15 +64,15 @@ class Paired:
     method: Method
 
 
-def wilson(successes: float, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (E. B. Wilson, 1927); `successes` may be fractional.
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a proportion (E. B. Wilson, 1927); `successes` may be fractional.
 
     Raises:
         ValueError: n is not positive, or successes lies outside [0, n].
     """
     if n <= 0 or not 0 <= successes <= n:
         raise ValueError(f"no proportion: {successes} of {n}")
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -162,11 +164,11 @@ def _rank(ordered: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
-def sign_flip(differences: Sequence[float], seed: int = 0, draws: int = 10_000) -> float:
+def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     """Two-sided p-value of the sign-flip permutation test of a sum of differences.
 
     Under no difference each unit's sign is a fair coin. All 2^M flips are counted up to `EXACT_CLUSTERS` units that
-    differ; beyond that `draws` random ones, with the observed one added so that p is never 0 (Phipson and Smyth, 2010).
+    differ; beyond that `FLIPS` random ones, with the observed one added so that p is never 0 (Phipson and Smyth, 2010).
 
     Args:
         differences: (M,) one a unit that is flipped as a whole: a database's summed difference.
@@ -177,8 +179,8 @@ def sign_flip(differences: Sequence[float], seed: int = 0, draws: int = 10_000) 
         flips = list(itertools.product((1, -1), repeat=len(moved)))
         return sum(abs(_dot(signs, moved)) >= observed for signs in flips) / len(flips)
     draw = random.Random(seed)
-    extreme = sum(abs(_dot(draw.choices((1, -1), k=len(moved)), moved)) >= observed for _ in range(draws))
-    return (extreme + 1) / (draws + 1)
+    extreme = sum(abs(_dot(draw.choices((1, -1), k=len(moved)), moved)) >= observed for _ in range(FLIPS))
+    return (extreme + 1) / (FLIPS + 1)
 
 
 def _dot(signs: Sequence[int], values: Sequence[float]) -> float:
@@ -197,8 +199,8 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(tail / (1 << n) * 2, 1.0)
 
 
-def questions_needed(first: float, second: float, power: float = 0.8, alpha: float = 0.05) -> int:
-    """Questions that each of two unpaired evaluations needs to tell two accuracies apart.
+def questions_needed(first: float, second: float) -> int:
+    """Questions that each of two unpaired evaluations needs to tell two accuracies apart, at `POWER` and `ALPHA`.
 
     The normal approximation of the two-sided test of two proportions, without a continuity correction (Fleiss, 1981,
     chapter 3). For 75 against 80 %: 1,094.
@@ -208,15 +210,15 @@ def questions_needed(first: float, second: float, power: float = 0.8, alpha: flo
     """
     if first == second or not (0 <= first <= 1 and 0 <= second <= 1):
         raise ValueError(f"no difference to detect between {first} and {second}")
-    z_alpha, z_beta = _quantiles(power, alpha)
+    z_alpha, z_beta = _quantiles()
     pooled = (first + second) / 2
     spread = z_alpha * math.sqrt(2 * pooled * (1 - pooled))
     spread += z_beta * math.sqrt(first * (1 - first) + second * (1 - second))
     return math.ceil((spread / (first - second)) ** 2)
 
 
-def pairs_needed(discordant: float, difference: float, power: float = 0.8, alpha: float = 0.05) -> int:
-    """Questions that a paired comparison (McNemar) needs to detect a difference (Connor, 1987).
+def pairs_needed(discordant: float, difference: float) -> int:
+    """Questions that a paired comparison (McNemar) needs to detect a difference, at `POWER` and `ALPHA` (Connor, 1987).
 
     Args:
         discordant: share of questions that exactly one of the two systems has right.
@@ -227,10 +229,10 @@ def pairs_needed(discordant: float, difference: float, power: float = 0.8, alpha
     """
     if not 0 < abs(difference) <= discordant <= 1:
         raise ValueError(f"no difference of {difference} can come from {discordant} discordant questions")
-    return math.ceil(_reach(discordant, difference, power, alpha) ** 2)
+    return math.ceil(_reach(discordant, difference) ** 2)
 
 
-def detectable(discordant: float, pairs: int, power: float = 0.8, alpha: float = 0.05) -> float | None:
+def detectable(discordant: float, pairs: int) -> float | None:
     """The smallest difference that a paired comparison of so many questions detects: `pairs_needed` turned round.
 
     Args:
@@ -238,20 +240,20 @@ def detectable(discordant: float, pairs: int, power: float = 0.8, alpha: float =
 
     Returns the difference, or None where even the largest, all discordant questions falling one way, is too small.
     """
-    if discordant <= 0 or _reach(discordant, discordant, power, alpha) > math.sqrt(pairs):
+    if discordant <= 0 or _reach(discordant, discordant) > math.sqrt(pairs):
         return None
     low, high = 0.0, discordant
     for _ in range(60):  # the questions needed fall as the difference grows
         middle = (low + high) / 2
-        low, high = (low, middle) if _reach(discordant, middle, power, alpha) <= math.sqrt(pairs) else (middle, high)
+        low, high = (low, middle) if _reach(discordant, middle) <= math.sqrt(pairs) else (middle, high)
     return high
 
 
-def _reach(discordant: float, difference: float, power: float, alpha: float) -> float:
+def _reach(discordant: float, difference: float) -> float:
     """The root of the questions that a paired comparison needs (Connor, 1987)."""
-    z_alpha, z_beta = _quantiles(power, alpha)
+    z_alpha, z_beta = _quantiles()
     return (z_alpha * math.sqrt(discordant) + z_beta * math.sqrt(discordant - difference**2)) / difference
 
 
-def _quantiles(power: float, alpha: float) -> tuple[float, float]:
-    return NormalDist().inv_cdf(1 - alpha / 2), NormalDist().inv_cdf(power)
+def _quantiles() -> tuple[float, float]:
+    return NormalDist().inv_cdf(1 - ALPHA / 2), NormalDist().inv_cdf(POWER)

@@ -36,6 +36,7 @@ _LATEX = str.maketrans(
         "\u202f": r"\,",
     }
 )
+_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "[": r"\[", "]": r"\]", "!": r"\!", "<": "&lt;"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ def show(cell: Cell, kind: Kind) -> str:
 
 def markdown(table: Table) -> str:
     """A GitHub table under its title."""
-    lines = [_markdown_row(column.name for column in table.columns)]
+    lines = [_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns)]
     lines.append("|" + "|".join(" :--- " if column.kind == "text" else " ---: " for column in table.columns) + "|")
-    lines += [_markdown_row(_shown(table, row)) for row in table.rows]
+    lines += [_markdown_row(map(_markdown_cell, row, _shown(table, row))) for row in table.rows]
     return "\n".join([f"### {table.title}", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
 
 
@@ -96,9 +97,13 @@ def _shown(table: Table, row: Iterable[Cell]) -> list[str]:
     return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
 
 
+def _markdown_cell(cell: Cell, words: str) -> str:
+    """Words that hold no link, image or tag; a figure is ours, and its interval keeps its brackets."""
+    return words.translate(_MARKDOWN) if isinstance(cell, str) else words.replace("<", "&lt;")
+
+
 def _markdown_row(cells: Iterable[str]) -> str:
-    safe = (" ".join(cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split()) for cell in cells)
-    return "| " + " | ".join(safe) + " |"
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
 
 
 def latex(table: Table) -> str:
@@ -109,20 +114,27 @@ def latex(table: Table) -> str:
     caption = table.title + (f". {table.note}" if table.note else "")
     return (
         f"\\begin{{table}}\n\\centering\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
-        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{caption.translate(_LATEX)}}}\n\\label{{tab:{table.slug}}}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{_latex_text(caption)}}}\n\\label{{tab:{table.slug}}}\n"
         "\\end{table}\n"
     )
 
 
 def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(" ".join(cell.split(" ")).translate(_LATEX) for cell in cells) + r" \\"
+    row = " & ".join(map(_latex_text, cells)) + r" \\"
+    # Here a bracket or a star would be an argument of the command that ends the line before.
+    return "{}" + row if row.lstrip().startswith(("[", "*")) else row
+
+
+def _latex_text(words: str) -> str:
+    """Words on one line, for a blank one ends a paragraph; the narrow space stands in numbers."""
+    return "".join(c if c.isprintable() or c == "\u202f" else " " for c in words).translate(_LATEX)
 
 
 def to_csv(table: Table) -> str:
     """Raw values, an interval's bounds in columns of their own, and n; absent ones are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([name for column in table.columns for name in _headings(column)])
+    writer.writerow([_harmless(name) for column in table.columns for name in _headings(column)])
     for row in table.rows:
         writer.writerow(
             [value for cell, column in zip(row, table.columns, strict=True) for value in _raw(cell, column, _harmless)]

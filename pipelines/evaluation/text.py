@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -19,17 +20,37 @@ SHOWN_FLIPS = 10
 
 def render(table: Table) -> RichTable:
     """Any of the report's tables; figures are aligned, and text from outside can hold no markup."""
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    drawn = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
     for column in table.columns:
-        drawn.add_column(column.name, justify="left" if column.kind == "text" else "right")
+        drawn.add_column(_line(column.name), justify="left" if column.kind == "text" else "right")
     for row in table.rows:
-        drawn.add_row(*(Text(tables.show(cell, column.kind)) for cell, column in zip(row, table.columns, strict=True)))
+        drawn.add_row(*(_line(tables.show(cell, column.kind)) for cell, column in zip(row, table.columns, strict=True)))
     return drawn
 
 
+def plain(words: str, lines: bool = False) -> str:
+    r"""Words that a terminal shows as they are, whoever wrote them: a user, a model, a database.
+
+    What does not print (escape sequences, control and bidirectional characters, half characters) is shown by its escape
+    (`\x1b`); narrow and unbroken spaces are plain ones.
+
+    Args:
+        lines: keep line breaks; without it they are shown too, so that one line stays one.
+    """
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() or (lines and c == "\n") else _visible(c) for c in words)
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
+        return " "
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def _line(words: str) -> Text:
-    """Words without markup and without control characters: model text could hold a terminal's escape codes."""
-    return Text("".join(character if character.isprintable() else " " for character in words))
+    """One line without markup."""
+    return Text(plain(words))
 
 
 def figures(summaries: Mapping[str, Summary]) -> Table:

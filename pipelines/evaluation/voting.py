@@ -67,16 +67,10 @@ class Vote:
 
     Attributes:
         winner: the candidate whose answer is given; the earliest one when nobody could vote.
-        support: candidates that agree with it; 0 when nobody could vote.
-        voters: candidates that voted.
-        groups: different results among them.
         tied: whether another group was as large.
     """
 
     winner: Candidate
-    support: int
-    voters: int
-    groups: int
     tied: bool
 
 
@@ -136,10 +130,10 @@ def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
     for candidate in _voters(ordered, rule):
         groups.setdefault(candidate.signature, []).append(candidate)
     if not groups:
-        return Vote(ordered[0], support=0, voters=0, groups=0, tied=False)
+        return Vote(ordered[0], tied=False)
     sizes = [len(group) for group in groups.values()]
     best = max(groups.values(), key=len)  # the first of the largest: groups stand by their earliest sample
-    return Vote(best[0], len(best), sum(sizes), len(groups), tied=sizes.count(len(best)) > 1)
+    return Vote(best[0], tied=sizes.count(len(best)) > 1)
 
 
 def _voters(ordered: Sequence[Candidate], rule: Rule) -> list[Candidate]:

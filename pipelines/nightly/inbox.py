@@ -7,12 +7,14 @@ that was edited is a new row; a batch whose folder is removed was never there, a
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pipelines.data.jsonl import DUCKDB, has_password
 from pipelines.errors import DataError
 from pipelines.recipes import digest
 from pipelines.sections import Nightly
@@ -20,7 +22,7 @@ from pipelines.store import read_json, write_json
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/data/jsonl.py
-SQLITE, DUCKDB = (".sqlite", ".sqlite3", ".db"), (".duckdb",)
+WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the data stage sets it aside
 
 
@@ -42,7 +44,8 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
     work = batches / f".{folder.name}"
     work.mkdir(parents=True, exist_ok=True)
     home = inbox if inbox.is_dir() else inbox.parent
-    with (work / QUESTIONS).open("w", encoding="utf-8") as file:
+    # Half a character has no UTF-8; written as its escape it is what JSON wants, and the data stage sets the row aside.
+    with (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for mark, (name, row) in fresh.items():
             file.write(_line(row, f"{name}-{mark[:8]}", home, work) + "\n")
     write_json(work / ROWS, list(fresh))
@@ -54,9 +57,11 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
     """Every row with the name of what it is in."""
     if inbox.is_dir():
         for path in sorted(inbox.glob("*.jsonl")):
-            for line in path.read_bytes().decode("utf-8", errors="replace").splitlines():
-                if line.strip():
-                    yield path.stem, _parse(line)
+            try:
+                with path.open(encoding="utf-8", errors="replace") as lines:  # `splitlines` would cut at a U+2028
+                    yield from ((path.stem, _parse(line.rstrip("\n"))) for line in lines if line.strip())
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror}", "Take it out of the inbox.") from None
     elif inbox.is_file() and table is not None:
         yield from ((table, row) for row in _table(inbox, table))
     elif inbox.is_file():
@@ -85,33 +90,51 @@ def _table(path: Path, table: str) -> list[dict[str, Any]]:
                 names, rows = [column[0] for column in found.description or ()], found.fetchall()
         else:
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
+                file.text_factory = lambda text: text.decode("utf-8", "replace")
                 cursor = file.execute(f"SELECT * FROM {quoted}")
                 names, rows = [column[0] for column in cursor.description], cursor.fetchall()
     except Exception as error:  # each library has a tree of its own
         raise DataError(f"cannot read table {table!r} of {path}: {error}") from None
-    return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
+    return [{name: _plain(value) for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """A table's value as JSON has it: a time as its text; bytes as an object, which no reader takes for a text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _line(row: Row, name: str, home: Path, work: Path) -> str:
     """A row as a line of the batch: under a name that no other row has, its database within reach."""
     if isinstance(row, str):
-        return row
+        return WITHHELD if has_password(row) else row
     given = row.get("id")
     row = {**row, "id": f"{given}-{name[-8:]}" if isinstance(given, str) and given else name}
     for field in (name for name in DATABASE if isinstance(row.get(name), str)):
         row[field] = _reach(row[field], home, work)
-    return json.dumps(row, ensure_ascii=False, sort_keys=True, default=str)
+    return json.dumps(row, ensure_ascii=False, sort_keys=True)
 
 
 def _reach(name: str, home: Path, work: Path) -> str:
-    """The database's path as a JSONL line of the batch may write it, linked into the batch where it is a file."""
+    """The database's path as a JSONL line of the batch may write it, linked into the batch where it is a file.
+
+    A path that leads nowhere stays as it is, and an address is kept without its password: the data stage sets both
+    aside.
+    """
+    if has_password(name):
+        return WITHHELD
     target = home / name
-    if "://" in name or Path(name).is_absolute() or not target.is_file():
+    if "://" in name or Path(name).is_absolute() or not os.path.isfile(target):
         return name
     if ".." in Path(name).parts:
         return str(target.resolve())
     spot = work / name
-    if not spot.is_symlink():
+    if not os.path.lexists(spot):  # it could be the batch's own file
         spot.parent.mkdir(parents=True, exist_ok=True)
         spot.symlink_to(target.resolve())
     return name

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipelines.errors import DataError, ResourceError
 from pipelines.store import Store
+from pipelines.types import read_lines
 
 HOME, LINES, BATCHES = "nightly", "ledger.jsonl", "batches"
 TAKEN = ("promoted", "kept", "worse", "refused")  # decisions after which a night's batches are not new any more
@@ -65,8 +66,7 @@ class Ledger:
     def lines(self) -> list[dict[str, Any]]:
         """All lines, the oldest first; a last line that a kill cut short never happened."""
         path = self.folder / LINES
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [row for _, row in read_lines(path, torn=True)] if path.is_file() else []
 
     def add(self, event: str, **facts: Any) -> dict[str, Any]:
         """Write one line and return it."""

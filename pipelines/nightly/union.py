@@ -85,7 +85,7 @@ def _data(folder: Path, found: Sequence[Path], parts: Sequence[Part]) -> None:
         sources += 0 if rl.is_empty() else int(rl["part"].to_numpy().max()) + 1
     frame = pl.concat(whole, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
-    _join(folder, found, "quarantine.jsonl")
+    _join_quarantines(folder, found)
     counts = {f"{pool}_examples": float((frame["pool"] == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
 
@@ -113,7 +113,7 @@ def _filter(folder: Path, found: Sequence[Path], parts: Sequence[Part], replay: 
     ]
     frame = pl.concat(kept, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
-    rejected = _join(folder, found, "quarantine.jsonl")
+    rejected = _join_quarantines(folder, found)
     whole = frame.height + rejected
     write_json(folder / "metrics.json", {"kept": frame.height, "acceptance": frame.height / max(1, whole)})
 
@@ -127,12 +127,12 @@ def _gold_schema(folder: Path, found: Sequence[Path]) -> None:
     write_json(folder / "metrics.json", {"examples": frame.height, "agreement": accepted / max(1, frame.height)})
 
 
-def _join(folder: Path, found: Sequence[Path], name: str) -> int:
-    """The lines of a file of all parts, in order; returns how many."""
+def _join_quarantines(folder: Path, found: Sequence[Path]) -> int:
+    """The lines of `quarantine.jsonl` of all parts, in order; returns how many."""
     count = 0
-    with (folder / name).open("wb") as out:
+    with (folder / "quarantine.jsonl").open("wb") as out:
         for source in found:
-            for line in (source / name).read_bytes().splitlines():
+            for line in (source / "quarantine.jsonl").read_bytes().splitlines():
                 out.write(line + b"\n")
                 count += 1
     return count

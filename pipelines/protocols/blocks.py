@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 from pipelines.types import Action, ActionKind
 
-CHAT_MARKER = r"<\|[a-z_]{1,32}\|>"  # ChatML's role and end-of-turn markers: an agent that writes one forges a turn
+# Role and end-of-turn markers of chat templates (ChatML, Llama, DeepSeek, Gemma): an agent that writes one forges a
+# turn. Those that SQL may hold are not among them: `[INST]` is a quoted name, `</s>` an HTML tag in a text.
+CHAT_MARKER = r"<\|\w{1,32}\|>|<\uff5c[\w\u2581]{1,40}\uff5c>|<(?:start|end)_of_turn>"
 _MARKER = re.compile(CHAT_MARKER)
 
 
@@ -92,7 +94,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
 def _without_end(text: str) -> str:
     """The text without the one end-of-turn marker that a policy may leave at its end."""
     stripped = text.rstrip()
-    start = stripped.rfind("<|") if stripped.endswith("|>") else -1
+    start = stripped.rfind("<") if stripped.endswith(">") else -1
     return stripped[:start] if start >= 0 and _MARKER.fullmatch(stripped, start) else text
 
 

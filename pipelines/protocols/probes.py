@@ -52,12 +52,8 @@ def _sources(tokens: list[str]) -> list[str]:
     return [token for token in after if token != "("]
 
 
-def is_catalogue_look(sql: str) -> bool:
-    """Whether a query reads the engine's catalogue and nothing else."""
-    return _reads_catalogue(list(_tokens(sql)))
-
-
 def _reads_catalogue(tokens: list[str]) -> bool:
+    """Whether a query reads the engine's catalogue and nothing else."""
     if tokens and tokens[0] in _COMMANDS:
         return True
     sources = _sources(tokens)

@@ -93,8 +93,10 @@ class ChatCodec:
 
 def _control_pattern(tokenizer: Any, rendered: str) -> re.Pattern[str]:
     """Matches the tokens that steer a conversation; a protocol's own tags are not among them."""
-    known = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    known = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
     named = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
-    control = named | {token for token in known if token in rendered or _CONTROL_SHAPE.fullmatch(token)}
+    control = named | {
+        token for token, special in known.items() if special or token in rendered or _CONTROL_SHAPE.fullmatch(token)
+    }
     longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

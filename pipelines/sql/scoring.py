@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.data.base import BadRow, is_plain_name, text_field
 from pipelines.errors import DataError, UserError
 from pipelines.sql.analysis import hardness
 from pipelines.sql.compare import EQUALITIES
@@ -23,6 +24,7 @@ SUFFIXES: Mapping[EngineName, tuple[str, ...]] = {
 }
 DIFFICULTIES = ("simple", "moderate", "challenging")
 CHUNK = 256
+DIGITS = 18  # of a prediction's number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,23 +89,35 @@ def read_gold(path: Path) -> list[Gold]:
         return [_gold_record(path, number, row) for number, row in enumerate(_json(path, text))]
     found = []
     for number, line in enumerate(text.split("\n"), 1):
+        where = f"{path}, line {number}"
         if not line.strip():
             continue  # between the sessions of SParC and CoSQL
         sql, tab, db_id = line.strip().rpartition("\t")
         if not tab:
-            raise DataError(
-                f"{path}, line {number}: no tab between the gold SQL and its database", "Is it a gold file?"
-            )
-        found.append(Gold(sql.strip(), db_id.strip()))
+            raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
+        found.append(Gold(sql.strip(), _named(where, db_id.strip())))
     return found
 
 
 def _gold_record(path: Path, number: int, row: Any) -> Gold:
+    where = f"{path}, record {number}"
     try:
-        said = (row.get("difficulty"), row.get("question") or "", row.get("evidence") or "")
-        return Gold(row.get("SQL") or row["query"], row["db_id"], *said)
-    except (KeyError, TypeError, AttributeError):
-        raise DataError(f"{path}, record {number}: it has no SQL (or query) and db_id") from None
+        sql, db_id = text_field(row, "SQL", "query"), _named(where, text_field(row, "db_id"))
+        question, evidence = (text_field(row, name, required=False) for name in ("question", "evidence"))
+        return Gold(sql, db_id, text_field(row, "difficulty", required=False) or None, question, evidence)
+    except BadRow as bad:
+        raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
+
+
+def _named(where: str, db_id: str) -> str:
+    """A database's name, which becomes a part of a path or of an address.
+
+    Raises:
+        DataError: it is no plain name.
+    """
+    if not is_plain_name(db_id):
+        raise DataError(f"{where}: {db_id[:60]!r} is no plain name of a database")
+    return db_id
 
 
 def with_difficulty(gold: Sequence[Gold], path: Path) -> list[Gold]:
@@ -137,12 +151,11 @@ def read_predictions(path: Path, count: int) -> dict[int, str]:
 
 
 def _bird_predictions(path: Path, value: Any, count: int) -> dict[int, str]:
-    if isinstance(value, dict) and all(key.isdigit() for key in value):
-        found = {int(key): _bird_sql(row) for key, row in value.items()}
-        beyond = max(found, default=0)
-        if beyond >= count:
-            raise DataError(f"{path} has a prediction {beyond}, and there are {count} gold queries (from 0)")
-        return dict(sorted(found.items()))
+    if isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value):
+        beyond = max(value, key=lambda key: (len(key), key), default="0")
+        if len(beyond) > DIGITS or int(beyond) >= count:
+            raise DataError(f"{path} has a prediction {beyond[:DIGITS]}, and there are {count} gold queries (from 0)")
+        return dict(sorted((int(key), _bird_sql(row)) for key, row in value.items()))
     rows = value.values() if isinstance(value, dict) else value
     return _numbered(path, [_bird_sql(row) for row in rows], count)
 
@@ -177,18 +190,29 @@ def _json(path: Path, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
+        raise DataError(f"{path}: not JSON ({error})") from None
 
 
 def locate(db_id: str, databases: str, engine: EngineName) -> Database:
     """A benchmark's database: DIR/ID/ID.sqlite as Spider and BIRD lay it out, else DIR/ID.sqlite.
 
     Args:
+        db_id: a plain name, as `read_gold` gives it.
         databases: the folder; for PostgreSQL a connection string to a database that has a schema for each id.
+
+    Raises:
+        UserError: `databases` is no connection string.
     """
     if engine == "postgres":
+        from psycopg import ProgrammingError
         from psycopg.conninfo import make_conninfo
 
-        return Database(db_id, engine, make_conninfo(databases, options=f"-csearch_path={db_id.lower()}"))
+        schema = f'"{db_id.lower()}"'.replace(" ", "\\ ")
+        try:
+            return Database(db_id, engine, make_conninfo(databases, options=f"-csearch_path={schema}"))
+        except ProgrammingError:  # its message may quote a password
+            raise UserError("--databases is no connection string", "As in postgresql://USER@HOST/DATABASE.") from None
     folder = Path(databases)
     tried = [folder / part / f"{db_id}{suffix}" for part in (db_id, ".") for suffix in SUFFIXES[engine]]
     return Database(db_id, engine, str(next((path for path in tried if path.is_file()), tried[0])))

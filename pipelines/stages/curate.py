@@ -72,7 +72,7 @@ def filter_trajectories(ctx: Context) -> None:
 
 def _judge(ctx: Context, source: Path) -> Shards[int]:
     """A shard's file has one `Judged` a line."""
-    made = pl.scan_parquet(source).select("example_id").collect()["example_id"]
+    made = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
     asked = rows_of(ctx.inputs["data"], "sft")
     places = made.to_frame("id").join(asked, on="id", how="left", maintain_order="left")["row"]
     return _in_shards(ctx, places, "trajectories", judging, source)

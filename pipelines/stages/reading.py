@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipelines.evaluation.material import System
 from pipelines.stages.answers import Latency
 from pipelines.stages.inputs import DATA, examples
 from pipelines.store import MANIFEST, Store
-from pipelines.types import Example, Trajectory, read_jsonl, write_jsonl
+from pipelines.types import Example, Trajectory, read_jsonl, read_lines, write_jsonl
 
 QUESTIONS = "questions.jsonl"  # beside the records of a prediction file, whose questions lie in no store
 
@@ -44,7 +43,7 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
 def left_out(data: Path) -> dict[str, int]:
     """Test questions that a finished data stage had to leave out, by the reason, the commonest first."""
     path = data / "quarantine.jsonl"
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+    rows = [row for _, row in read_lines(path)] if path.is_file() else []
     return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows if row["pool"] == "test").most_common())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipelines.config import Recipe
+from pipelines.config import Recipe, Source
 from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
@@ -30,6 +30,10 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
         )
+    bare = [name for name, one in _pools(recipe) if one.kind != "miniature" and not one.path]
+    if "data" in missing and bare:
+        paths = " ".join(f"{name}.path=..." for name in bare)
+        raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", f"Set {paths}")
     pools = 1 + len(recipe.data.rl)
     if "difficulty" in missing and len(recipe.difficulty.explore_parts) > pools:
         raise RecipeError(
@@ -38,6 +42,14 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         )
     for name in dict.fromkeys(_asked(recipe, missing)):
         Connection(endpoint(name), name)
+
+
+def _pools(recipe: Recipe) -> Iterable[tuple[str, Source]]:
+    """Each source of questions by its key."""
+    data = recipe.data
+    yield "data.sft", data.sft
+    yield from ((f"data.rl.{number}", source) for number, source in enumerate(data.rl))
+    yield from (("data.dev", data.dev), ("data.test", data.test))
 
 
 def _asked(recipe: Recipe, stages: set[str]) -> Iterable[str]:

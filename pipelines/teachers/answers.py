@@ -43,8 +43,18 @@ class Answer:
 def from_record(record: Mapping[str, Any]) -> Answer:
     """An answer from what `record` gave."""
     names = {field.name for field in dataclasses.fields(Answer)}
-    kept = {name: value for name, value in record.items() if name in names}
-    return Answer(**{**kept, "calls": tuple((name, text) for name, text in record["calls"])})
+    kept: dict[str, Any] = {name: value for name, value in record.items() if name in names}
+    kept |= {name: whole(value) for name, value in kept.items() if isinstance(value, str)}
+    return Answer(**{**kept, "calls": tuple((whole(name), whole(text)) for name, text in record["calls"])})
+
+
+def whole(text: str) -> str:
+    r"""The text with U+FFFD for each half of a surrogate pair: JSON may escape one alone, which no file, database or
+    request takes. Halves that belong together become their character.
+    """
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def read(value: Mapping[str, Any]) -> Answer:
@@ -77,8 +87,8 @@ def read(value: Mapping[str, Any]) -> Answer:
         kind = "refused"
     elif not text.strip() and not calls:
         kind = "empty"
-    said = stopped if isinstance(stopped, str) else None
-    return Answer(text or refusal, kind, reasoning, calls, said, *tokens)
+    said = whole(stopped) if isinstance(stopped, str) else None
+    return Answer(whole(text or refusal), kind, whole(reasoning), calls, said, *tokens)
 
 
 def _usage(value: Mapping[str, Any]) -> tuple[int, int]:
@@ -100,7 +110,8 @@ def _text(content: Any) -> str:
 
 def _call(function: Mapping[str, Any]) -> tuple[str, str]:
     arguments = function["arguments"]
-    return str(function["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments)
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return whole(str(function["name"])), whole(written)
 
 
 def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
@@ -153,9 +164,10 @@ def _written(name: str, arguments: str, agent: Sequence[str]) -> str:
     except (ValueError, RecursionError):
         value = arguments
     if "tool_call" in agent or "sql" not in agent:
-        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': value}, ensure_ascii=False)}\n</tool_call>"
+        said = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
+        return f"<tool_call>\n{said}\n</tool_call>"
     sql = value.get("sql") if isinstance(value, Mapping) else None
-    return f"<sql>{sql}</sql>" if isinstance(sql, str) else ""
+    return f"<sql>{whole(sql)}</sql>" if isinstance(sql, str) else ""
 
 
 def _harmless(thought: str, agent: Sequence[str]) -> str:

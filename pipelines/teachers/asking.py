@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ class Asker:
 
     Attributes:
         bought: what this run has paid; the log's own count goes back to the first run.
-        found: answers that were there already.
         used: tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run
             paid.
 
@@ -54,7 +53,7 @@ class Asker:
 
     def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
         self.endpoint, self.name, self.concurrency = endpoint, name, concurrency
-        self.bought, self.found = Spent(), 0
+        self.bought = Spent()
         self.used: dict[str, tuple[int, int, str]] = {}
         self._connection = Connection(endpoint, name)
         self.log = ResponseLog(responses, name) if responses is not None else None
@@ -107,7 +106,6 @@ class Asker:
         async with self.log.claim(key) as record:
             if record is None:
                 return await self._buy(body, key, sample)
-            self.found += 1
             return answers.from_record(record)
 
     def take_used(self) -> dict[str, float]:
@@ -133,19 +131,15 @@ class Asker:
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling = GREEDY,
-        on_done: Callable[[int], None] | None = None,
     ) -> list[Answer | None]:
         """Answers in order, many in flight; None where a conversation is longer than the model's context.
-
-        Args:
-            on_done: called with 1 for each answer, for a progress bar.
 
         Raises:
             UserError: what the user must mend.
             BoundaryError: the endpoint failed on one after all retries. The rest was asked before and is kept, so that
                 asking again costs one answer; going on without it would make another dataset.
         """
-        return asyncio.run(self.ask_all_async(conversations, sampling, on_done))
+        return asyncio.run(self.ask_all_async(conversations, sampling))
 
     def ask_most(self, conversations: Sequence[Sequence[Message]]) -> list[Answer | None]:
         """As `ask_all`, but None also where the endpoint failed on one: for a training, which leaves an episode out
@@ -155,7 +149,7 @@ class Asker:
             UserError: what the user must mend.
             BoundaryError: every one failed.
         """
-        done, failures = asyncio.run(self._ask_each(conversations, GREEDY, None))
+        done, failures = asyncio.run(self._ask_each(conversations, GREEDY))
         if failures and len(failures) == len(done):
             raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
         return done
@@ -164,10 +158,9 @@ class Asker:
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling = GREEDY,
-        on_done: Callable[[int], None] | None = None,
     ) -> list[Answer | None]:
         """As `ask_all`, inside a running event loop."""
-        done, failures = await self._ask_each(conversations, sampling, on_done)
+        done, failures = await self._ask_each(conversations, sampling)
         if failures:
             problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
             raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
@@ -177,7 +170,6 @@ class Asker:
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling,
-        on_done: Callable[[int], None] | None,
     ) -> tuple[list[Answer | None], list[EndpointError]]:
         """The answers in order, and what failed after all retries."""
         done: list[Answer | None] = [None] * len(conversations)
@@ -191,8 +183,6 @@ class Asker:
                     pass
                 except EndpointError as error:
                     failures.append(error)
-                if on_done is not None:
-                    on_done(1)
 
         failures: list[EndpointError] = []
         try:

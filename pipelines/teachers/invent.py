@@ -44,6 +44,7 @@ and every result column in its order; say nothing of tables, columns or SQL. Cal
 Answer with the question alone."""
 ANSWER = """You answer questions about a database. Write one {engine} query that returns exactly what is asked, and no \
 other columns. Answer with the query alone in a ```sql fence."""
+EQUALITY = "bird"  # by which the checker's result must equal the proposed query's
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
 _FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
@@ -78,7 +79,6 @@ class Inventor:
     Args:
         teacher: proposes queries and puts them into words.
         checker: answers back; best another model.
-        equality: by which its result must equal the proposed query's.
     """
 
     def __init__(
@@ -89,12 +89,11 @@ class Inventor:
         teacher: Asker,
         checker: Asker,
         seed: int = 0,
-        equality: str = "bird",
     ) -> None:
         if not schema.tables:
             raise DataError(f"the database {database.id} has no tables")
         self.database, self.schema, self.sql = database, schema, sql
-        self.teacher, self.checker, self.seed, self.equality = teacher, checker, seed, equality
+        self.teacher, self.checker, self.seed = teacher, checker, seed
         self._shapes: set[str] = set()
 
     def make(self, count: int, on_kept: Callable[[int], None] | None = None) -> Invented:
@@ -137,8 +136,8 @@ class Inventor:
             Pair(self.database, draft.sql, read_sql(answer.text if answer else None))
             for (draft, _), answer in zip(worded, answers, strict=True)
         ]
-        verdicts = self.sql.judge_many(pairs, [self.equality])
-        kept = [one.scores.get(self.equality) == 1.0 and not one.broken for one in verdicts]
+        verdicts = self.sql.judge_many(pairs, [EQUALITY])
+        kept = [one.scores.get(EQUALITY) == 1.0 and not one.broken for one in verdicts]
         counts["answers_differ"] += kept.count(False)
         return [self._example(*pair) for pair, good in zip(worded, kept, strict=True) if good]
 

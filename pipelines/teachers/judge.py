@@ -69,9 +69,10 @@ def check(
     is padded with a comment and white space that change nothing).
     """
     cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]
-    plain = [judge.messages(examples[one.example_id], one.trajectory.final_sql or "", scale) for one in cases]
-    padded = [judge.messages(examples[one.example_id], pad(one.trajectory.final_sql or ""), scale) for one in cases]
-    swapped = [(rules, (role, swap(text))) for rules, (role, text) in plain]
+    answers = [(examples[one.example_id], one.trajectory.final_sql or "") for one in cases]
+    plain = [judge.messages(example, sql, scale) for example, sql in answers]
+    swapped = [judge.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
+    padded = [judge.messages(example, pad(sql), scale) for example, sql in answers]
     grades, turned, longer = (_grades(asker, part, scale) for part in (plain, swapped, padded))
     read = [(one.correct, grade >= RIGHT) for one, grade in zip(cases, grades, strict=True) if grade is not None]
     return {
@@ -83,13 +84,6 @@ def check(
         "place_shift": _shift(grades, turned),
         "length_shift": _shift(grades, longer),
     }
-
-
-def swap(case: str) -> str:
-    """The judge's case with the predicted query before the reference."""
-    head, _, rest = case.partition("\n\nReference query:\n")
-    gold, _, predicted = rest.partition("\n\nPredicted query:\n")
-    return f"{head}\n\nPredicted query:\n{predicted}\n\nReference query:\n{gold}"
 
 
 def pad(sql: str) -> str:

@@ -57,14 +57,13 @@ class ResponseLog:
 
     Attributes:
         spent: by all answers of the log, whichever run bought them.
-        torn: lines that could not be read.
     """
 
     def __init__(self, root: Path, endpoint: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
         name = urllib.parse.quote(endpoint, safe="")
         self.path = root / f"{name}.jsonl"
-        self.spent, self.torn = Spent(), 0
+        self.spent = Spent()
         self._places: dict[bytes, int] = {}
         self._more: dict[bytes, list[int]] = {}  # of keys with several lines: the first may be torn
         self._read = 0  # bytes of the file that the index knows
@@ -94,8 +93,7 @@ class ResponseLog:
     def _learn(self, line: bytes, place: int) -> None:
         head = _HEAD.match(line)
         if head is None or not line.endswith(b"}"):
-            self.torn += bool(line.strip())
-            return
+            return  # torn: its answer is asked again
         key = bytes.fromhex(head[1].decode())
         if self._places.setdefault(key, place) != place:
             self._more.setdefault(key, []).append(place)

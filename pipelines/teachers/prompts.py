@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.protocols.observations import defuse
 from pipelines.rollout.policies.base import Message
 from pipelines.sql.schema import Schema, render
+from pipelines.teachers.answers import whole
 
 EXTRACT = """You list the tables and columns that a given SQL query reads. List a table if the query names it, in any \
 clause or subquery. List a column if the query reads it in SELECT, JOIN, WHERE, GROUP BY, HAVING, ORDER BY or inside a \
@@ -51,6 +52,7 @@ def read_object(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(body[start : end + 1])
+        value = json.loads(whole(json.dumps(value, ensure_ascii=False)))  # an escape may be half a character
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from pipelines.types import StopReason, Trajectory
+from pipelines.types import Trajectory
 
 EPS = 1e-4  # TRL's; TRUST-SQL, equation 5 names no value
 SAME = 1e-5  # below this, a group's standard deviation is rounding: rewards are sums of a few 32-bit terms
@@ -59,11 +59,6 @@ def dropped(trajectory: Trajectory, rules: Iterable[str]) -> bool:
     The paper gives neither its filter F nor its threshold: here a rule is a named fact, and one is enough.
     """
     return any(DROP_RULES[rule](trajectory) for rule in rules)
-
-
-def is_broken(trajectory: Trajectory) -> bool:
-    """Whether a boundary failed during the episode: it has no reward and no gradient."""
-    return trajectory.stop is StopReason.BROKEN
 
 
 def useful(rewards: Tensor, group: int) -> Tensor:

@@ -40,7 +40,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
 
     Args:
         plan: its `out` is `folder`.
-        on_metrics: gets every event of the child: `start`, `data`, `begin`, `note`, `step` (with its numbers), `done`.
+        on_metrics: gets every event of the child: `start`, `begin`, `note`, `step` (with its numbers), `done`.
         silence_s: how long the child may say nothing, in seconds, before it is stopped.
 
     Raises:
@@ -118,7 +118,7 @@ def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float)
     """Pass events on until the child's output ends; its error event, or its last lines on standard error."""
     tail: deque[str] = deque(maxlen=_LAST_LINES)
     try:
-        for name, line in _until_closed(lines, 2, silence_s):
+        for name, line in _until_closed(lines, silence_s):
             event = _event(line) if name == "out" else None
             if event is None:
                 log.write(line)
@@ -132,7 +132,9 @@ def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float)
     return {"tail": list(tail)}
 
 
-def _until_closed(lines: Lines, streams: int, silence_s: float) -> Iterator[tuple[str, str]]:
+def _until_closed(lines: Lines, silence_s: float) -> Iterator[tuple[str, str]]:
+    """Lines of standard output and standard error, until both have ended."""
+    streams = 2
     while streams:
         line = lines.get(timeout=silence_s)
         if line is None:

@@ -179,7 +179,7 @@ class Rollouts:
 
     def _waited(self) -> float:
         """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""
-        return self.policy.timing.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
+        return self.policy.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
 
     def _judge(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         outcomes = judge_trajectories(

@@ -70,7 +70,8 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
     steps = batching.steps(len(samples), recipe.sft.epochs, recipe.sft.batch)
     lengths = [len(one.input_ids) for one in samples]
     indices = batching.order(lengths, micro, steps * recipe.sft.batch, recipe.seed)
-    emit({"event": "data", "samples": len(samples), "padding": batching.padding_share(lengths, indices, micro)})
+    padding = batching.padding_share(lengths, indices, micro)
+    emit({"event": "note", "text": f"{padding:.1%} of the tokens of its batches are padding"})
     trainer = SftTrainer(
         plan=plan,
         indices=indices,

@@ -119,8 +119,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Whole lines only: the last one may be half-written as we look."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().split(b"\n"):  # not splitlines: JSON text may hold U+2028
         try:
             yield json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:  # half a line, or half a character
             return

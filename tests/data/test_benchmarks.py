@@ -192,6 +192,21 @@ def test_a_gold_result_without_gold_sql_only_needs_its_database(spider2, tmp_pat
     assert rejected == []
 
 
+def test_spider2_questions_and_results_may_hold_anything(spider2, tmp_path):
+    gold = spider2 / "evaluation_suite" / "gold" / "exec_result"
+    rows = [
+        {"instance_id": "local001", "db": "harbour", "question": "a\u2028b\u0085c", "external_knowledge": None},
+        {"instance_id": "local002", "db": "x" * 300, "question": "?", "external_knowledge": None},
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (spider2 / "spider2-lite.jsonl").write_text(lines, encoding="utf-8")
+    write(gold / "local001.csv", "n\n" + "x" * 140_000 + "\n")
+    loaded = read("spider2", spider2, tmp_path / "stage", "test")
+    (one,) = loaded.examples
+    assert (one.question, len(one.meta["gold_results"]["results"][0][1][0])) == ("a\u2028b\u0085c", 140_000)
+    assert reasons(loaded) == [("spider2-lite.jsonl:local002", "unreadable_database")]
+
+
 # SynSQL-2.5M
 
 

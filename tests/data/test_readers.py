@@ -1,5 +1,6 @@
 """Readers keep good rows, and say of each bad one where it stands and what is wrong with it."""
 
+import hashlib
 import json
 import sqlite3
 
@@ -261,3 +262,66 @@ def test_a_second_row_with_the_same_id_is_rejected(tmp_path):
     loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage")
     assert len(loaded.examples) == 1
     assert reasons(loaded) == [("x", "duplicate_id")]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (".", "bad_database_id"),
+        ("/", "bad_database_id"),
+        ("..", "missing_database"),
+        ("a\0b.sqlite", "missing_database"),
+        ("~nobody_here/x.sqlite", "bad_database_id"),
+        ("x" * 300 + ".sqlite", "bad_database_id"),
+        ("x" * 300 + ".duckdb", "bad_database_id"),
+        ("mysql://me:secret@host/shop", "password_in_address"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"databases": "all"}])
+def test_jsonl_sets_a_row_aside_whose_database_can_be_no_file(tmp_path, name, reason, options):
+    make_database(tmp_path / "a.sqlite")
+    rows = [{"question": "q", "database": database, "sql": "SELECT 1"} for database in ("a.sqlite", name)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage", options=options)
+    assert [example.database.id for example in loaded.examples] == ["a"]
+    assert reasons(loaded) == [("own.jsonl:2", reason)]
+    assert "secret" not in str(loaded.quarantine)
+
+
+def test_a_name_that_is_looked_up_and_the_file_beside_it_are_two_databases(tmp_path):
+    for place, country in (("shop.sqlite", "JP"), ("all/shop.sqlite", "US")):
+        connection = sqlite3.connect(make_database(tmp_path / place))
+        connection.execute("UPDATE singer SET country = ?", (country,))
+        connection.commit()
+        connection.close()
+    rows = [{"question": "q", "database": name, "sql": "SELECT 1"} for name in ("shop", "shop.sqlite", "shop")]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for _ in range(2):  # the second time over what a killed run has left
+        loaded = read("jsonl", tmp_path / "own.jsonl", tmp_path / "stage", options={"databases": "all"})
+        found = [
+            sqlite3.connect(example.database.location).execute("SELECT DISTINCT country FROM singer").fetchall()
+            for example in base.resolve(loaded.examples, tmp_path / "stage")
+        ]
+        assert found == [[("US",)], [("JP",)], [("US",)]]
+    mark = hashlib.sha256(f"{tmp_path / 'own.jsonl'}\0.".encode()).hexdigest()[:6]
+    assert loaded.examples[0].database.location == f"databases/jsonl_{mark}/shop.sqlite"  # as where nothing clashes
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("x" * 200, True), ("x" * 201, False), ("é" * 101, False), ("a b.c", True)]
+)
+def test_a_plain_name_is_no_longer_than_a_files_name_may_be(name, plain):
+    assert base.is_plain_name(name) is plain
+
+
+def test_a_name_too_long_for_a_file_is_quarantined(spider, tmp_path):
+    write_json(spider / "dev.json", [row(), row(db_id="x" * 300)])
+    assert reasons(read("spider", spider, tmp_path / "stage")) == [("dev.json[1]", "bad_database_id")]
+
+
+def test_a_bird_description_may_be_of_any_length_and_of_any_line_ends(bird, tmp_path):
+    folder = bird / "dev_databases" / "music" / "database_description"
+    folder.mkdir()
+    (folder / "singer.csv").write_bytes(b'original_column_name,column_description\rname,"' + b"x" * 140_000 + b'"\r')
+    loaded = read("bird", bird, tmp_path / "stage", options={"descriptions": True})
+    assert loaded.examples[1].evidence == f"singer.name: {'x' * 199}…"

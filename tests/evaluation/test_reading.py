@@ -85,3 +85,14 @@ def test_what_answers_took_by_name() -> None:
         "R-VES": 71.5,
     }
     assert taken({}, None) == {}
+
+
+def test_questions_that_were_left_out_are_counted_whatever_their_reason_says(tmp_path: Path) -> None:
+    rows = [
+        {"pool": "test", "row": "1", "reason": "missing_database", "detail": "x\u2028y"},
+        {"pool": "test", "row": "2", "reason": "missing_database", "detail": "x\u0085y"},
+        {"pool": "sft", "row": "3", "reason": "gold_syntax", "detail": ""},
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "quarantine.jsonl").write_text(lines, encoding="utf-8")
+    assert left_out(tmp_path) == {"missing database": 2}

@@ -191,6 +191,22 @@ def test_markdown_latex_and_csv_agree_and_escape() -> None:
     assert rows[2] == ["'=cmd()", "", "", "", "", ""]  # no spreadsheet runs it
 
 
+def test_no_text_of_a_table_is_read_as_a_command() -> None:
+    columns = (tables.Column("system"), tables.Column('=HYPERLINK("x")', "count"))
+    table = tables.Table(
+        "t", "A title", columns, (("[3] ![x](http://x/x.png)", 1), ("* a\n\nb\u2028c", 2)), "note\n\nmore"
+    )
+    assert tables.markdown(table).splitlines()[4:6] == [
+        r"| \[3\] \!\[x\](http://x/x.png) | 1 |",
+        "| * a b c | 2 |",
+    ]
+    written = tables.latex(table)
+    assert "\n{}[3] ![x](http://x/x.png) & 1 \\\\\n" in written
+    assert "\n{}* a  b c & 2 \\\\\n" in written
+    assert "note  more}" in written
+    assert next(csv.reader(io.StringIO(tables.to_csv(table)))) == ["system", '\'=HYPERLINK("x")']
+
+
 def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
     base = report_data()
     report.write_tables(base, tmp_path)

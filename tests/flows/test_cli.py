@@ -1,10 +1,19 @@
 """The command line as its user meets it: one plain line for a mistake, exit code 2, nothing half-written."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from command_line import sqltrain
+
+from pipelines import recipes
+
+ROOT = recipes.CONF.parent
 
 
 @pytest.mark.parametrize(
@@ -26,6 +35,10 @@ from command_line import sqltrain
         (["watch", "miniature"], "no training of recipe miniature has begun. Run: sqltrain run miniature"),
         (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),
         (["report", "miniature"], "recipe miniature is not finished: data, synthesize"),
+        (["run", "miniature", "store="], "store= names no folder"),
+        (["store", "ls"], "no store at"),
+        (["status"], "no store at"),
+        (["check", "store=/tmp"], "Name one before overrides: sqltrain check miniature store=/tmp"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -87,3 +100,36 @@ def test_show_prints_a_recipe_that_can_be_run_again(
     assert code == 0
     assert again == out
     assert "steps: 7" in out
+
+
+def test_an_interrupted_run_says_so_and_fails(tmp_path: Path) -> None:
+    """As Ctrl-C does: a script must not go on as if the run had ended. Pressed again as long as it is not heard."""
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"store={tmp_path / 'store'}"]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("store/data/.work-*")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        for _ in range(20):
+            run.send_signal(signal.SIGINT)
+            try:
+                _, err = run.communicate(timeout=3)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        run.kill()
+    assert run.returncode == 130
+    assert "stopped; the same command goes on from here" in err
+    assert "Traceback" not in err
+
+
+def test_a_terminal_that_lacks_a_character_shows_another(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", "--until", "data", f"store={tmp_path}"]
+    done = subprocess.run(
+        [*command, "data.sft.options={databases: 1, questions: 4}", "data.rl=[]"],
+        cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr

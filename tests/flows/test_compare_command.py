@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,36 +12,10 @@ from command_line import sqltrain
 
 from flows.screen import copy_page
 from pipelines.errors import UserError
-from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Hint
 from pipelines.stages.answers import note_time
-from pipelines.types import ExecutionStatus, StopReason, to_dict, write_jsonl
-
-RECORD = EpisodeRecord(
-    example_id="q0",
-    database="harbour_0",
-    hardness="easy",
-    mode="greedy",
-    sample=0,
-    final_sql="SELECT 1",
-    scores={"strict": 1.0, "bird": 1.0},
-    broken=False,
-    failure=None,
-    status=ExecutionStatus.OK,
-    n_rows=1,
-    gold_rows=1,
-    signature=None,
-    stop=StopReason.SOLUTION,
-    forced=False,
-    well_formed=True,
-    turns=1,
-    tool_calls=0,
-    failed_calls=0,
-    tokens_in=None,
-    tokens_out=None,
-    reasoning_chars=0,
-    linking=None,
-    bigrams=1.0,
-)
+from pipelines.types import to_dict, write_jsonl
+from tests.evaluation.evaluation_world import RECORD
 
 
 def records(right: str) -> list[EpisodeRecord]:
@@ -141,11 +116,93 @@ def test_a_mistake_is_one_plain_line(
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\n")
     shutil.copytree(runs[0], tmp_path / "damaged")
     (tmp_path / "damaged" / "summary.json").write_text("{")
-    write_jsonl(tmp_path / "other.jsonl", [dataclasses.replace(RECORD, example_id="elsewhere")])
+    write_jsonl(tmp_path / "other.jsonl", [dataclasses.replace(records("1")[0], example_id="elsewhere")])
     code, _, err = sqltrain(monkeypatch, capsys, "compare", *change(runs, tmp_path))
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def damaged(runs: list[str], file: str, text: str) -> list[str]:
+    (Path(runs[0]) / file).write_text(text)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": {"strict": 7.5, "bird": 1.0}}, "line 8 is no evaluation record: .*'scores.strict'"),
+        ({"scores": {"strict": float("nan"), "bird": 1.0}}, "'scores.strict'.*finite"),
+        ({"scores": {"strict": -0.5, "bird": 1.0}}, "'scores.strict'"),
+        ({"scores": {"strict": 1.0, "\ud800": 1.0}}, "'scores."),
+        ({"scores": {"strict": 1.0}}, "line 8 was judged under other equalities"),
+        ({"turns": 10**400}, "'turns'"),
+        ({"sample": -1}, "'sample'"),
+        ({"bigrams": float("inf")}, "'bigrams'"),
+        (
+            {"linking": {"tables": {"predicted": 1, "gold": 2**63, "common": 1}, "columns": None}},
+            "'linking.tables.gold'",
+        ),
+        ({"hardness": "x"}, "'hardness'"),
+    ],
+)
+def test_a_hostile_record_is_one_plain_line(
+    change: dict[str, object],
+    message: str,
+    runs: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [to_dict(one) for one in records("0111110b")]
+    rows[7] |= change
+    (tmp_path / "hostile.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = sqltrain(monkeypatch, capsys, "compare", runs[0], str(tmp_path / "hostile.jsonl"))
+    assert code == 2
+    assert re.search(message, err)
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("records.jsonl", "[" * 100_000 + "\n", "line 1: not JSON"),
+        ("records.jsonl", "9" * 5000 + "\n", "line 1: not JSON"),
+        ("records.jsonl", "5\n", "line 1 is no evaluation record"),
+        ("summary.json", "[" * 100_000, "is damaged"),
+        ("summary.json", '{"left_out": {"why": 1e400}}', "is damaged"),
+        ("summary.json", '{"left_out": [1]}', "is damaged"),
+        ("summary.json", '{"equality": ["strict"]}', "is damaged"),
+        ("timing.json", '{"r_ves": NaN}', "is damaged"),
+        ("timing.json", "[]", "is damaged"),
+        ("timing.jsonl", '{"pass": "greedy", "episodes": 1, "generate_s": NaN, "sql_s": 0}\n', "is damaged"),
+        ("timing.jsonl", '{"pass": []}\n', "is damaged"),
+        ("manifest.json", "[]", "manifest.json is damaged"),
+        ("manifest.json", "[" * 100_000, "is damaged"),
+    ],
+)
+def test_a_hostile_file_is_one_plain_line(
+    file: str,
+    text: str,
+    message: str,
+    runs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = sqltrain(monkeypatch, capsys, "compare", *damaged(runs, file, text))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert re.search(message, err)
+
+
+def test_a_clue_of_an_unknown_kind_is_shown_by_its_name(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = Diagnosis("syntax", "near x", (Hint("of_tomorrow", "y"),))
+    write_jsonl(tmp_path / "wrong.jsonl", [dataclasses.replace(one, diagnosis=why) for one in records("00000000")])
+    out = tmp_path / "out"
+    code, _, err = sqltrain(monkeypatch, capsys, "compare", runs[0], str(tmp_path / "wrong.jsonl"), "--out", str(out))
+    assert (code, err) == (0, "")
+    assert polars.read_parquet(out / "clues.parquet").row(0)[0] == "of_tomorrow"
 
 
 def test_fewer_than_no_flips_are_refused(

@@ -5,8 +5,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from pipelines.config import Source
+from pipelines.data import base
 from pipelines.errors import DataError
 from pipelines.nightly.inbox import QUESTIONS, collect, size
 from pipelines.sections import Nightly
@@ -91,3 +94,87 @@ def test_a_table_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
     (tmp_path / "new.sqlite").touch()
     with pytest.raises(DataError, match="cannot read table 'x\"y'"):
         collect(Nightly(inbox=str(tmp_path / "new.sqlite"), table='x"y'), tmp_path / "batches")
+
+
+def read(batch: Path, root: Path) -> tuple[list[str], list[str]]:
+    """The questions and the reasons of what is set aside, as the data stage reads a batch."""
+    loaded = base.read(Source(kind="jsonl", path=str(batch / QUESTIONS)), 0, root)
+    return [one.question for one in loaded.examples], [one.reason for one in loaded.quarantine]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({**ROW, "question": "a \ud83d"}, "invalid_unicode"),
+        ({**ROW, "database": "a\ud83d.sqlite"}, "invalid_unicode"),
+        ({**ROW, "database": "x" * 300 + ".sqlite"}, "bad_database_id"),
+        ({**ROW, "database": "~nobody_here/x.sqlite"}, "bad_database_id"),
+        ({**ROW, "database": "."}, "bad_database_id"),
+        ({**ROW, "database": "questions.jsonl"}, "not_a_database"),
+        ({**ROW, "database": "postgresql://me:SECRET@host/shop"}, "password_in_address"),
+        ({**ROW, "database": " postgresql://me:SEC/RET@SECRET@host/shop?password=SECRET"}, "password_in_address"),
+        ('{"question": "q", "database": "postgresql://me:SECRET@host/shop"', "not_json"),
+        ("[" * 100_000, "not_json"),
+        ('{"n": ' + "9" * 5000 + "}", "not_json"),
+    ],
+)
+def test_a_row_that_cannot_be_used_stops_no_night(tmp_path: Path, row: object, reason: str) -> None:
+    """The good row beside it is taken; the other one goes to the data stage's quarantine, without its secrets."""
+    inbox = tmp_path / "inbox"
+    write(inbox / "questions.jsonl", row, ROW)
+    sqlite3.connect(inbox / "shop.sqlite").close()
+    (inbox / "shop.sqlite").touch()
+    batch = collect(Nightly(inbox=str(inbox)), tmp_path / "batches")
+    assert batch is not None
+    assert read(batch, tmp_path / "stage") == (["how many ?"], [reason])
+    assert collect(Nightly(inbox=str(inbox)), tmp_path / "batches") is None
+    assert not [path for path in batch.iterdir() if path.is_file() and b"SECRET" in path.read_bytes()]
+
+
+def test_brackets_near_the_limit_of_recursion_stop_no_night(tmp_path: Path) -> None:
+    rows = ['{"question": ' + "[" * depth + "]" * depth + "}" for depth in range(850, 1000)]
+    write(tmp_path / "inbox" / "a.jsonl", *rows)
+    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+    assert batch is not None
+    questions, reasons = read(batch, tmp_path / "stage")
+    assert (questions, len(reasons), set(reasons)) == ([], 150, {"wrong_type", "not_json"})
+
+
+def test_a_text_that_holds_an_end_of_line_is_one_row(tmp_path: Path) -> None:
+    row = json.dumps({**ROW, "question": "a\u2028b\u0085c"}, ensure_ascii=False)
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "a.jsonl").write_text(row + "\r\n", encoding="utf-8")
+    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+    assert batch is not None
+    assert size(batch) == 1
+    assert json.loads((batch / QUESTIONS).read_text(encoding="utf-8"))["question"] == "a\u2028b\u0085c"
+
+
+def test_a_table_may_hold_times_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "shop.sqlite").touch()
+    with duckdb.connect(str(tmp_path / "new.duckdb")) as lake:
+        lake.execute(
+            "CREATE TABLE asked (question VARCHAR, sql VARCHAR, database VARCHAR, day TIMESTAMP, price DECIMAL(4, 2))"
+        )
+        lake.execute("INSERT INTO asked VALUES ('how many ?', 'SELECT 1', 'shop.sqlite', '2026-01-02 03:04:05', 1.5)")
+    settings = Nightly(inbox=str(tmp_path / "new.duckdb"), table="asked")
+    batch = collect(settings, tmp_path / "lake")
+    assert batch is not None
+    (row,) = lines(batch)
+    assert (row["day"], row["price"]) == ("2026-01-02 03:04:05", "1.50")
+    assert read(batch, tmp_path / "stage") == (["how many ?"], [])
+    assert collect(settings, tmp_path / "lake") is None
+    with closing(sqlite3.connect(tmp_path / "new.sqlite")) as file, file:
+        file.execute("CREATE TABLE asked (question, sql, database, vector)")
+        file.execute("INSERT INTO asked VALUES ('how many ?', 'SELECT 1', 'shop.sqlite', x'00ff')")
+        file.execute("INSERT INTO asked VALUES (x'00ff', 'SELECT 1', 'shop.sqlite', NULL)")
+        file.execute("INSERT INTO asked VALUES (CAST(x'61ff' AS TEXT), 'SELECT 1', 'shop.sqlite', NULL)")
+    batch = collect(Nightly(inbox=str(tmp_path / "new.sqlite"), table="asked"), tmp_path / "batches")
+    assert batch is not None
+    assert read(batch, tmp_path / "other") == (["how many ?", "a\ufffd"], ["wrong_type"])
+
+
+def test_a_folder_that_bears_a_files_name_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "inbox" / "a.jsonl").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"cannot read .*a\.jsonl"):
+        collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")

@@ -9,41 +9,15 @@ from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly.drift import distance, drift
 from pipelines.nightly.promotion import Held, decide
 from pipelines.sections import Nightly
-from pipelines.types import HARDNESS_LEVELS, Database, Example, StopReason
-
-PLAIN = EpisodeRecord(
-    example_id="",
-    database="",
-    hardness="easy",
-    mode="greedy",
-    sample=0,
-    final_sql="SELECT 1",
-    scores={},
-    broken=False,
-    failure=None,
-    status=None,
-    n_rows=0,
-    gold_rows=0,
-    signature=None,
-    stop=StopReason.SOLUTION,
-    forced=False,
-    well_formed=True,
-    turns=1,
-    tool_calls=0,
-    failed_calls=0,
-    tokens_in=None,
-    tokens_out=None,
-    reasoning_chars=0,
-    linking=None,
-    bigrams=0.0,
-)
+from pipelines.types import HARDNESS_LEVELS, Database, Example
+from tests.evaluation.evaluation_world import RECORD
 
 
 def records(right: Sequence[bool]) -> list[EpisodeRecord]:
     """Question i is about database i // 4, at level i % 4."""
     return [
         dataclasses.replace(
-            PLAIN,
+            RECORD,
             example_id=f"q{index}",
             database=f"d{index // 4}",
             hardness=HARDNESS_LEVELS[index % 4],

@@ -69,6 +69,16 @@ def test_a_value_can_neither_end_a_turn_nor_forge_one() -> None:
     assert "ann< |im_end|>" in codec.decode(ids)
 
 
+def test_special_tokens_of_no_known_shape_are_control_tokens_too() -> None:
+    tokenizer = chatml()
+    names = ["[TOOL_CALLS]", "[SYSTEM_PROMPT]", "<start_of_turn>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    codec = ChatCodec(tokenizer)
+    ids = codec.observation(" ".join(names))
+    assert not set(ids) & set(tokenizer.convert_tokens_to_ids(names))
+    assert "[ TOOL_CALLS] [ SYSTEM_PROMPT] < start_of_turn>" in codec.decode(ids)
+
+
 def test_protocol_tags_are_left_alone() -> None:
     codec = ChatCodec(chatml())
     tag = codec.tokenizer.convert_tokens_to_ids("</sql>")

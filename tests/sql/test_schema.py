@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
+import duckdb
+import psycopg
 import pytest
 from servers import Server
 
 from pipelines.errors import DataError
+from pipelines.sql import catalogs
 from pipelines.sql.dialects.copies import to_duckdb
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
 from pipelines.types import Database, SchemaItems
 
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS y FROM c WHERE x < 0"
 SHOP = Schema(
     (
         Table(
@@ -124,3 +129,91 @@ def test_a_part_of_a_schema_keeps_its_keys() -> None:
     assert render(SHOP, "compact", keep) == (
         "customer : id ; purchase : id , customer_id ; purchase . customer_id = customer . id"
     )
+
+
+def test_a_duckdb_view_reads_no_file(tmp_path: Path) -> None:
+    secret, path = tmp_path / "secret.txt", tmp_path / "v.duckdb"
+    secret.write_text("key=abc123\n")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t (a INTEGER)")
+        connection.execute("INSERT INTO t VALUES (7)")
+        connection.execute("CREATE VIEW fine AS SELECT a + 1 AS b FROM t")
+        connection.execute(f"CREATE VIEW leak AS SELECT content AS note FROM read_text('{secret}')")
+    tables = introspect(Database("v", "duckdb", str(path)), 3).tables
+    assert [(t.name, [(c.name, c.values) for c in t.columns]) for t in tables] == [
+        ("fine", [("b", (8,))]),
+        ("leak", [("note", ())]),
+        ("t", [("a", (7,))]),
+    ]
+
+
+def test_a_duckdb_view_that_never_ends_has_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "v.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 7 AS a")
+        connection.execute(f"CREATE VIEW endless AS {ENDLESS}")
+        connection.execute("CREATE VIEW later AS SELECT a FROM t")
+    monkeypatch.setattr(catalogs, "VIEW_SECONDS", 0.5)
+    tables = introspect(Database("v", "duckdb", str(path)), 3).tables
+    assert {t.name: t.columns[0].values for t in tables} == {"endless": (), "later": (), "t": (7,)}
+
+
+def test_sqlite_views_are_read_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "v.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7);"
+            "CREATE VIRTUAL TABLE words USING fts5(word); INSERT INTO words VALUES ('ada');"
+            "CREATE VIEW fine AS SELECT a + value AS b, char(9731) AS c FROM t, json_each('[1, 2]');"
+            "CREATE VIEW huge AS SELECT a, zeroblob(900000000) AS z FROM t;"
+            "CREATE VIEW paths AS SELECT file FROM pragma_database_list;"
+            f"CREATE VIEW endless AS {ENDLESS};"
+            "CREATE VIEW later AS SELECT a FROM t;"
+            "CREATE TABLE u (b TEXT); INSERT INTO u VALUES ('x');"
+        )
+    monkeypatch.setattr(catalogs, "VIEW_SECONDS", 1.0)
+    tables = introspect(Database("v", "sqlite", str(path)), 3).tables
+    shown = {t.name: [(c.name, c.values) for c in t.columns] for t in tables if not t.name.startswith("words_")}
+    assert shown == {
+        "t": [("a", (7,))],
+        "words": [("word", ("ada",))],
+        "fine": [("b", (8, 9)), ("c", ("\u2603",))],
+        "huge": [("a", ()), ("z", ())],
+        "paths": [("file", ())],
+        "endless": [("y", ())],
+        "later": [("a", ())],
+        "u": [("b", ("x",))],
+    }
+
+
+def test_sqlite_views_share_a_budget_of_work_that_no_clock_has_a_say_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "v.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            f"CREATE VIEW small AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 9)').replace('x < 0', 'x > 7')};"
+            f"CREATE VIEW large AS {ENDLESS.replace('FROM c)', 'FROM c LIMIT 99999)').replace('x < 0', 'x > 9')};"
+            "CREATE VIEW later AS SELECT 1 AS a;"
+        )
+
+    def values() -> list[tuple[object, ...]]:
+        return [table.columns[0].values for table in introspect(Database("v", "sqlite", str(path)), 2).tables]
+
+    assert values() == [(8, 9), (10, 11), (1,)]
+    monkeypatch.setattr(catalogs, "VIEW_WORK", 50)
+    assert values() == [(8, 9), (), ()]
+
+
+@pytest.mark.services
+def test_a_postgres_view_ends_with_its_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with psycopg.connect(server.admin, autocommit=True) as admin:
+        admin.execute(f"CREATE VIEW shop.endless AS {ENDLESS}".encode())
+        admin.execute("GRANT SELECT ON shop.endless TO reader")
+        try:
+            monkeypatch.setattr(catalogs, "VIEW_SECONDS", 0.5)
+            tables = {table.name: table for table in introspect(server.shop, 2).tables}
+        finally:
+            admin.execute("DROP VIEW shop.endless")
+    assert [column.values for column in tables["endless"].columns] == [()]
+    assert tables["customer"].columns[1].values == ("Ada", "Bo")

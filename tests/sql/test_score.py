@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from psycopg.conninfo import conninfo_to_dict
 from shops import build_shop
 from typer.testing import CliRunner
 
@@ -229,7 +230,19 @@ def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
         ("gold.json", "[{}]", "record 0"),
         ("gold.json", "[", "line 1: not JSON"),
         ("pred.sql", "SELECT 1\n", "1 predictions for 6 gold queries"),
+        ("gold.json", "[" * 100_000, "not JSON"),
+        ("gold.json", '[{"query": 5, "db_id": "shop"}]', "record 0: SQL is a int, not text"),
+        ("gold.json", '[{"query": "SELECT 1", "db_id": ["shop"]}]', "record 0: db_id is a list"),
+        ("gold.json", '[{"query": "SELECT 1", "db_id": "../../../../etc/x"}]', "is no plain name of a database"),
+        ("gold.json", '{"a": {"query": "SELECT 1", "db_id": "shop"}}', "record 0: a str where an object"),
+        ("gold.sql", "SELECT 1\tshop\nSELECT 1\t../../../../etc/x\n", "line 2: '../../../../etc/x' is no plain name"),
+        ("gold.sql", "SELECT 1\t" + "x" * 300 + "\n", "line 1: 'x{60}' is no plain name"),
+        ("gold.sql", "SELECT 1\tshop -cwork_mem=1GB\n", "is no plain name"),
         ("pred.json", '{"9": "SELECT 1"}', "a prediction 9"),
+        ("pred.json", '{"1": "", "' + "9" * 5000 + '": ""}', "a prediction 9{18},"),
+        ("pred.json", '{"0": ' + "9" * 5000 + "}", "not JSON"),
+        ("pred.json", "[" * 100_000, "not JSON"),
+        ("pred.json", '{"²": "SELECT 1"}', "1 predictions for 6 gold queries"),
     ],
 )
 def test_a_bad_file_is_told_in_one_line(folder: Path, file: str, text: str, message: str) -> None:
@@ -238,6 +251,27 @@ def test_a_bad_file_is_told_in_one_line(folder: Path, file: str, text: str, mess
         run(folder, **{file.split(".")[0]: file})
     assert file in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_half_a_character_is_a_wrong_prediction_in_the_report_too(folder: Path) -> None:
+    predicted = {"0": "SELECT '\ud800'", "1": GOLD[1], "2": 'SELECT "\udc00" FROM "\ud800"'}
+    (folder / "pred.json").write_text(json.dumps(predicted))
+    code, output = run(folder, "--equality", "bird", "--report", str(folder / "mine"), "--json", pred="pred.json")
+    assert code == 0
+    assert json.loads(output.splitlines()[-1])["errors"] == {"syntax": 2}
+    (mine,) = load(str(folder / "mine"))
+    found = [(one.final_sql, one.scores["bird"]) for one in mine.records]
+    assert found == [("SELECT '\\ud800'", 0.0), (GOLD[1], 1.0), ('SELECT "\\udc00" FROM "\\ud800"', 0.0)]
+    compare([str(folder / "mine"), f"again={folder / 'mine'}"], None, 1, folder / "page", False)
+    assert "\\ud800" in (folder / "page" / "report.html").read_text()
+
+
+def test_a_schema_of_a_postgresql_database_is_a_quoted_name() -> None:
+    found = scoring.locate("Car 1", "host=h dbname=bird", "postgres")
+    assert conninfo_to_dict(found.location)["options"] == '-csearch_path="car\\ 1"'
+    with pytest.raises(UserError, match="no connection string") as raised:
+        scoring.locate("shop", "pass-word", "postgres")
+    assert "pass-word" not in str(raised.value)
 
 
 def test_bad_options_are_told_in_one_line(folder: Path) -> None:

@@ -192,3 +192,11 @@ def test_great_expectations_is_not_loaded_before_a_contract_is_checked() -> None
     code = f"import tasks.step, tasks.doors, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_reason_may_hold_any_character(tmp_path: Path, recipe: Recipe) -> None:
+    bad = {"pool": "sft", "row": "q.jsonl:7", "reason": "gold_no_such_column", "detail": "SELECT nope, '\u2028\x85'"}
+    result = data_stage(tmp_path, POOLS)
+    (tmp_path / "quarantine.jsonl").write_text(json.dumps(bad, ensure_ascii=False) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"sft/q.jsonl:7 \(gold_no_such_column"):
+        contracts.check(result, recipe)

@@ -8,6 +8,7 @@ from pipelines import config
 from pipelines.protocols.base import build
 from pipelines.rollout.endpoints import Malformed, Unreadable
 from pipelines.teachers.answers import Answer, as_turn, from_record, read
+from pipelines.teachers.prompts import read_object
 from pipelines.types import ActionKind
 
 REACT = build(config.Protocol(name="react"))
@@ -35,6 +36,30 @@ def test_every_answer_has_a_class(value: dict[str, Any], kind: str) -> None:
     answer = read(value)
     assert answer.kind == kind
     assert from_record({"key": "k", **answer.record()}) == answer
+
+
+def test_half_a_character_is_replaced_wherever_it_stands() -> None:
+    call = {"function": {"name": "f\udc00", "arguments": '{"sql": "\ud83d"}'}}
+    said = read(completion(content="a \ud83d b", reasoning="\ude00", tool_calls=[call]))
+    assert (said.text, said.reasoning) == ("a \ufffd b", "\ufffd")
+    assert said.calls == (("f\ufffd", '{"sql": "\ufffd"}'),)
+    kept = {"text": "a \ud83d b", "reasoning": "\ude00", "calls": [["f\udc00", '{"sql": "\ud83d"}']]}
+    assert from_record(kept) == said
+    parts = [{"type": "text", "text": "\ud83d"}, {"type": "text", "text": "\ude00!"}]
+    assert read(completion(content=parts)).text == "\U0001f600!"
+
+
+@pytest.mark.parametrize("protocol", [REACT, TOOLS], ids=["react", "tool_call"])
+@pytest.mark.parametrize("arguments", ['{"sql": "SELECT \'\\ud83d\'"}', {"sql": "SELECT '\ud83d'"}])
+def test_half_a_character_that_arguments_escape_is_replaced_too(protocol: Any, arguments: Any) -> None:
+    call = {"function": {"name": "execute_sql_query", "arguments": arguments}}
+    turn = as_turn(read(completion(content="", tool_calls=[call])), protocol.stop, protocol.agent)
+    turn.encode()
+    assert "SELECT '\ufffd'" in turn
+
+
+def test_half_a_character_in_a_json_answer_is_replaced() -> None:
+    assert read_object('{"question": "a \\ud83d", "n": 1.5}') == {"question": "a \ufffd", "n": 1.5}
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def answered(example_id: str, sql: str, correct: bool) -> Outcome:
 
 def said(messages: list[dict[str, str]], name: str) -> str:
     """A part of the user's message, by its name."""
-    return messages[-1]["content"].partition(f"{name}:\n")[2].partition("\n\n")[0]
+    return messages[-1]["content"].partition(f"{name}:\n")[2].partition("\n\n")[0].strip()
 
 
 def drawn(text: str, share: int) -> bool:

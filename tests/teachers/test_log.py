@@ -44,7 +44,7 @@ def test_a_torn_line_is_skipped_and_the_next_one_is_whole(tmp_path: Path) -> Non
     assert (len(log), log.find(B)) == (1, None)
     log.append(B, (2, 2), {"text": "y"})
     assert log.find(B) == {"key": B, "tokens": [2, 2], "text": "y"}
-    assert (log.torn, log.spent.tokens) == (1, 6)
+    assert (len(log), log.spent.requests, log.spent.tokens) == (2, 2, 6)
     log.close()
 
 

@@ -78,8 +78,17 @@ def test_an_error_in_the_parent_stops_the_child(plan):
     assert alive(str(plan.out)) == []
 
 
-def test_the_child_dies_with_its_parent(plan, tmp_path):
-    """Also when the parent is killed by kill -9 and cannot say goodbye."""
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(120)")  # a launcher that never looks at its parent
+
+
+@pytest.mark.parametrize(("launcher", "written"), [((), "curves.jsonl"), (SLEEPER, "child.log")])
+def test_the_child_dies_with_its_parent(plan, tmp_path, launcher, written):
+    """Also when the parent is killed by kill -9 and cannot say goodbye; by itself it would go on for minutes."""
+    changes = {
+        "sft": plan.recipe.sft.model_copy(update={"epochs": 100_000, "save_steps": 100_000}),
+        "hardware": Hardware(threads=1, launch=launcher),
+    }
+    plan = plan.model_copy(update={"recipe": plan.recipe.model_copy(update=changes)})
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     parent = subprocess.Popen(
         [
@@ -98,11 +107,12 @@ def test_the_child_dies_with_its_parent(plan, tmp_path):
     )
 
     try:
-        wait_for(lambda: alive(f"child {plan.out}") != [])
+        wait_for(lambda: (plan.out / written).is_file() and alive(f"child {plan.out}"), 120.0)
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     wait_for(lambda: alive(str(plan.out)) == [])
+    assert not (plan.out / "model").exists()
 
 
 def wait_for(condition, seconds=20.0) -> None:

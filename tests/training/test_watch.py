@@ -26,6 +26,13 @@ def test_it_says_how_far_the_run_is_and_where_its_time_goes(tmp_path: Path) -> N
     assert shown[-1] == "ALARM at step 21: entropy fell from 1 to 0"
 
 
+def test_a_line_ends_where_its_record_ends(tmp_path: Path) -> None:
+    alarm = {"step": 21, "alarm": "entropy", "words": "it says \u2028 and \x85"}
+    line = json.dumps(alarm, ensure_ascii=False) + "\n"
+    (tmp_path / "alarms.jsonl").write_bytes(2 * line.encode() + '{"step": 99, "words": "é'.encode()[:-1])
+    assert read(tmp_path).alarms == [alarm, alarm]
+
+
 def test_each_curve_has_its_first_and_its_last_steps(tmp_path: Path) -> None:
     write(tmp_path, steps=30)
     rows = [line.split() for line in view(read(tmp_path))]

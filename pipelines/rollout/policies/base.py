@@ -83,11 +83,6 @@ class Policy(abc.ABC):
     live: int = 256
     context: int | None = None
 
-    @property
-    def speaks_tokens(self) -> bool:
-        """Whether requests and completions carry token ids."""
-        return self.codec is not None
-
     @abc.abstractmethod
     async def generate(self, request: Request) -> Completion:
         """One agent turn.

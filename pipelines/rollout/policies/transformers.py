@@ -68,23 +68,6 @@ class _Session:
         self.due, self.work, self.acting = self.rejoins(), None, False
 
 
-@dataclasses.dataclass(slots=True)
-class DecodeTiming:
-    """Where the decode loop's time went, in seconds; kept over the policy's life.
-
-    Attributes:
-        decode_s: in forward passes and sampling.
-        waiting_s: with nothing to decode, or held back for an episode that was due: the wait for SQL.
-        steps, turns, tokens: forward passes, finished turns and their sampled tokens.
-    """
-
-    decode_s: float = 0.0
-    waiting_s: float = 0.0
-    steps: int = 0
-    turns: int = 0
-    tokens: int = 0
-
-
 class TransformersPolicy(Policy):
     """Generates with a model of transformers on the device and in the dtype that it has.
 
@@ -95,19 +78,19 @@ class TransformersPolicy(Policy):
         model: a causal LM whose attention goes through transformers' attention interface.
         slots: episodes that are decoded together.
         deterministic: see the module's docstring.
-        name: recorded in each trajectory.
 
     Attributes:
-        timing: where the time went.
+        waiting_s: seconds of the policy's life with nothing to decode, or held back for an episode that was due: the
+            wait for SQL.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, slots: int = 64, deterministic: bool = True, name: str = "transformers"
-    ) -> None:
-        self.name, self.live = name, slots
+    name = "transformers"
+
+    def __init__(self, model: Any, tokenizer: Any, slots: int = 64, deterministic: bool = True) -> None:
+        self.live = slots
         self.codec: ChatCodec = ChatCodec(tokenizer)
         self.context = getattr(model.config, "max_position_embeddings", None)
-        self.timing = DecodeTiming()
+        self.waiting_s = 0.0
         self._model, self._deterministic = model, deterministic
         self._sessions: dict[str, _Session] = {}  # in the order of their opening
         self._step = 0
@@ -166,7 +149,9 @@ class TransformersPolicy(Policy):
             while True:
                 try:
                     await self._wait(decoder)
-                    self._answer(self._timed_step(decoder))
+                    finished = decoder.step()
+                    self._step += 1
+                    self._answer(finished)
                 except Exception as error:
                     self._fail(_plain(error, self.live))
                     decoder = Decoder(self._model, self.codec, self.live)
@@ -183,7 +168,7 @@ class TransformersPolicy(Policy):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if known else POLL_S):
                     await self._changed.wait()
-        self.timing.waiting_s += time.perf_counter() - started
+        self.waiting_s += time.perf_counter() - started
 
     def _held(self) -> bool:
         """Whether an episode that is due is not back yet."""
@@ -210,16 +195,6 @@ class TransformersPolicy(Policy):
             return False  # whoever is next may yet turn out to be later
         self._step = first
         return not self._held() and self._admit(decoder)
-
-    def _timed_step(self, decoder: Decoder) -> list[tuple[str, Completion]]:
-        started = time.perf_counter()
-        finished = decoder.step()
-        self._step += 1
-        self.timing.steps += 1
-        self.timing.turns += len(finished)
-        self.timing.tokens += sum(len(completion.token_ids) for _, completion in finished)
-        self.timing.decode_s += time.perf_counter() - started
-        return finished
 
     def _answer(self, finished: list[tuple[str, Completion]]) -> None:
         for session, completion in finished:

@@ -1,0 +1,118 @@
+"""What a terminal is told: names, errors, cells and reasons of others are shown, never obeyed."""
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from command_line import sqltrain
+from rich.console import Console
+
+from flows import asking, screen, status
+from flows.progress import Bars
+from pipelines import recipes
+from pipelines.evaluation import text
+from pipelines.evaluation.tables import Column, Table
+from pipelines.protocols.base import build
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.stages import policies
+from pipelines.store import Store
+from pipelines.types import Action, ActionKind
+
+HOSTILE = "x\x1b]0;pwned\x07\n✓ report  \u202edone"
+SHOWN = "x\\x1b]0;pwned\\x07\\n✓ report  \\u202edone"
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), highlight=False, width=100)
+
+
+def printed(of: Console) -> str:
+    assert isinstance(of.file, io.StringIO)
+    return of.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "one_line", "lines"),
+    [
+        ("café ✓ [/b] :smile:", "café ✓ [/b] :smile:", "café ✓ [/b] :smile:"),
+        (HOSTILE, SHOWN, SHOWN.replace("\\n", "\n")),
+        ("1\u202f234\u00a0rows", "1 234 rows", "1 234 rows"),
+        ("a\tb\rc", "a\\tb\\rc", "a\\tb\\rc"),
+        ("\u2028\ud83d\x9b", "\\u2028\\ud83d\\x9b", "\\u2028\\ud83d\\x9b"),
+    ],
+)
+def test_what_does_not_print_is_shown_by_its_escape(words: str, one_line: str, lines: str) -> None:
+    assert text.plain(words) == one_line
+    assert text.plain(words, lines=True) == lines
+
+
+def test_tables_and_progress_show_what_others_wrote() -> None:
+    out = console()
+    out.print(text.render(Table("t", "of [/red]", (Column("sys [/b]"),), ((HOSTILE,),))))
+    Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
+    assert printed(out).splitlines() == [
+        "of [/red]".ljust(len(SHOWN)),
+        "sys [/b]".ljust(len(SHOWN)),
+        SHOWN,
+        f"no schema of {SHOWN} [/red] :warning:",
+    ]
+
+
+def test_a_reason_of_the_ledger_stays_one_line() -> None:
+    last = {"event": "night", "at": "x", "decision": "refused", "reason": HOSTILE}
+    found = {"store": "s", "running": [], "recipes": {"m": {"champion": None, "nights": [], "last": last}}}
+    assert status.render(found).splitlines()[-1] == f"last night, x: refused: {SHOWN}"
+
+
+def test_titles_and_paths_hold_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = console()
+    monkeypatch.setattr(screen, "console", out)
+    folder = tmp_path / "store"
+    pool = "{kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"
+    train, dev, test = (pool.replace("SPLIT", name) for name in ("train", "dev", "test"))
+    pools = [
+        f"data.sft={train}",
+        f"data.rl=[{train}]",
+        f"data.dev={dev}",
+        f"data.test={test}",
+        'title="a [/b] :smile:"',
+    ]
+    code, _, err = sqltrain(monkeypatch, capsys, "run", "miniature", *pools, "--until", "data", f"store={folder}")
+    assert (code, err) == (0, "")
+    assert printed(out).startswith(f"miniature: a [/b] :smile: (store: {folder})\n✓ data ")
+    screen.say("5 questions in r[final].jsonl and s[/old]")
+    assert printed(out).endswith("5 questions in r[final].jsonl and s[/old]\n")
+
+
+def test_an_error_is_one_line_whatever_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = sqltrain(monkeypatch, capsys, "ask", "how many ?", "--database", f"/none/{HOSTILE}.sqlite")
+    assert code == 2
+    assert err == f"error: no such database: /none/{SHOWN}.sqlite. Pass --database FILE.sqlite.\n"
+
+
+def test_an_answer_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (a TEXT)")
+        connection.execute("INSERT INTO t VALUES (?)", ("\x1b]52;c;cm0=\x07\x1b[2Jhi\r",))
+    connection.close()
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    recipe = recipes.load("miniature")
+    protocol = build(recipe.protocol)
+    said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
+    monkeypatch.setattr(policies, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
+    shown: list[str] = []
+    asking.ask(recipe, Store(tmp_path / "store"), "q", path, tmp_path, shown.append)
+    assert shown[-4:] == [
+        '\nSQL: SELECT a AS "\\x1b[31mcol"\nFROM t',
+        "\\x1b[31mcol",
+        "\\x1b]52;c;cm0=\\x07\\x1b[2Jhi\\r",
+        "(1 rows)",
+    ]
+    assert not any("\x1b" in line for line in shown)
