@@ -103,15 +103,7 @@ def _curate(site: Site, recipe: Recipe) -> Keys:
     last = [stage.name for stage in graph.active(recipe) if stage.name in CURATION][-1]
     steps = [step for step in graph.plan(recipe, site.store, last) if step.name in CURATION]
     made = site.make(recipe, steps)
-    _check(made.values(), recipe)
     return {name: one.key for name, one in made.items()}
-
-
-def _check(made: Any, recipe: Recipe) -> None:
-    from tasks import contracts
-
-    for one in made:
-        contracts.check(one, recipe)
 
 
 def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys) -> Keys:
@@ -158,8 +150,12 @@ def _train(
     given = unite(store, parts, recipe.nightly.replay if further else None, recipe.seed)
     trained = _challenging(recipe, store, champion if further else None, sources(store, given["data"]))
     steps = graph.plan(trained, store, given=given)
+    from tasks import contracts
+
     try:
-        _check([_found(step) for step in steps if step.name in given], recipe)
+        for step in steps:
+            if step.name in given:
+                contracts.check(_found(step), recipe)
     except DataError as error:
         fresh = [path.name for path in ledger.undecided()]
         ledger.add("night", decision="refused", reason=str(error), new=fresh)

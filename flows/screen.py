@@ -79,7 +79,11 @@ def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_
     by_name = {result.name: result for result in results}
     where = look(store, by_name)
     console.print()
-    judged = {MODELS.get(name, name.removeprefix("evaluate ")): _summary(one) for name, one in by_name.items() if name.startswith("evaluate")}
+    judged = {
+        MODELS.get(name, name.removeprefix("evaluate ")): _summary(one)
+        for name, one in by_name.items()
+        if name.startswith("evaluate")
+    }
     if judged:
         text.show_end(console, judged, where)
     else:

@@ -109,7 +109,7 @@ class Writer:
         if not self._parts:
             write(self._path, pl.DataFrame())
             return
-        pl.scan_parquet(self._parts).sink_parquet(self._path, **LAYOUT)
+        pl.scan_parquet(self._parts, glob=False).sink_parquet(self._path, **LAYOUT)
         for part in self._parts:
             part.unlink()
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,15 @@ def nothing() -> None:
     """No one waits."""
 
 
-def make(store: Store, key: str = "k1", text: str = "rows") -> Path:
-    return store.make("data", key, lambda folder: (folder / "data.txt").write_text(text) and None, {}, nothing)
+def make(store: Store, key: str = "k1", text: str = "rows", waiting: Callable[[], None] = nothing) -> Path:
+    return store.make("data", key, lambda folder: (folder / "data.txt").write_text(text) and None, {}, waiting)
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
 
 
 def test_a_stage_is_made_once(tmp_path: Path) -> None:
@@ -76,7 +84,7 @@ def _slow(root: Path, started: Path) -> None:
 
 
 def _quick(root: Path) -> None:
-    make(Store(root))
+    make(Store(root), waiting=(root / "waits").touch)
 
 
 def test_kill_9_frees_the_stage(tmp_path: Path) -> None:
@@ -84,8 +92,7 @@ def test_kill_9_frees_the_stage(tmp_path: Path) -> None:
     started = tmp_path / "started"
     child = context.Process(target=_slow, args=(tmp_path / "store", started))
     child.start()
-    while not started.exists():
-        time.sleep(0.02)
+    await_file(started)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     child.join()
@@ -96,13 +103,11 @@ def test_kill_9_frees_the_stage(tmp_path: Path) -> None:
 def test_a_second_run_waits_for_the_first_and_takes_its_result(tmp_path: Path) -> None:
     store = Store(tmp_path)
     other = multiprocessing.get_context("spawn").Process(target=_quick, args=(tmp_path,))
-    calls = []
 
     def build(folder: Path) -> None:
         other.start()
-        time.sleep(1.5)  # the other one starts, finds the lock and waits
+        await_file(tmp_path / "waits")  # the other one has found the lock
         (folder / "data.txt").write_text("ours")
-        calls.append(1)
 
     store.make("data", "k1", build, {}, nothing)
     other.join()

@@ -119,9 +119,8 @@ def _duckdb(location: str) -> Iterator[_Opened]:
     from pipelines.sql.dialects.duckdb import settings
 
     bounds = Bounds(VIEW_SECONDS, SAMPLED_ROWS, 64_000_000, 2048)
-    config = dict(settings(bounds))
+    config = dict(settings(bounds)) | {"lock_configuration": "true"}  # last: what follows cannot be set
     with open(location, "rb"), duckdb.connect(location, read_only=True, config=config) as connection:
-        connection.execute("SET lock_configuration = true")
         until = time.monotonic() + VIEW_SECONDS
 
         def view(sql: str) -> Iterable[Sequence[Any]]:

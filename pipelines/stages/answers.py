@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.recipes import digest
 from pipelines.store import sha256, write_atomic
-from pipelines.types import Example, StopReason, Trajectory, from_dict, to_dict
+from pipelines.types import Example, StopReason, Trajectory, from_dict, read_lines, to_dict
 
 if TYPE_CHECKING:
     from pipelines.rollout.engine import Timing
@@ -105,7 +105,7 @@ def note_time(path: Path, name: str, episodes: int, timing: Timing, bought: tupl
 def latencies(folder: Path) -> Mapping[str, Latency]:
     """Mean latency by pass ("greedy", "sampled", "once"); {} where no time was noted."""
     path = folder / TIMING
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    rows = [row for _, row in read_lines(path)] if path.is_file() else []
     found: dict[str, Latency] = {}
     for name in dict.fromkeys(row["pass"] for row in rows if "pass" in row):
         mine = [row for row in rows if row.get("pass") == name]

@@ -71,8 +71,9 @@ def fan_out(
 def work(plan: bytes, items: Sequence[Any], path: Path) -> str:
     """One shard, in a worker process."""
     make, args, finish = pickle.loads(plan)
-    if plan not in _runs:
+    run = _runs.get(plan)
+    if run is None:
         _runs.clear()  # the engine and the model of a stage that is over
-        _runs[plan] = make(*args)
-    done: str = finish(_runs[plan], items, path)
+        run = _runs[plan] = make(*args)
+    done: str = finish(run, items, path)
     return done

@@ -40,6 +40,7 @@ from pipelines.types import Example, Trajectory, from_dict, to_dict
 RECORDS = "records.jsonl"
 ONCE = "once"  # the greedy pass in which the agent must answer without looking
 ORACLE, ENDPOINT = "oracle", "endpoint:"
+SAMPLES_A_SEED = 10_000  # answers of another seed are other samples, not those of the log
 EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the results, not among them
 
 
@@ -166,7 +167,8 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
 
         entry = name.removeprefix(ENDPOINT)
         protocol = build_protocol(recipe.protocol)
-        return OpenAIPolicy(endpoint(entry), entry, recipe.synthesis.teacher.concurrency, responses, protocol)
+        live, first = recipe.synthesis.teacher.concurrency, recipe.seed * SAMPLES_A_SEED
+        return OpenAIPolicy(endpoint(entry), entry, live, responses, protocol, first)
     single_thread()
     return policy(name, recipe)
 

@@ -51,7 +51,7 @@ GRAPH: tuple[Stage, ...] = (
     Stage("difficulty", 1, ("difficulty", *SAMPLING), ("data", "model", "sft"), "difficulty:build", "pass@G and S(q)"),
     Stage(
         "grpo",
-        1,
+        2,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",

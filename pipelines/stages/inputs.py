@@ -39,7 +39,10 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
 def rows_of(folder: Path, *pools: str) -> pl.DataFrame:
     """Where the data stage wrote the examples of these pools: their `id`, each once, and their `row`."""
     frame = (
-        pl.scan_parquet(folder / DATA, glob=False).select("id", "pool").with_row_index("row").filter(pl.col("pool").is_in(pools))
+        pl.scan_parquet(folder / DATA, glob=False)
+        .select("id", "pool")
+        .with_row_index("row")
+        .filter(pl.col("pool").is_in(pools))
     )
     places = frame.select("id", pl.col("row").cast(pl.Int64))
     return places.unique("id", keep="first", maintain_order=True).collect()

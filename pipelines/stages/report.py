@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from pipelines.stages.evaluate import EFFICIENCY, ONCE, records
 from pipelines.stages.inputs import DATA, examples, schemas, sql_engine
 from pipelines.stages.selection import SELECTED
 from pipelines.store import read_json, write_json
-from pipelines.types import Trajectory
+from pipelines.types import Trajectory, read_lines
 
 WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
@@ -159,4 +158,4 @@ def _pass_rates(ctx: Context) -> tuple[float, ...]:
 
 
 def _lines(path: Path) -> list[Mapping[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [row for _, row in read_lines(path)]

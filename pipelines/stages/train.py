@@ -14,7 +14,8 @@ from pipelines.stages.inputs import DATA, examples, gold_schemas, schemas, traje
 from pipelines.store import write_json
 from pipelines.training.launch import train
 from pipelines.training.plan import HELD_OUT, Plan
-from pipelines.types import Example, write_jsonl
+from pipelines.training.watch import values
+from pipelines.types import Example, read_lines, write_jsonl
 
 CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
 
@@ -123,15 +124,14 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
 
 def summary(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
-    import json
-
-    lines = [json.loads(line) for line in (ctx.folder / "curves.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [row for _, row in read_lines(ctx.folder / "curves.jsonl")]
     tail = lines[-max(1, len(lines) // 10) :]
     names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT)})
-    means = {
-        name: sum(line.get(name, 0.0) for line in tail) / len(tail)
-        for name in names
-        if all(isinstance(line.get(name, 0.0), int | float) for line in tail)
-    }
+    curves = {name: values(tail, name) for name in names}
+    means = {name: sum(curve) / len(curve) for name, curve in curves.items() if all(map(_is_number, curve))}
     measured = [line[HELD_OUT] for line in lines if HELD_OUT in line]
     return {"steps": lines[-1]["step"], **means, **({HELD_OUT: measured[-1]} if measured else {})}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

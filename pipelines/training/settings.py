@@ -102,7 +102,7 @@ def common(plan: Plan, optimizer: Optimizer, steps: int, save_steps: int) -> dic
         **optim.arguments(optimizer),
         "output_dir": str(plan.out / CHECKPOINTS),
         "max_steps": steps,
-        "warmup_steps": max(int(steps * optimizer.warmup_ratio), int(optimizer.warmup_ratio > 0)),
+        "warmup_steps": int(steps * optimizer.warmup_ratio),
         "seed": plan.recipe.seed,
         "use_cpu": cpu,
         "bf16": not cpu and plan.recipe.model.dtype == "bfloat16",

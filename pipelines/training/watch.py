@@ -48,7 +48,7 @@ def view(curves: Curves, steps: int | None = None) -> list[str]:
         return ["no step is done yet"]
     names = sorted({name for line in curves.lines for name in line if name != "step"}, key=_place)
     shown = [_progress(curves, steps), "", f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps"]
-    shown += [_row(name, _values(curves.lines, name)) for name in names]
+    shown += [_row(name, values(curves.lines, name)) for name in names]
     return [*shown, "", *_split(curves.timing[-WINDOW:]), *_alarms(curves.alarms)]
 
 
@@ -70,7 +70,7 @@ def _row(name: str, values: Sequence[float]) -> str:
     return f"{name:<26}{_mean(values[:WINDOW]):>10.4g}{_mean(values[-WINDOW:]):>10.4g}  {curve}".rstrip()
 
 
-def _values(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
+def values(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
     """One curve; a fault that a step does not name was not made in it."""
     if name.startswith(FAULT):
         return [line.get(name, 0.0) for line in lines]

@@ -88,6 +88,17 @@ def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: s
     assert source.path == "/data"
 
 
-def test_a_noted_benchmark_is_included_by_its_name(spider: Path) -> None:
+def test_a_noted_benchmark_is_included_by_its_name(
+    spider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "conf"
+    shutil.copytree(recipes.CONF, conf, ignore=shutil.ignore_patterns("local"))
+    monkeypatch.setattr(recipes, "CONF", conf)
+    found = datasets.add("spider_dev", spider, lambda line: None, conf / "local")
+    recipe = recipes.load("sql_trail", [f"include={found['include']}"])
+    assert (recipe.data.test.kind, recipe.data.test.path) == ("spider", str(spider))
+
+
+def test_a_benchmark_that_was_never_noted_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot read"):
         recipes.load("sql_trail", ["include=local/none"])

@@ -1,7 +1,8 @@
 """A small database behind the real sandbox, the real ReAct protocol, and a tiny untrained model with its tokenizer."""
 
+import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from pipelines.protocols.react import React
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.policies.base import Policy
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits, Query, SqlEngine
 from pipelines.sql.schema import introspect
-from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult
+from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, Trajectory
 
 TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"
 WORDS = TEXT.split()
@@ -32,6 +33,36 @@ class Talk(React):
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         return f"<observation> name ann cy {turns_left} left</observation>"
+
+
+class Held:
+    """A statement on its way whose answer is kept back until `wait` is over."""
+
+    def __init__(self, query: Query, wait: Callable[[], Awaitable[object]]) -> None:
+        self.work, self._query, self._wait = query.work, query, wait
+
+    async def result(self) -> ExecutionResult:
+        result = await self._query.result()
+        await self._wait()
+        return result
+
+
+class Stuck:
+    """The real engine, but its first answer comes only when all other episodes are done."""
+
+    def __init__(self, sql: SqlEngine, others: int) -> None:
+        self._sql, self._others, self._queries = sql, others, 0
+        self._free = asyncio.Event()
+
+    def on_done(self, _: Trajectory) -> None:
+        self._others -= 1
+        if not self._others:
+            self._free.set()
+
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
+        self._queries += 1
+        first = self._queries == 1
+        return Held(self._sql.begin(database, sql, max_rows), self._free.wait if first else lambda: asyncio.sleep(0))
 
 
 @pytest.fixture(scope="session")
@@ -51,12 +82,6 @@ def examples(database: Database) -> list[Example]:
     gold = "SELECT count(*) FROM singer"
     asked = [" ".join(WORDS[(i + 3 * k) % len(WORDS)] for k in range(6 + i % 9)) for i in range(40)]
     return [Example(f"q{i}", f"{question} {i} ?", database, gold) for i, question in enumerate(asked)]
-
-
-@pytest.fixture
-def slow_sql() -> str:
-    """Takes about a second and returns one row."""
-    return "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4000000) SELECT count(*) FROM n"
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,9 @@ from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.sql.engine import SqlEngine
 from pipelines.types import Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
+from tests.rollout.conftest import Stuck
 
 PROBE = "<reasoning>look</reasoning><sql>{}</sql>"
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
@@ -141,16 +143,19 @@ def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
     assert (made[1].failure, made[1].turns) == ("database_unavailable", ())
 
 
+@pytest.mark.timeout(30)  # an engine that waits for it waits for ever
 def test_slow_sql_holds_nobody_back(
-    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], slow_sql: str
+    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], sql: SqlEngine
 ) -> None:
-    def one_is_slow(request: Request) -> str:
-        return ANSWER if request.turn else PROBE.format(slow_sql if request.example.id == "q0" else "SELECT 1")
-
     finished: list[str] = []
-    made = engine(ScriptedPolicy(one_is_slow), protocol()).run(
-        requests(examples), lambda one: finished.append(one.example_id)
-    )
+
+    def on_done(one: Trajectory) -> None:
+        stuck.on_done(one)
+        finished.append(one.example_id)
+
+    runner = engine(ScriptedPolicy(probe_then_answer), protocol())
+    runner._sql = stuck = Stuck(sql, others=39)  # type: ignore[assignment]
+    made = runner.run(requests(examples), on_done)
     assert finished[-1] == "q0"
     assert made[0].turns[0].status is ExecutionStatus.OK
 

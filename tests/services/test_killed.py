@@ -15,7 +15,7 @@ from .conftest import SMALL, Site, processes
 from .test_prefect import artifacts, await_grpo, digests
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
-LONG = [*SMALL, "grpo.steps=6", "grpo.save_steps=1"]
+LONG = [*SMALL, "grpo.steps=60", "grpo.save_steps=1"]  # some seconds to be killed in
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,11 @@ def test_the_next_run_ends_with_the_same_store(
     assert site.deployment_run("retrain/miniature", LONG, store=str(store)).returncode == 0
     await_grpo(site, lambda: list(store.glob("grpo/.work-*/checkpoints/*")), "GRPO has written a checkpoint")
     done_before = sorted(digests(store))
+    assert not any(name.startswith("grpo/") for name in done_before)
     if victim == "child":
-        for pid in processes(*child):
+        victims = processes(*child)
+        assert victims
+        for pid in victims:
             os.kill(pid, signal.SIGKILL)
     else:
         site.kill(victim)

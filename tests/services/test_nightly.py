@@ -107,7 +107,7 @@ def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights: Nights) -> 
     nights.drop("tuesday.jsonl", 20, [2, 3], poison=("SELECT nothing FROM nowhere",) * 4)
     code, line = nights.run()
     assert (code, line["decision"]) == (1, "refused")
-    assert "4 of 44" in line["reason"] or "4 of 40" in line["reason"]
+    assert "4 of 40 rows" in line["reason"]
     assert nights.aliases() == before
 
 

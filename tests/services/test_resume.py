@@ -59,7 +59,9 @@ def kill_within(store: Path, stage: str, seconds: dict[str, float], rng: random.
         assert run.stdout is not None
         finished: list[str] = []
         while finished != before:
-            if match := DONE.match(run.stdout.readline()):
+            line = run.stdout.readline()
+            assert line, run.communicate()[1]  # it has ended
+            if match := DONE.match(line):
                 assert match[3] is None or match[1] == before[-1]  # only what the last kill hit is made again
                 finished.append(match[1])
         time.sleep(rng.uniform(0.05, 0.9) * seconds[stage] / 2**attempt)

@@ -45,7 +45,9 @@ def test_every_statement_leaves_a_line(shop: Database, tmp_path: Path) -> None:
     assert lines[0]["at"].endswith("+00:00")
 
 
-def test_no_log_is_kept_unless_it_is_asked_for(shop: Database, tmp_path: Path) -> None:
+def test_no_log_is_kept_unless_it_is_asked_for(shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     with SqlEngine(Limits()) as engine:
         engine.execute_many([(shop, "SELECT 1")])
     assert list(tmp_path.iterdir()) == []

@@ -21,8 +21,8 @@ def resident_kb(pid: int) -> int:
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
-def children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
 
 
 def test_memory_is_flat_over_200000_executions(shop: Database) -> None:
@@ -37,12 +37,12 @@ def test_memory_is_flat_over_200000_executions(shop: Database) -> None:
             engine.execute_many(jobs)
             pairs = [Pair(shop, f"SELECT {n % 997}", f"SELECT {n}") for n in range(start, start + ROUND // 2)]
             engine.judge_many(pairs, ["strict", "bird", "test_suite"])
-            (worker,) = [pid for pid in children() if pid not in before]
+            (worker,) = children() - before
             now = resident_kb(os.getpid()), resident_kb(worker)
             if start == EXECUTIONS // 4:
                 early = now
         assert now[0] - early[0] < 4_000, (early, now)
         assert now[1] - early[1] < 4_000, (early, now)
-    assert children() == before
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert children() <= before  # what an earlier test left may end meanwhile
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors

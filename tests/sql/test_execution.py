@@ -208,11 +208,11 @@ def test_nothing_is_left_when_an_engine_is_closed(shop: Database) -> None:
     for _ in range(3):
         engine = SqlEngine(Limits(timeout_s=5), workers=2)
         engine.execute_many([(shop, f"SELECT {n}") for n in range(300)])
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # what an earlier test left may end meanwhile
         engine.close()
         engine.close()
-    assert children() == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert children() <= before
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     with pytest.raises(DatabaseError, match="closed"):
         engine.execute_many([(shop, "SELECT 1")])
 

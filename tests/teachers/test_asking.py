@@ -38,7 +38,7 @@ def test_a_pause_longer_than_the_time_out_throws_no_answer_away(tmp_path: Path, 
 
     async def scene() -> list[Any]:
         asked = asyncio.create_task(asker.ask_all_async(cases(8)))
-        while server.now < 8:
+        while len(server.seeds) < 8:
             await asyncio.sleep(0.01)
         time.sleep(2.0)
         return await asked
@@ -70,7 +70,7 @@ def test_what_is_on_its_way_when_a_run_is_stopped_is_kept(tmp_path: Path, server
 
     async def scene() -> None:
         asked = asyncio.create_task(asker.ask_all_async(cases(20)))
-        while server.now < 8:
+        while len(server.seeds) < 8:
             await asyncio.sleep(0.01)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):

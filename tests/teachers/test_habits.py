@@ -163,20 +163,21 @@ def test_habits_become_one_turn_of_the_protocol(tmp_path: Path, serve: Any, mess
 def test_requests_per_minute_are_kept(tmp_path: Path, serve: Any) -> None:
     server = serve(lambda body: whole(content="x"))
     asker = Asker(Endpoint(base_url=server.url, model="m", requests_per_minute=1200), "t", tmp_path)
+    began = time.monotonic()  # not when the first came, which a new process sends late
     asker.ask_all([(("user", f"q{n}"),) for n in range(40)])
-    first = server.times[0]
-    # 1200 / 61 a second, and one second's worth at once: the 40th may come after 1 s.
-    assert server.times[-1] - first > 0.95
-    assert sum(one - first < 0.5 for one in server.times) <= 32
+    # 1200 / 61 a second, and one second's worth at once: the 40th may come after 1.03 s, the 30th after 0.53 s.
+    assert max(server.times) - began > 1.0
+    assert sum(one - began < 0.5 for one in server.times) <= 30
 
 
 def test_tokens_per_minute_are_kept(tmp_path: Path, serve: Any) -> None:
     server = serve(lambda body: whole(content="x"))  # 40 tokens an answer; each may take 100 and some
     settings = {"tokens_per_minute": 12000, "extra": {"max_tokens": 100}}
     asker = Asker(Endpoint(base_url=server.url, model="m", **settings), "t", tmp_path)
+    began = time.monotonic()
     asker.ask_all([(("user", f"q{n}"),) for n in range(12)])
     # 12,000 / 61 tokens a second: 12 * 40 tokens less one second's worth take at least 1.4 s.
-    assert server.times[-1] - server.times[0] > 1.0
+    assert max(server.times) - began > 1.4
 
 
 def test_a_busy_server_holds_everybody_back(tmp_path: Path, serve: Any) -> None:

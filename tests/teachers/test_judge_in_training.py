@@ -17,7 +17,7 @@ from pipelines.types import Action, ActionKind
 def test_wrong_answers_are_graded_and_each_generation_says_what_that_cost(
     tmp_path: Path, servers: Any, name_endpoint: Any
 ) -> None:
-    """Four episodes of a question: right, two wrong ones and no answer. 2 for a grade of 1.5 on a scale of 2, halved."""
+    """Four episodes of a question: right, two wrong ones, no answer. A grade of 1.5 on a scale of 2 is 0.75."""
     judge = servers(lambda messages: "1.5")
     name_endpoint(judge, price_out=1e6)  # one unit a token, and here a character is one
     panel = "rewards=[{term: exec, weight: 3}, {term: judge, weight: 2, options: {by: teacher}}]"

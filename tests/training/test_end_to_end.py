@@ -58,12 +58,28 @@ def test_grpo_raises_what_is_paid(plan):
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.15
 
 
+def test_sft_tells_how_much_of_its_batches_is_padding(plan, trajectories):
+    made = plan("sft", batch=6, micro_batch=6, epochs=1)
+    events = []
+    trainer = sft.train(made, trajectories, events.append)
+    lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
+    share = 1 - sum(lengths) / (6 * max(lengths))  # one batch holds all six
+    assert share > 0.01
+    [note] = [event["text"] for event in events if event["event"] == "note"]
+    assert note == f"{100 * share:.1f}% of the tokens of its batches are padding"
+
+
 def test_a_dual_track_runs_on_two_rewards(plan):
     """The react protocol has one track, so the schema track's tokens are those of no turn: its loss is 0."""
-    rewards = (RewardTerm(term="exec"), RewardTerm(term="schema", track="schema"))
-    made = plan("grpo", steps=1, lambda_schema=0.25, rewards=rewards)
-    grpo.train(made, datafile.examples(made.data), silent)
-    assert {"term_exec", "term_schema"} <= curves(made)[0].keys()
+    rewards = (RewardTerm(term="exec"), RewardTerm(term="format"), RewardTerm(term="schema", track="schema"))
+    learned = []
+    for share in (0.25, 0.0):
+        made = plan("grpo", f"share-{share}", steps=2, lambda_schema=share, rewards=rewards)
+        grpo.train(made, datafile.examples(made.data), silent)
+        assert {"term_exec", "term_schema"} <= curves(made)[0].keys()
+        learned.append([(line["loss"], line["grad_norm"]) for line in curves(made)])
+    assert learned[0] == learned[1]
+    assert any(grad_norm > 0 for _, grad_norm in learned[0])  # else nothing was shown
 
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])

@@ -128,7 +128,8 @@ def killer(rng):
 def kill_child():
     """kill -9 every training child of this process."""
     for pid in os.listdir("/proc"):
-        if pid.isdigit() and f"PPid:\t{os.getpid()}\n" in read(f"/proc/{pid}/status"):
+        mine = pid.isdigit() and f"PPid:\t{os.getpid()}\n" in read(f"/proc/{pid}/status")
+        if mine and "pipelines.training" in read(f"/proc/{pid}/cmdline"):
             os.kill(int(pid), signal.SIGKILL)
 
 

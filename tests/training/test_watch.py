@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pipelines.stages import train
 from pipelines.training.watch import Curves, read, spark, view
 
 
@@ -62,3 +64,13 @@ def test_a_run_without_alarms_says_so() -> None:
 def test_a_curve_in_one_line(values: list[float], expected: str) -> None:
     """The last one: three columns, means 0.5, 6.5 and 14; (6.5 - 0.5) / 13.5 * 7 = 3.1, the fourth bar."""
     assert spark(values, width=3) == expected
+
+
+def test_a_stages_figure_is_the_mean_over_the_steps_that_have_it(tmp_path: Path) -> None:
+    """The last tenth of 20 steps: drift is on one of the two; a fault that a step does not name was not made."""
+    lines = [{"step": step, "reward": step / 10} for step in range(1, 21)]
+    lines[18] |= {"drift_mean": 0.5, "fault_no_action": 0.2, "ex_held_out": 0.25}
+    (tmp_path / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert train.summary(SimpleNamespace(folder=tmp_path)) == {
+        "steps": 20, "reward": pytest.approx(1.95), "drift_mean": 0.5, "fault_no_action": 0.1, "ex_held_out": 0.25,
+    }  # fmt: skip

@@ -23,6 +23,8 @@ class OpenAIPolicy(Policy):
         concurrency: episodes, and so requests, in flight at once.
         responses: the folder of the logs of answers (`teachers/log.py`); None keeps none.
         protocol: whose tags a thinking model's reasoning and a server's parsed tool calls are written back into.
+        first_sample: what counts as its sample 0: answers are kept by the number of their sample, and those under
+            another number are others.
 
     Raises:
         ResourceError: the environment variable that should hold the key is empty.
@@ -35,8 +37,9 @@ class OpenAIPolicy(Policy):
         concurrency: int = 16,
         responses: Path | None = None,
         protocol: Protocol | None = None,
+        first_sample: int = 0,
     ) -> None:
-        self.name, self.live = name, concurrency
+        self.name, self.live, self._first = name, concurrency, first_sample
         self.asker = Asker(endpoint, name, responses, concurrency)
         self._agent = protocol.agent if protocol is not None else ()
 
@@ -61,9 +64,8 @@ class OpenAIPolicy(Policy):
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn; see `Connection.ask` for what it raises."""
-        answer = await self.asker.ask(
-            request.messages, request.sampling, request.stop, request.max_tokens, request.sample
-        )
+        sample = self._first + request.sample
+        answer = await self.asker.ask(request.messages, request.sampling, request.stop, request.max_tokens, sample)
         keep = self.asker.endpoint.reasoning == "keep"
         text = as_turn(answer, request.stop, self._agent, keep)
         return Completion(text, finish="length" if answer.kind == "truncated" else "stop")

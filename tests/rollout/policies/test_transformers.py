@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,27 +12,15 @@ from pipelines import config
 from pipelines.errors import ResourceError
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.sql.engine import Query, SqlEngine
-from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, StopReason, Trajectory
-from tests.rollout.conftest import Talk
+from pipelines.sql.engine import SqlEngine
+from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory
+from tests.rollout.conftest import Held, Stuck, Talk
 
 Make = Callable[..., RolloutEngine]
 
 
 def requests(examples: list[Example], samples: int = 1) -> list[EpisodeRequest]:
     return [EpisodeRequest(example, s, seed=100 * s + i) for i, example in enumerate(examples) for s in range(samples)]
-
-
-class Held:
-    """A statement on its way whose answer is kept back until `wait` is over."""
-
-    def __init__(self, query: Query, wait: Callable[[], Awaitable[object]]) -> None:
-        self.work, self._query, self._wait = query.work, query, wait
-
-    async def result(self) -> ExecutionResult:
-        result = await self._query.result()
-        await self._wait()
-        return result
 
 
 class Late:
@@ -130,24 +118,6 @@ VARIANTS = ((1, True), (5, True), (24, True), (24, False))
 def test_a_resumed_half_gives_the_same_tokens(run: Any, examples: list[Example]) -> None:
     todo = requests(examples[:20])
     assert [one.token_ids for one in run(todo)[10:]] == [one.token_ids for one in run(todo[10:])]
-
-
-class Stuck:
-    """The real engine, but its first answer comes only when all other episodes are done."""
-
-    def __init__(self, sql: SqlEngine, others: int) -> None:
-        self._sql, self._others, self._queries = sql, others, 0
-        self._free = asyncio.Event()
-
-    def on_done(self, _: Trajectory) -> None:
-        self._others -= 1
-        if not self._others:
-            self._free.set()
-
-    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Held:
-        self._queries += 1
-        first = self._queries == 1
-        return Held(self._sql.begin(database, sql, max_rows), self._free.wait if first else lambda: asyncio.sleep(0))
 
 
 def test_eager_episodes_never_wait_for_slow_sql(
