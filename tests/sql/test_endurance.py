@@ -37,8 +37,8 @@ def test_memory_is_flat_over_200000_executions(shop: Database) -> None:
             engine.execute_many(jobs)
             pairs = [Pair(shop, f"SELECT {n % 997}", f"SELECT {n}") for n in range(start, start + ROUND // 2)]
             engine.judge_many(pairs, ["strict", "bird", "test_suite"])
-            (worker,) = children() - before
-            now = resident_kb(os.getpid()), resident_kb(worker)
+            workers = children() - before  # one, and a second where the machine was too busy for it for a while
+            now = resident_kb(os.getpid()), max(map(resident_kb, workers))
             if start == EXECUTIONS // 4:
                 early = now
         assert now[0] - early[0] < 4_000, (early, now)
