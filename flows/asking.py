@@ -14,6 +14,20 @@ from pipelines.types import Database, EngineName, Example, Turn
 SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
 
 
+def database_of(file: Path, hint: str = "Pass --database FILE.sqlite.") -> Database:
+    """The database in a file that a command was given, named as the file.
+
+    Args:
+        hint: how the command takes it.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if not file.is_file():
+        raise DataError(f"no such database: {file}", hint)
+    return Database(file.stem, SUFFIXES.get(file.suffix, "sqlite"), str(file.resolve()))
+
+
 def newest_model(recipe: Recipe, store: Store) -> Path:
     """The model folder of the recipe's newest finished training stage.
 
@@ -37,13 +51,11 @@ def ask(
     Raises:
         DataError: there is no such database or model, or the model gave no answer.
     """
-    if not database.is_file():
-        raise DataError(f"no such database: {database}", "Pass --database FILE.sqlite.")
+    where = database_of(database)
     if model is not None:
         require_model(model)
     folder = model or newest_model(recipe, store)
-    engine = SUFFIXES.get(database.suffix, "sqlite")
-    example = Example("ask", question, Database(database.stem, engine, str(database.resolve())), gold_sql="")
+    example = Example("ask", question, where, gold_sql="")
 
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import EpisodeRequest, RolloutEngine

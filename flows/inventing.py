@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 from flows import screen
-from flows.asking import SUFFIXES
+from flows.asking import database_of
 from flows.progress import Bars
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.store import Store, write_atomic
-from pipelines.types import Database, Example
+from pipelines.types import Example
 
 
 def invent(
@@ -27,8 +27,7 @@ def invent(
     Raises:
         DataError: there is no such database, `out` cannot be written, or nothing could be made.
     """
-    if not database.is_file():
-        raise DataError(f"no such database: {database}", "Pass --database FILE.sqlite.")
+    where = database_of(database)
     _check_writable(out)
     from pipelines.sql.schema import introspect
     from pipelines.stages.context import RESPONSES
@@ -36,7 +35,6 @@ def invent(
     from pipelines.teachers.asking import Asker
     from pipelines.teachers.invent import Inventor
 
-    where = Database(database.stem, SUFFIXES.get(database.suffix, "sqlite"), str(database.resolve()))
     asker = Asker.named(teacher, store.root / RESPONSES)
     other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker
     with sql_engine(recipe) as sql, Bars(screen.console) as bars:

@@ -17,13 +17,13 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from flows.asking import SUFFIXES
+from flows.asking import database_of
 from pipelines.config import Execution, Protocol
 from pipelines.errors import DataError
 from pipelines.protocols import observations, tools
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
-from pipelines.types import Database
+from pipelines.types import Database, is_sayable
 
 SHOWN = Protocol()  # the limits of an observation
 DATABASE = "db_name"
@@ -38,11 +38,10 @@ def open_databases(files: Sequence[Path]) -> dict[str, Database]:
     """
     databases: dict[str, Database] = {}
     for file in files:
-        if not file.is_file():
-            raise DataError(f"no such database: {file}", "Pass a file: sqltrain mcp FILE.sqlite")
-        if file.stem in databases:
+        database = database_of(file, "Pass a file: sqltrain mcp FILE.sqlite")
+        if database.id in databases:
             raise DataError(f"two databases are named {file.stem!r}", "Rename one of the files")
-        databases[file.stem] = Database(file.stem, SUFFIXES.get(file.suffix, "sqlite"), str(file.resolve()))
+        databases[database.id] = database
     return databases
 
 
@@ -85,7 +84,7 @@ class SqlTool:
         database = self._databases.get(name if isinstance(name, str) else only or "")
         if database is None:
             return _error(f"{DATABASE} must be one of: {', '.join(self._databases)}")
-        if not isinstance(sql, str) or not sql.strip() or not tools.sayable(sql):
+        if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
             return _error("sql must be a query")
         result = await self._sql.execute(database, sql, self._rows)
         shown = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)

@@ -166,18 +166,16 @@ def _writable(system: System) -> System:
     """The same with each half of a character, which no file takes, as its escape; a query that has one never ran."""
     from pipelines.evaluation.evaluate import of_prediction
     from pipelines.evaluation.record import Diagnosis, Hint
-
-    def whole(text: str) -> str:
-        return text.encode("utf-8", "backslashreplace").decode()
+    from pipelines.types import escaped
 
     def query(one: EpisodeRecord | Trajectory) -> str | None:
-        return None if one.final_sql is None else whole(one.final_sql)
+        return None if one.final_sql is None else escaped(one.final_sql)
 
     def why(found: Diagnosis | None) -> Diagnosis | None:
         if found is None:
             return None
-        hints = tuple(Hint(each.kind, whole(each.detail)) for each in found.hints)
-        return Diagnosis(found.error, whole(found.evidence), hints)
+        hints = tuple(Hint(each.kind, escaped(each.detail)) for each in found.hints)
+        return Diagnosis(found.error, escaped(found.evidence), hints)
 
     records = [dataclasses.replace(one, final_sql=query(one), diagnosis=why(one.diagnosis)) for one in system.records]
     answers = [of_prediction(one.example_id, query(one), one.policy) for one in system.trajectories]

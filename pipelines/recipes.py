@@ -22,13 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
+from pipelines.types import is_sayable
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-
-
-def _is_text(value: str) -> bool:
-    """Whether a file takes it: YAML's escapes, and bytes of a command line that are not UTF-8, make half characters."""
-    return value.isascii() or not re.search("[\ud800-\udfff]", value)
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,7 +50,7 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, IndexError, KeyError, AttributeError, TypeError):
             said = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
-        if isinstance(value, str) and not _is_text(value):
+        if isinstance(value, str) and not is_sayable(value):
             raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
         return value
 
@@ -172,7 +168,7 @@ def _assign(tree: Any, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
-    if not _is_text(override):
+    if not is_sayable(override):
         raise RecipeError(f"{override!r} is not UTF-8")
     try:
         value = _parse(text) if text else None

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -258,6 +259,7 @@ class Outcome:
         return self.status is ExecutionStatus.OK
 
 
+_HALF = re.compile("[\ud800-\udfff]")
 Record = TypeVar("Record", bound="DataclassInstance")
 
 
@@ -305,6 +307,16 @@ def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
     """
     for _, value in read_lines(path):
         yield from_dict(kind, value)
+
+
+def is_sayable(text: str) -> bool:
+    """Whether a file or a database takes it: JSON's and YAML's escapes and a command line may hold half characters."""
+    return text.isascii() or not _HALF.search(text)
+
+
+def escaped(text: str) -> str:
+    r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:

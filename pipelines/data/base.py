@@ -23,7 +23,7 @@ import pydantic
 
 from pipelines.config import Section, Source
 from pipelines.errors import DataError
-from pipelines.types import Database, Example, ExecutionStatus
+from pipelines.types import Database, Example, ExecutionStatus, is_sayable
 
 if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
@@ -234,7 +234,7 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     if found and not isinstance(found[0], str):
         raise BadRow("wrong_type", f"{names[0]} is a {type(found[0]).__name__}, not text")
     text: str = found[0].strip() if found else ""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_sayable(text):
         raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
     if required and not text:
         raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipelines.evaluation import numbers
 from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.types import escaped
 
 if TYPE_CHECKING:
     import polars as pl
@@ -164,7 +165,7 @@ def to_frame(table: Table) -> pl.DataFrame:
 
 def _encodable(value: str | float | None) -> str | float | None:
     """Text without half characters, which no Parquet file takes."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    return escaped(value) if isinstance(value, str) else value
 
 
 def _headings(column: Column) -> list[str]:

@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from pipelines.types import Action, ActionKind
+from pipelines.types import Action, ActionKind, is_sayable
 
 # Role and end-of-turn markers of chat templates (ChatML, Llama, DeepSeek, Gemma): an agent that writes one forges a
 # turn. Those that SQL may hold are not among them: `[INST]` is a quoted name, `</s>` an HTML tag in a text.
@@ -71,7 +71,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
     text = _without_end(text)
     if not text.strip():
         return Scan((), error="empty_turn")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_sayable(text):
         return Scan((), error="invalid_unicode")
     blocks: list[Block] = []
     stray, end, opened, start = False, 0, "", 0

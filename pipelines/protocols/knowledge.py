@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
-from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory
+from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
 
 PHASES = {
     "explore": ActionKind.EXPLORE,
@@ -76,7 +76,7 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
     if not isinstance(joins, list) or not (value["tables"] or columns):
         return "", "bad_schema"
     content = proposal(value["tables"], columns, joins)
-    return (content, None) if tools.sayable(content) else ("", "invalid_unicode")
+    return (content, None) if is_sayable(content) else ("", "invalid_unicode")
 
 
 def write_schema(content: str, brief: bool) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.protocols.observations import json_text
+from pipelines.types import is_sayable
 
 TOOL = "execute_sql_query"
 DATABASE_NAMES = frozenset({"db_id", "db_name"})  # the papers' calls name the database; an episode has only one
@@ -40,11 +41,6 @@ def read_json(text: str) -> Any:
         return None
 
 
-def sayable(text: str) -> bool:
-    """Whether a text can reach a database and a file: no lone surrogate (JSON's escapes can make one)."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def read_call(text: str) -> tuple[str, str | None]:
     """The SQL of a call, and None; or "" and what is wrong with the call.
 
@@ -66,7 +62,7 @@ def read_call(text: str) -> tuple[str, str | None]:
         return "", "bad_arguments"
     if not sql.strip():
         return "", "empty_action"
-    return (sql.strip(), None) if sayable(sql) else ("", "invalid_unicode")
+    return (sql.strip(), None) if is_sayable(sql) else ("", "invalid_unicode")
 
 
 def write_call(sql: str) -> str:

@@ -201,7 +201,7 @@ def _of_others(database: Database, opened: _Opened, values: int) -> Schema:
     found: dict[str, list[_Told]] = {}
     for table, name, kind in query(_COLUMNS):
         found.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
-    views = {row[0] for row in query(_VIEWS)}
+    views = {row[0] for row in query(_VIEWS)} if values else set()
     tables = []
     for name, told in found.items():
         columns = _with_values(opened, name, name in views, told, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from pipelines.config import Data, Protocol, Source
 from pipelines.errors import DataError
 from pipelines.recipes import CONF, digest
-from pipelines.store import read_json, write_atomic
+from pipelines.store import read_json, sha256, write_atomic
 
 CACHE = "digests.json"
 
@@ -68,7 +67,6 @@ def _file(root: Path, path: Path, known: dict[str, str], seen: dict[str, str]) -
     facts = path.stat()
     key = f"{path}|{facts.st_size}|{facts.st_mtime_ns}"
     if key not in known:
-        with path.open("rb") as file:
-            seen[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        seen[key] = sha256(path)
     name = path.relative_to(root) if path != root else Path(path.name)
     return [str(name), known.get(key) or seen[key]]
