@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -182,10 +183,8 @@ def end(process: "subprocess.Popen[bytes]", sign: signal.Signals = signal.SIGTER
             continue
 
 
-@pytest.fixture(scope="session")
-def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The environment block of the page, and nothing running yet."""
-    folder = tmp_path_factory.mktemp("site")
+def new_site(folder: Path) -> Site:
+    """The environment block of the page on a free port, with a store and a Prefect home in `folder`; nothing runs."""
     port = free_port()
     block = readme_blocks()["environment"].replace("4200", str(port))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -197,16 +196,23 @@ def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(folder, port, {**environment, "SQLTRAIN_STORE": str(folder / "store")})
 
 
-@pytest.fixture(scope="session")
-def site(bare_site: Site) -> Iterator[Site]:
-    """Server up, pools made, everything deployed, worker listening."""
+@contextmanager
+def running(site: Site) -> Iterator[Site]:
+    """Server up, pools made, everything deployed, worker listening; all of it ends with the block."""
     try:
-        bare_site.up("server")
+        site.up("server")
         for name in ("pools", "deploy"):
-            done = bare_site.run(bare_site.block(name))
+            done = site.run(site.block(name))
             assert done.returncode == 0, done.stdout + done.stderr
-        bare_site.up("worker")
-        yield bare_site
+        site.up("worker")
+        yield site
     finally:
-        for process in reversed(bare_site.running.values()):
+        for process in reversed(site.running.values()):
             end(process)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The machine that most tests of this folder share."""
+    with running(new_site(tmp_path_factory.mktemp("site"))) as started:
+        yield started

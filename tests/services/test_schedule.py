@@ -1,0 +1,30 @@
+"""The schedule of a deployment starts runs by itself: nobody asks for them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Site, new_site, running, wait_for
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+EVERY_MINUTE = "prefect deployment schedule create retrain/nightly --cron '* * * * *' --replace --accept-yes"
+
+
+def started_by_schedule(site: Site) -> list[dict[str, Any]]:
+    """The flow runs that the scheduler made and the worker has started, oldest first."""
+    started = {"state": {"type": {"any_": ["RUNNING", "COMPLETED", "FAILED", "CRASHED"]}}}
+    runs: list[dict[str, Any]] = site.api("flow_runs/filter", {"flow_runs": started, "sort": "EXPECTED_START_TIME_ASC"})
+    return [run for run in runs if run["auto_scheduled"]]
+
+
+def test_a_cron_of_one_minute_starts_two_runs_by_itself(tmp_path: Path) -> None:
+    with running(new_site(tmp_path)) as site:
+        changed = site.run(EVERY_MINUTE)
+        assert changed.returncode == 0, changed.stdout + changed.stderr
+        wait_for(lambda: len(started_by_schedule(site)) >= 2, 300, "two scheduled runs have started")
+        first, second = started_by_schedule(site)[:2]
+    assert first["expected_start_time"] < second["expected_start_time"]
+    assert first["parameters"]["recipe"] == "miniature"
+    # There is no inbox here: a night says so and fails, and the worker was free to start the next one.
+    assert "inbox" in first["state"]["message"]
