@@ -38,7 +38,7 @@ from pipelines import recipes
 from pipelines.config import Recipe, Source
 from pipelines.data import base
 from pipelines.protocols.base import build
-from pipelines.rewards import terms
+from pipelines.registry import reward
 from pipelines.sql.schema import introspect
 from pipelines.training import grpo
 from pipelines.training.model import make_tiny
@@ -55,6 +55,9 @@ SHAPES = {
     "3b": (2048, 36, 16, 2, 11008, 151936, True),
     "7b": (3584, 28, 28, 4, 18944, 152064, False),
 }
+
+
+DRAW = random.Random(0)
 
 
 def shaped(shape: str, mean_turn: int, device: str, dtype: torch.dtype) -> Any:
@@ -106,19 +109,21 @@ def recipe_of(options: argparse.Namespace, micro: int, slots: int) -> Recipe:
     )
 
 
+@reward("drawn")
+def drawn(outcome: Outcome) -> float:
+    """A reward of chance: an untrained model is never right, and every row is to be trained on."""
+    return DRAW.random()
+
+
 def rig(slow: float) -> list[int]:
     """Let the trainer take any text for a query and draw its rewards; gives the tokens of each generation to come."""
-    draw, trained, generate = random.Random(0), [], Rollouts.generate
+    trained, generate = [], Rollouts.generate
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         made = generate(*args, **kwargs)
         trained.append(sum(len(paid.trajectory.token_ids) for paid in made.episodes))
         return made
 
-    def drawn(outcome: Outcome) -> float:
-        return draw.random()
-
-    terms.TERMS["drawn"] = drawn  # type: ignore[index]
     grpo.build_protocol = lambda settings: AnyTextIsAQuery(settings, slow)
     Rollouts.generate = counted  # type: ignore[method-assign]
     return trained

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from pipelines.registry import PROTOCOLS, READERS, REWARDS, load_plugins
 from pipelines.sections import Contracts as Contracts
 from pipelines.sections import Count as Count
 from pipelines.sections import Nightly as Nightly
@@ -51,7 +52,7 @@ class Source(Section):
     """One pool of examples.
 
     Attributes:
-        kind: which reader: one file in `pipelines/data/` each.
+        kind: which reader, by its registered name.
         path: the benchmark's folder, or the JSONL file; unused by the miniature.
         split: "train", "dev" or "test".
         count: how many examples to take, by the recipe's seed; null takes all.
@@ -59,12 +60,12 @@ class Source(Section):
         options: what only that reader knows (see its docstring).
     """
 
-    kind: Literal["miniature", "spider", "bird", "spider2", "synsql", "kaggledbqa", "jsonl"] = "miniature"
+    kind: Annotated[str, pydantic.AfterValidator(READERS.check)] = "miniature"
     path: str | None = None
     split: Literal["train", "dev", "test"] = "train"
     count: Positive | None = None
     hardness: tuple[Literal["easy", "medium", "hard", "extra"], ...] | None = None
-    options: dict[str, Any] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(READERS.options_of("kind"))] = {}
 
 
 class Data(Section):
@@ -103,7 +104,7 @@ class Protocol(Section):
         options: what only that protocol knows (phases, tag names).
     """
 
-    name: Literal["react", "phases", "tool_call", "single_turn"] = "react"
+    name: Annotated[str, pydantic.AfterValidator(PROTOCOLS.check)] = "react"
     prompt: str = "full"
     max_turns: Positive = 10
     max_turns_eval: Positive = 10
@@ -114,7 +115,7 @@ class Protocol(Section):
     schema_values: Count = 0
     reasoning: bool = True
     forced_final: bool = True
-    options: dict[str, Any] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(PROTOCOLS.options_of("name"))] = {}
 
 
 class Execution(Section):
@@ -235,12 +236,12 @@ class Difficulty(Section):
 
 
 class RewardTerm(Section):
-    """One term of the panel: a function of `pipelines/rewards/terms.py`, its weight, and the track it pays."""
+    """One term of the panel: a registered function, its weight, and the track it pays."""
 
-    term: str
+    term: Annotated[str, pydantic.AfterValidator(REWARDS.check)]
     weight: float = 1.0
     track: Literal["full", "schema"] = "full"
-    options: dict[str, Any] = {}
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(REWARDS.options_of("term"))] = {}
 
 
 class Grpo(Section):
@@ -357,12 +358,14 @@ class Recipe(Section):
     """Everything that decides a run's result. Each stage's key hashes only the slice that it reads.
 
     `reported` holds the paper's own figures, which docs/recipes.md shows. `name` is also that of folders and of files.
+    `plugins` names Python files or modules that add parts (docs/extending.md); they are imported when it is read.
     """
 
     name: Annotated[str, pydantic.Field(pattern=r"^\w[\w.-]{0,59}$")]
     title: str = ""
     reported: dict[str, float] = {}
     seed: int = 0
+    plugins: tuple[str, ...] = ()
     stages: tuple[
         Literal["data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report"], ...
     ] = ("data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report")
@@ -382,6 +385,15 @@ class Recipe(Section):
     contracts: Contracts = Contracts()
     nightly: Nightly = Nightly()
     hardware: Hardware = Hardware()
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _import_plugins(cls, values: Any) -> Any:
+        """Plug-ins come first, in whatever process reads the recipe: the names below may be theirs."""
+        names = values.get("plugins") if isinstance(values, dict) else None
+        if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+            load_plugins(names)
+        return values
 
     @property
     def headline(self) -> str:

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
+from pipelines.registry import UNKNOWN_NAME, WRONG_OPTION
 from pipelines.types import is_sayable
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -119,6 +120,9 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in trail:
         raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
     own = read_yaml(path)
+    if "plugins" in own:
+        plugins = _texts(own["plugins"], f"{path}: plugins")
+        own["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
     merged: dict[str, Any] = {}
     for name in _texts(own.pop("include", []), f"{path}: include"):
         merged = _merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)), path)
@@ -181,6 +185,8 @@ def _assign(tree: Any, override: str) -> None:
     if isinstance(node, list):
         node[_index(node, last, key)] = value
     elif isinstance(node, dict):
+        if last == "kind" and node.get("kind", value) != value:
+            node.pop("options", None)  # the options of one kind mean nothing to another
         node[last] = value
     else:
         raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
@@ -212,6 +218,8 @@ def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
     if where == "name":
         hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
         return RecipeError(f"recipe {name}: {first['input']!r} is no name of a recipe", hint)
+    if first["type"] in (UNKNOWN_NAME, WRONG_OPTION):
+        return RecipeError(f"recipe {name}: {where}: {first['msg']}")
     if first["type"] != "extra_forbidden":
         return RecipeError(f"recipe {name}: {where}: {first['msg']} (it is {first['input']!r})")
     section: Any = Recipe

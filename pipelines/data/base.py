@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import importlib
 import itertools
 import json
 import os
@@ -19,24 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pydantic
-
 from pipelines.config import Section, Source
 from pipelines.errors import DataError
+from pipelines.registry import READERS
 from pipelines.types import Database, Example, ExecutionStatus, is_sayable
 
 if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
 
-READERS = {
-    "miniature": "pipelines.data.miniature.reader",
-    "spider": "pipelines.data.spider",
-    "bird": "pipelines.data.bird",
-    "spider2": "pipelines.data.spider2",
-    "synsql": "pipelines.data.synsql",
-    "kaggledbqa": "pipelines.data.kaggledbqa",
-    "jsonl": "pipelines.data.jsonl",
-}
 csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
 LONGEST_NAME = 200  # bytes of a database's name: file systems take 255, with suffixes
 EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
@@ -78,8 +67,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     Raises:
         DataError: a file or folder is missing or is not what the kind says.
     """
-    reader = importlib.import_module(READERS[source.kind])
-    loaded: Loaded = reader.read(source, seed, root)
+    loaded: Loaded = READERS[source.kind](source, seed, root)
     examples, twice = _unique(loaded.examples)
     examples = [_with_hardness(example) for example in examples]
     if source.hardness is not None:
@@ -131,18 +119,8 @@ def check_gold(
 
 
 def read_options(kind: type[Options], source: Source) -> Options:
-    """A reader's own options, checked.
-
-    Raises:
-        DataError: an unknown option or a wrong type.
-    """
-    try:
-        return kind.model_validate(source.options)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(["options", *map(str, first["loc"])])
-        known = ", ".join(kind.model_fields) or "none"
-        raise DataError(f"{source.kind} source, {where}: {first['msg']}", f"Its options: {known}") from None
+    """A reader's own options; the recipe has checked them."""
+    return kind.model_validate(source.options)
 
 
 def source_folder(source: Source) -> Path:

@@ -25,6 +25,7 @@ from pipelines.data.base import (
     source_folder,
     text_field,
 )
+from pipelines.registry import reader
 from pipelines.types import Database, Example
 
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
@@ -45,6 +46,7 @@ class BirdOptions(Section):
     descriptions: bool = False
 
 
+@reader("bird", options=BirdOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; `meta` keeps BIRD's own difficulty and question id.
 

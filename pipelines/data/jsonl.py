@@ -17,6 +17,7 @@ from typing import Any
 from pipelines.config import Section, Source
 from pipelines.data.base import BadRow, Loaded, check_file, collect, link, read_options, source_folder, text_field
 from pipelines.errors import DataError
+from pipelines.registry import reader
 from pipelines.types import Database, Example
 
 SQLITE, DUCKDB = (".sqlite", ".sqlite3", ".db"), (".duckdb",)
@@ -28,6 +29,7 @@ class JsonlOptions(Section):
     databases: str | None = None
 
 
+@reader("jsonl", options=JsonlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a JSONL file, in order.
 

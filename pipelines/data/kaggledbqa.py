@@ -21,11 +21,11 @@ from pipelines.data.base import (
     database_file,
     link,
     read_json_list,
-    read_options,
     source_folder,
     text_field,
 )
 from pipelines.errors import DataError
+from pipelines.registry import reader
 from pipelines.types import Database, Example
 
 HINT = "KaggleDBQA's layout is examples/<db_id>_test.json and databases/<db_id>/<db_id>.sqlite"
@@ -37,13 +37,13 @@ class KaggleOptions(Section):
     """It has none."""
 
 
+@reader("kaggledbqa", options=KaggleOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split, by database in the order of their names.
 
     Raises:
         DataError: the folder or its question files are missing.
     """
-    read_options(KaggleOptions, source)
     folder = source_folder(source)
     files = _files(folder, source.split)
     databases = next((folder / name for name in FOLDERS if (folder / name).is_dir()), folder / FOLDERS[0])

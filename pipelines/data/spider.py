@@ -29,6 +29,7 @@ from pipelines.data.base import (
     source_folder,
     text_field,
 )
+from pipelines.registry import reader
 from pipelines.types import Database, Example
 
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"
@@ -78,6 +79,7 @@ class SpiderOptions(Section):
     databases: str | None = None
 
 
+@reader("spider", options=SpiderOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split.
 

@@ -23,6 +23,7 @@ from typing import Any
 from pipelines.config import Section, Source
 from pipelines.data.base import BadRow, Loaded, check_file, collect, link, read_options, source_folder, text_field
 from pipelines.errors import DataError
+from pipelines.registry import reader
 from pipelines.types import Database, Example, read_lines
 
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
@@ -37,6 +38,7 @@ class Spider2Options(Section):
     documents: bool = True
 
 
+@reader("spider2", options=Spider2Options)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The instances that run on SQLite, in the file's order.
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TextIO
 from pipelines.config import Section, Source
 from pipelines.data.base import Loaded, collect, database_file, link, read_options, source_folder, text_field
 from pipelines.errors import DataError
+from pipelines.registry import reader
 from pipelines.types import Database, Example
 
 HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
@@ -41,6 +42,7 @@ class SynsqlOptions(Section):
     styles: tuple[str, ...] | None = None
 
 
+@reader("synsql", options=SynsqlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style.
 

@@ -7,15 +7,15 @@ import functools
 import re
 import string
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, TypeVar
-
-import pydantic
 
 from pipelines import config
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols import observations
 from pipelines.protocols.blocks import literals
 from pipelines.recipes import CONF
+from pipelines.registry import PROTOCOLS
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
 
@@ -36,6 +36,7 @@ class Protocol(abc.ABC):
 
     Attributes:
         name: as recipes call it.
+        prompts: the folder of its prompt files, `NAME_PROMPT.txt` each.
         thought: the tag of the reasoning block.
         agent: names of the tags that the agent may write, the reasoning block's among them.
         environment: names of the tags that only the environment writes.
@@ -46,6 +47,7 @@ class Protocol(abc.ABC):
     """
 
     name: ClassVar[str]
+    prompts: ClassVar[Path] = PROMPTS
     thought: str
     agent: tuple[str, ...]
     environment: tuple[str, ...]
@@ -124,7 +126,7 @@ class Protocol(abc.ABC):
 
     def sections(self) -> Mapping[str, string.Template]:
         """The parts of the protocol's prompt file: "system" and "user", and what else the protocol puts in."""
-        return read_prompt(f"{self.name}_{self.config.prompt}")
+        return read_prompt(self.prompts / f"{self.name}_{self.config.prompt}.txt")
 
     def _show(self, result: ExecutionResult, as_json: bool) -> str:
         """A result as the recipe's limits allow: a table or JSON records; an error message when it did not run."""
@@ -169,41 +171,29 @@ def _linked(example: Example) -> SchemaItems:
 
 
 @functools.cache
-def read_prompt(name: str) -> Mapping[str, string.Template]:
+def read_prompt(path: Path) -> Mapping[str, string.Template]:
     """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each.
 
     Raises:
         RecipeError: there is no such prompt.
     """
-    path = PROMPTS / f"{name}.txt"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in PROMPTS.glob("*.txt")))
-        raise RecipeError(f"no prompt {name!r} in {PROMPTS.name}/", f"There are: {known}")
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.txt")))
+        raise RecipeError(f"no prompt {path.stem!r} in {path.parent.name}/", f"There are: {known}")
     parts = re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {name: string.Template(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def read_options(kind: type[Options], protocol: config.Protocol) -> Options:
-    """A protocol's own options, checked.
-
-    Raises:
-        RecipeError: an unknown option or a wrong type; it names the key.
-    """
-    try:
-        return kind.model_validate(protocol.options)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(["protocol", "options", *map(str, first["loc"])])
-        known = ", ".join(kind.model_fields) or "none"
-        raise RecipeError(f"{where}: {first['msg']}", f"Options of {protocol.name}: {known}") from None
+    """A protocol's own options; the recipe has checked them."""
+    return kind.model_validate(protocol.options)
 
 
 def build(config: config.Protocol) -> Protocol:
-    """The protocol that a recipe names."""
-    from pipelines.protocols.phases import Phases
-    from pipelines.protocols.react import React
-    from pipelines.protocols.single_turn import SingleTurn
-    from pipelines.protocols.tool_call import ToolCall
+    """The protocol that a recipe names.
 
-    kinds: tuple[type[Protocol], ...] = (React, Phases, ToolCall, SingleTurn)
-    return {kind.name: kind for kind in kinds}[config.name](config)
+    Raises:
+        RecipeError: no protocol is registered under that name.
+    """
+    built: Protocol = PROTOCOLS[config.name](config)
+    return built

@@ -17,6 +17,7 @@ from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_options
 from pipelines.protocols.blocks import Scan, invalid, reasoning_error, scan
 from pipelines.protocols.probes import is_probe
+from pipelines.registry import protocol
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 
@@ -47,6 +48,7 @@ class PhasesOptions(config.Section):
     phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
 
 
+@protocol("phases", options=PhasesOptions)
 class Phases(Protocol):
     """Explore, propose, generate, confirm; with `schema_view: prefill`, the first exploring turn is given."""
 

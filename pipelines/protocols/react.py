@@ -13,6 +13,7 @@ from pipelines import config
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import Messages, read_options
 from pipelines.protocols.one_action import OneAction
+from pipelines.registry import protocol
 from pipelines.sql.schema import Schema
 from pipelines.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 
@@ -32,6 +33,7 @@ class ReactOptions(config.Section):
     scout: bool = False
 
 
+@protocol("react", options=ReactOptions)
 class React(OneAction):
     """Reason, act, observe."""
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from pipelines import config
 from pipelines.config import Section
 from pipelines.protocols import tools
-from pipelines.protocols.base import Messages, read_options
+from pipelines.protocols.base import Messages
 from pipelines.protocols.one_action import OneAction
+from pipelines.registry import protocol
 from pipelines.sql.schema import Schema
 from pipelines.types import Action, ActionKind, Example, ExecutionResult
 
 INVALID = "That answer is not in the required format."
 
 
+@protocol("single_turn", options=Section)
 class SingleTurn(OneAction):
     """Reason, answer."""
 
@@ -25,7 +27,6 @@ class SingleTurn(OneAction):
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
         self.kinds = {"answer": ActionKind.SOLUTION}
-        read_options(Section, config)
         self._speak("reasoning", tuple(self.kinds), "observation", tuple(self.kinds))
 
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:

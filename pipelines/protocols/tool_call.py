@@ -10,14 +10,16 @@ from __future__ import annotations
 from pipelines import config
 from pipelines.config import Section
 from pipelines.protocols import tools
-from pipelines.protocols.base import Messages, read_options
+from pipelines.protocols.base import Messages
 from pipelines.protocols.one_action import OneAction
+from pipelines.registry import protocol
 from pipelines.sql.schema import Schema
 from pipelines.types import Action, ActionKind, Example, ExecutionResult
 
 RETHINK = "That action was not correct. Rethink it and act again."
 
 
+@protocol("tool_call", options=Section)
 class ToolCall(OneAction):
     """Think, call the tool, read its answer; at last, the answer."""
 
@@ -26,7 +28,6 @@ class ToolCall(OneAction):
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
         self.kinds = {"tool_call": ActionKind.SQL, "answer": ActionKind.SOLUTION}
-        read_options(Section, config)
         self._speak("think", tuple(self.kinds), "tool_response", tuple(self.kinds))
 
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pipelines.config import RewardTerm
 from pipelines.errors import RecipeError
-from pipelines.rewards.terms import TERMS
+from pipelines.registry import REWARDS
 from pipelines.types import Outcome
 
 # Lowest and highest value of the terms of the weighted panels: (of a wrong answer), (of a right answer).
@@ -44,12 +41,10 @@ class Rubric:
     """A weighted panel (SQL-Trail, equation 12; TRUST-SQL, equation 4; Reasoning-SQL, 3.2).
 
     Raises:
-        RecipeError: an unknown term or option, a term named twice, or no term on the full track.
+        RecipeError: a term is named twice, or there is no term on the full track.
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
-        for term in terms:
-            _check(term)
         names = [term.term for term in terms]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -67,7 +62,7 @@ class Rubric:
         """
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
-        by_term = {term.term: TERMS[term.term](outcome, **term.options) for term in self.terms}
+        by_term = {term.term: REWARDS[term.term](outcome, **term.options) for term in self.terms}
         by_track: dict[str, float] = dict.fromkeys(self.tracks, 0.0)
         for term in self.terms:
             by_track[term.track] += term.weight * by_term[term.term]
@@ -88,17 +83,3 @@ class Rubric:
             wrong, right = SPANS[term.term]
             margin += min(term.weight * value for value in right) - max(term.weight * value for value in wrong)
         return margin
-
-
-def _check(term: RewardTerm) -> None:
-    function = TERMS.get(term.term)
-    if function is None:
-        close = difflib.get_close_matches(term.term, TERMS, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(TERMS)}"
-        raise RecipeError(f"there is no reward term {term.term!r}", hint)
-    known: Mapping[str, Any] = dict(list(inspect.signature(function).parameters.items())[1:])
-    for option in term.options:
-        if option not in known:
-            raise RecipeError(
-                f"reward term {term.term!r} has no option {option!r}", f"It has: {', '.join(known) or 'none'}"
-            )

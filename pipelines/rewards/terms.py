@@ -6,20 +6,23 @@ are defaults of options, so that a recipe shows and changes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 from pipelines.protocols.knowledge import PHASES, proposed, unverified
+from pipelines.registry import reward
 from pipelines.types import ExecutionStatus, Outcome, SchemaItems
 
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
 
 
+@reward("exec")
 def execution(outcome: Outcome) -> float:
     """1 if the final SQL's result equals the gold SQL's (SQL-Trail, equation 6)."""
     return float(outcome.correct)
 
 
+@reward("turns")
 def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     """1 within the turn budget of the question's level (SQL-Trail, equation 7).
 
@@ -36,16 +39,19 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     return float(outcome.correct and finished < outcome.max_turns)
 
 
+@reward("syntax")
 def syntax(outcome: Outcome) -> float:
     """1 if the final SQL ran (SQL-Trail, equation 8)."""
     return float(outcome.executable)
 
 
+@reward("bigram")
 def bigram(outcome: Outcome) -> float:
     """Jaccard similarity of the two queries' sets of adjacent token pairs (SQL-Trail, equation 9)."""
     return jaccard(outcome.predicted_bigrams, outcome.gold_bigrams)
 
 
+@reward("schema")
 def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 where one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
@@ -53,11 +59,13 @@ def schema(outcome: Outcome) -> float:
     return jaccard(items(outcome.predicted_schema), items(outcome.gold_items))
 
 
+@reward("format")
 def format_(outcome: Outcome) -> float:
     """1 if every turn is well-formed and a final SQL is there (SQL-Trail, equation 11)."""
     return float(outcome.trajectory.well_formed)
 
 
+@reward("judge")
 def judge(outcome: Outcome, by: str = "static", scale: float = 2.0) -> float:
     """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
 
@@ -87,6 +95,7 @@ def static_grade(outcome: Outcome) -> float:
 # --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
 
 
+@reward("skyrl")
 def skyrl(outcome: Outcome, malformed: float = -1.0, wrong: float = 0.0, right: float = 1.0) -> float:
     """-1 for a bad format, 0 for a wrong answer, 1 for a right one (SkyRL-SQL, 4.1)."""
     if not outcome.trajectory.well_formed:
@@ -97,6 +106,7 @@ def skyrl(outcome: Outcome, malformed: float = -1.0, wrong: float = 0.0, right: 
 # --- TRUST-SQL, section 3.3 ------------------------------------------------------------------------------------------
 
 
+@reward("trust_exec")
 def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: float = 0.0) -> float:
     """1.0 if right, 0.2 if it runs but is wrong, 0.0 if it does not run (TRUST-SQL, equation 1)."""
     if outcome.correct:
@@ -104,6 +114,7 @@ def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: f
     return runs if outcome.executable else fails
 
 
+@reward("trust_format")
 def trust_format(
     outcome: Outcome,
     value: float = 0.1,
@@ -126,6 +137,7 @@ def trust_format(
     return value if trajectory.well_formed and complete and clean and grounded else 0.0
 
 
+@reward("trust_schema")
 def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = "exact", coupled: bool = True) -> float:
     """How the proposed schema matches the gold schema (TRUST-SQL, equation 3 and section 5.2).
 
@@ -149,11 +161,13 @@ def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = 
 # --- MTIR-SQL, section 3.3 -------------------------------------------------------------------------------------------
 
 
+@reward("mtir_format")
 def mtir_format(outcome: Outcome, value: float = 0.1) -> float:
     """0.1 for the right format, else -0.1 (MTIR-SQL, equation 5)."""
     return value if outcome.trajectory.well_formed else -value
 
 
+@reward("mtir_exec")
 def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
     """0.1 if the final SQL runs, -0.1 if it does not, 0 when the format is wrong (MTIR-SQL, equation 6)."""
     if not outcome.trajectory.well_formed:
@@ -161,6 +175,7 @@ def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
     return value if outcome.executable else -value
 
 
+@reward("mtir_result")
 def mtir_result(outcome: Outcome, value: float = 1.0) -> float:
     """1 if right, -1 if wrong, 0 when the format is wrong or the SQL does not run (MTIR-SQL, equation 7)."""
     if not outcome.trajectory.well_formed or not outcome.executable:
@@ -177,21 +192,3 @@ def jaccard(one: Set[Any], other: Set[Any]) -> float:
 def items(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
     """Tables and columns as one set."""
     return frozenset(schema.tables) | frozenset(schema.columns)
-
-
-TERMS: Mapping[str, Callable[..., float]] = {
-    "exec": execution,
-    "turns": turns,
-    "schema": schema,
-    "bigram": bigram,
-    "syntax": syntax,
-    "format": format_,
-    "judge": judge,
-    "skyrl": skyrl,
-    "trust_exec": trust_exec,
-    "trust_format": trust_format,
-    "trust_schema": trust_schema,
-    "mtir_format": mtir_format,
-    "mtir_exec": mtir_exec,
-    "mtir_result": mtir_result,
-}

@@ -16,6 +16,7 @@ from typing import Any
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.recipes import digest
+from pipelines.registry import plugin_code
 from pipelines.stages.context import Context, Progress
 from pipelines.stages.sources import fingerprint, prompt_digest
 from pipelines.store import Store, read_json
@@ -176,7 +177,7 @@ def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
 
 def _about(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
     """All that decides a stage's result; the manifest keeps it and the key is its digest."""
-    about = {
+    about: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
         "recipe": recipe.slice(*stage.reads),
@@ -184,6 +185,9 @@ def _about(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -
     }
     if "protocol" in stage.reads:
         about["prompt"] = prompt_digest(recipe.protocol)
+    code = plugin_code(about["recipe"])
+    if code:
+        about["plugins"] = code
     if stage.name == "data":
         about["files"] = fingerprint(recipe.data, store.root)
     return about
@@ -203,7 +207,11 @@ def _why(stage: Stage, about: dict[str, Any], store: Store) -> str:
     ]
     if old.get("version") != about["version"]:
         changed.append("the stage's code")
-    for name, words in (("files", "the source files"), ("prompt", "the prompt's text")):
+    for name, words in (
+        ("files", "the source files"),
+        ("prompt", "the prompt's text"),
+        ("plugins", "a plug-in's code"),
+    ):
         if old.get(name) != about.get(name):
             changed.append(words)
     return f"changed: {', '.join(changed)}" if changed else "not made yet"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pipelines.config import Data, Protocol, Source
 from pipelines.errors import DataError
-from pipelines.recipes import CONF, digest
+from pipelines.recipes import digest
+from pipelines.registry import PROTOCOLS
 from pipelines.store import read_json, sha256, write_atomic
 
 CACHE = "digests.json"
@@ -38,7 +39,7 @@ def fingerprint(data: Data, store: Path) -> dict[str, str]:
 
 def prompt_digest(protocol: Protocol) -> str:
     """A digest of the prompt's text: an edited prompt makes what it was put to anew."""
-    path = CONF / "protocols" / "prompts" / f"{protocol.name}_{protocol.prompt}.txt"
+    path = PROTOCOLS[protocol.name].prompts / f"{protocol.name}_{protocol.prompt}.txt"
     return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pipelines import recipes
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.knowledge import proposal
@@ -172,10 +173,10 @@ def test_the_tags_and_stops_are_the_protocols_own(protocol: Make) -> None:
 
 
 def test_mistakes_in_a_recipe_are_named(protocol: Make, example: Example, schema: Schema) -> None:
-    with pytest.raises(RecipeError, match=r"protocol.options.reasoning_tag: .* Options of react: reasoning_tag"):
-        protocol(options={"reasoning_tag": "thought"})
-    with pytest.raises(RecipeError, match=r"protocol.options.phases"):
-        protocol(options={"phases": []})
+    with pytest.raises(RecipeError, match=r"protocol.options: option 'reasoning_tag' of protocol 'react': Input"):
+        recipes.load("sql_trail", ["protocol.options.reasoning_tag=thought"])
+    with pytest.raises(RecipeError, match=r"protocol 'react' has no option 'phases'. It has: reasoning_tag"):
+        recipes.load("sql_trail", ["protocol.options.phases=[]"])
     with pytest.raises(RecipeError, match=r"no prompt 'react_long'.*react_full"):
         protocol(prompt="long").prompt(example, schema, 10)
 

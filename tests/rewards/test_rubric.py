@@ -56,9 +56,6 @@ def test_a_broken_episode_is_never_scored(outcome: Make) -> None:
 @pytest.mark.parametrize(
     ("terms", "message"),
     [
-        ([{"term": "exce"}], r"no reward term 'exce'. Did you mean 'exec'\?"),
-        ([{"term": "zzz"}], r"There are: exec, turns"),
-        ([{"term": "turns", "options": {"esay": 2}}], r"'turns' has no option 'esay'. It has: easy, medium"),
         ([{"term": "exec"}, {"term": "exec"}], r"'exec' is named twice"),
         ([{"term": "schema", "track": "schema"}], r"no reward term on the full track"),
         ([], r"no reward term on the full track"),
@@ -67,6 +64,20 @@ def test_a_broken_episode_is_never_scored(outcome: Make) -> None:
 def test_mistakes_in_a_panel_are_named(terms: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         panel(*terms)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rewards.0.term=exce", r"rewards.0.term: there is no reward term 'exce'. Did you mean 'exec'\?"),
+        ("rewards.0.term=zzz", r"There are: exec, turns"),
+        ("rewards.turns.options.esay=2", r"reward term 'turns' has no option 'esay'. It has: easy, medium"),
+        ("rewards.turns.options.easy=two", r"option 'easy' of reward term 'turns': Input should be a valid integer"),
+    ],
+)
+def test_a_wrong_name_or_option_of_a_reward_term_is_told_when_the_recipe_is_read(override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipes.load("sql_trail", [override])
 
 
 def test_no_wrong_answer_is_paid_more_than_a_right_one_where_the_papers_say_so() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipelines.config import Count, Positive, Section, Source
 from pipelines.data.base import Loaded, read_options
 from pipelines.data.miniature import questions, world
+from pipelines.registry import reader
 from pipelines.types import Database, Example
 
 FOLDER = Path("databases") / "miniature"
@@ -28,6 +29,7 @@ class MiniatureOptions(Section):
     first: Count = 0
 
 
+@reader("miniature", options=MiniatureOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; their databases are built under `root/databases/miniature`."""
     options = read_options(MiniatureOptions, source)

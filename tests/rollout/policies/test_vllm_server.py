@@ -141,12 +141,12 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
     """
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from pipelines import recipes
-    from pipelines.rewards import terms
+    from pipelines.registry import reward
     from pipelines.training import grpo
     from pipelines.training.plan import Plan
 
     draw = random.Random(0)
-    monkeypatch.setitem(terms.TERMS, "drawn", lambda outcome: draw.random())  # type: ignore[arg-type]
+    reward("drawn")(lambda outcome: draw.random())
     recipe = recipes.load(
         "miniature",
         [
