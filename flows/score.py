@@ -165,7 +165,7 @@ def _report(
 def _writable(system: System) -> System:
     """The same with each half of a character, which no file takes, as its escape; a query that has one never ran."""
     from pipelines.evaluation.evaluate import of_prediction
-    from pipelines.evaluation.record import Diagnosis, Hint
+    from pipelines.sql.diagnoses import Diagnosis, Hint
     from pipelines.types import escaped
 
     def query(one: EpisodeRecord | Trajectory) -> str | None:

@@ -52,14 +52,13 @@ class GoldSchema:
 
 def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extractor]:
     """The two extractors that need no model. The authorizer reads SQLite databases only."""
-    from pipelines.sql.analysis import schema_items
-    from pipelines.sql.authorizer import read_items
+    from pipelines.sql import analyst
 
     def scope(example: Example) -> SchemaItems | None:
-        return schema_items(example.gold_sql, schemas(example.database), example.database.engine)
+        return analyst.schema_items([(example.gold_sql, schemas(example.database), example.database.engine)])[0]
 
     def authorizer(example: Example) -> SchemaItems | None:
-        return read_items(example.database, example.gold_sql)
+        return analyst.prepared_items([(example.database, example.gold_sql)])[0]
 
     return dict(zip(STATIC, (scope, authorizer), strict=True))
 

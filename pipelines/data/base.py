@@ -69,7 +69,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """
     loaded: Loaded = READERS[source.kind](source, seed, root)
     examples, twice = _unique(loaded.examples)
-    examples = [_with_hardness(example) for example in examples]
+    examples = _with_hardness(examples)
     if source.hardness is not None:
         examples = [example for example in examples if example.hardness in source.hardness]
     if source.count is not None and source.count < len(examples):
@@ -267,9 +267,12 @@ def _unique(examples: list[Example]) -> tuple[list[Example], list[Rejected]]:
     return kept, rejected
 
 
-def _with_hardness(example: Example) -> Example:
-    if example.hardness is not None:
-        return example
-    from pipelines.sql.analysis import hardness
+def _with_hardness(examples: list[Example]) -> list[Example]:
+    """The examples with a level each; those whose source gives none get their gold SQL's."""
+    if all(example.hardness is not None for example in examples):
+        return examples
+    from pipelines.sql import analyst
 
-    return dataclasses.replace(example, hardness=hardness(example.gold_sql))
+    levels = analyst.hardness([(one.gold_sql, "sqlite") for one in examples if one.hardness is None])
+    told = iter(levels)
+    return [one if one.hardness else dataclasses.replace(one, hardness=next(told)) for one in examples]

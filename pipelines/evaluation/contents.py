@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from pipelines.evaluation import hints, numbers
+from pipelines.evaluation import numbers
 from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored
-from pipelines.evaluation.record import ERROR_CLASSES
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.evaluation.tables import Cell, Column, Table
+from pipelines.sql import diagnoses
+from pipelines.sql.diagnoses import ERROR_CLASSES
 
 COMMON_HINTS = 14
 PHASES = (
@@ -309,7 +310,7 @@ def clues(data: ReportData) -> Table:
     names = sorted(most, key=lambda kind: (-most[kind], kind))[:COMMON_HINTS]
     columns = (Column("the answer …"), *(Column(system.name, "count") for system in data.systems))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (hints.KINDS.get(name, name), *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
+        (diagnoses.KINDS.get(name, name), *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
     )
     return Table("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
 

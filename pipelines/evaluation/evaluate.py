@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from pipelines.evaluation import by_result
-from pipelines.evaluation.errors import diagnose
 from pipelines.evaluation.material import Preview
-from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Failure, Linking, Mode, text_digest
+from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, text_digest
 from pipelines.evaluation.voting import FORMS, signature
 from pipelines.protocols import knowledge, probes
-from pipelines.rewards.outcome import Analysis
+from pipelines.rewards.outcome import Analysis, levels
 from pipelines.rewards.terms import jaccard
-from pipelines.sql.analysis import hardness
+from pipelines.sql import analyst
+from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.schema import Schema, quoted
 from pipelines.types import (
@@ -22,6 +22,7 @@ from pipelines.types import (
     Database,
     Example,
     ExecutionStatus,
+    Hardness,
     Scalar,
     SchemaItems,
     StopReason,
@@ -34,6 +35,7 @@ CELL_CHARS = 80
 MAX_VALUES = 1000  # distinct values of a column that an error analysis looks at
 WITHOUT_GOLD_SQL = ("generation", "syntax", "hallucination")  # classes that can be told from the answer alone
 Schemas = Callable[[Database], Schema]
+Stored = tuple[Database, str, str]  # a column: its database, its table, its name
 
 
 def judge(
@@ -65,11 +67,38 @@ def judge(
     else:
         verdicts = sql.judge_many(pairs, equalities)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
-    analyst = _Analyst(sql, Analysis(schemas, gold_schemas))
-    return [
-        _record(analyst, examples[trajectory.example_id], trajectory, verdict, signatures.get(pair), mode)
+    asked = {trajectory.example_id: examples[trajectory.example_id] for trajectory in trajectories}
+    answers = [
+        Answer(asked[trajectory.example_id], trajectory, verdict, signatures.get(pair))
         for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
     ]
+    static = Analysis(schemas, gold_schemas)
+    static.learn(pair for pair, answer in zip(pairs, answers, strict=True) if not answer.broken)
+    level, diagnoses = levels(asked.values()), _diagnoses(answers, schemas, sql)
+    return [
+        _record(answer, static, level[answer.example.id], diagnosis, mode)
+        for answer, diagnosis in zip(answers, diagnoses, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A trajectory with its example, its verdict and its result's signature."""
+
+    example: Example
+    trajectory: Trajectory
+    verdict: Verdict
+    signature: str | None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a boundary failed: the episode counts nowhere."""
+        return self.verdict.broken or self.trajectory.stop is StopReason.BROKEN
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it counts and is not right by every equality."""
+        return not self.broken and any(score != 1.0 for score in self.verdict.scores.values())
 
 
 def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
@@ -132,60 +161,73 @@ def _signatures(
     return {pair: found[pair.database, pair.predicted_sql] for pair in ran}
 
 
-@dataclasses.dataclass
-class _Analyst:
-    """What an error analysis needs beside the static side of a verdict; columns are looked at once."""
+def _diagnoses(answers: Sequence[Answer], schemas: Schemas, sql: SqlEngine) -> list[Diagnosis | None]:
+    """Why each answer is wrong by some equality; None when it is right by all, or broken.
 
-    sql: SqlEngine
-    static: Analysis
-    _values: dict[tuple[Database, str, str], tuple[Scalar, ...]] = dataclasses.field(default_factory=dict)
+    Wrong answers are looked at twice where the values that are stored in a column tell more.
+    """
+    wrong = [answer for answer in answers if answer.wrong]
+    failures = [_failure(answer, schemas(answer.example.database)) for answer in wrong]
+    first = analyst.diagnose(failures)
+    columns = [
+        [(answer.example.database, *column) for column in told[1]] for answer, told in zip(wrong, first, strict=True)
+    ]
+    stored = _stored(list(dict.fromkeys(column for each in columns for column in each)), sql)
+    again = [index for index, each in enumerate(columns) if each]
+    second = analyst.diagnose(
+        [
+            dataclasses.replace(failures[index], values={column[1:]: stored[column] for column in columns[index]})
+            for index in again
+        ]
+    )
+    found = {index: diagnosis for index, (diagnosis, _) in (*enumerate(first), *zip(again, second, strict=True))}
+    kept = iter(_told(answer.example, found[index]) for index, answer in enumerate(wrong))
+    return [next(kept) if answer.wrong else None for answer in answers]
 
-    def linking(self, example: Example, sql: str | None) -> Linking | None:
-        """An answer's schema items against the gold schema."""
-        return Linking.of(self.static.items(sql, example.database), self.static.gold(example))
 
-    def values(self, database: Database, table: str, column: str) -> tuple[Scalar, ...]:
-        """Distinct values stored in a column, the first `MAX_VALUES`."""
-        key = (database, table, column)
-        if key not in self._values:
-            query = f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)} LIMIT {MAX_VALUES}"
-            rows = self.sql.execute_many([(database, query)])[0].rows
-            self._values[key] = tuple(row[0] for row in rows)
-        return self._values[key]
+def _told(example: Example, diagnosis: Diagnosis) -> Diagnosis | None:
+    """A diagnosis, unless it would need a gold SQL that the example does not have."""
+    return diagnosis if example.gold_sql or diagnosis.error in WITHOUT_GOLD_SQL else None
 
-    def diagnosis(self, example: Example, trajectory: Trajectory, verdict: Verdict) -> Diagnosis | None:
-        """Why an answer is wrong by some equality; None when it is right by all."""
-        if all(score == 1.0 for score in verdict.scores.values()):
-            return None
-        failure = Failure(
-            predicted_sql=trajectory.final_sql,
-            gold_sql=example.gold_sql,
-            schema=self.static.schemas(example.database),
-            engine=example.database.engine,
-            status=verdict.predicted,
-            error_class=verdict.error_class,
-            stop=trajectory.stop,
-            turns=len(trajectory.turns),
-            n_rows=verdict.n_rows,
-            gold_rows=verdict.gold_rows,
-            scores=verdict.scores,
-            values=lambda table, column: self.values(example.database, table, column),
-        )
-        found = diagnose(failure)
-        return found if example.gold_sql or found.error in WITHOUT_GOLD_SQL else None
+
+def _stored(columns: Sequence[Stored], sql: SqlEngine) -> dict[Stored, tuple[Scalar, ...]]:
+    """Distinct values stored in each column, the first `MAX_VALUES`."""
+    queries = [
+        (database, f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)} LIMIT {MAX_VALUES}")
+        for database, table, column in columns
+    ]
+    results = sql.execute_many(queries)
+    return {key: tuple(row[0] for row in result.rows) for key, result in zip(columns, results, strict=True)}
+
+
+def _failure(answer: Answer, schema: Schema) -> Failure:
+    trajectory, verdict = answer.trajectory, answer.verdict
+    return Failure(
+        predicted_sql=trajectory.final_sql,
+        gold_sql=answer.example.gold_sql,
+        schema=schema,
+        engine=answer.example.database.engine,
+        status=verdict.predicted,
+        error_class=verdict.error_class,
+        stop=trajectory.stop,
+        turns=len(trajectory.turns),
+        n_rows=verdict.n_rows,
+        gold_rows=verdict.gold_rows,
+        scores=dict(verdict.scores),
+    )
 
 
 def _record(
-    analyst: _Analyst, example: Example, trajectory: Trajectory, verdict: Verdict, signature: str | None, mode: Mode
+    answer: Answer, static: Analysis, level: Hardness, diagnosis: Diagnosis | None, mode: Mode
 ) -> EpisodeRecord:
-    broken = verdict.broken or trajectory.stop is StopReason.BROKEN
+    example, trajectory, verdict, broken = answer.example, answer.trajectory, answer.verdict, answer.broken
     calls = [turn for turn in trajectory.turns if turn.status is not None]
     known = bool(trajectory.token_ids)
     final = trajectory.final_sql
     return EpisodeRecord(
         example_id=example.id,
         database=example.database.id,
-        hardness=example.hardness or hardness(example.gold_sql, example.database.engine),
+        hardness=level,
         mode=mode,
         sample=trajectory.sample,
         final_sql=final,
@@ -195,7 +237,7 @@ def _record(
         status=verdict.predicted,
         n_rows=verdict.n_rows,
         gold_rows=verdict.gold_rows,
-        signature=signature,
+        signature=answer.signature,
         stop=trajectory.stop,
         forced=trajectory.forced,
         well_formed=trajectory.well_formed,
@@ -205,9 +247,9 @@ def _record(
         tokens_in=len(trajectory.token_ids) - trajectory.n_agent_tokens if known else None,
         tokens_out=trajectory.n_agent_tokens if known else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
-        linking=None if broken else analyst.linking(example, final),  # a database that is gone has no schema
-        bigrams=jaccard(analyst.static.bigrams(final), analyst.static.bigrams(example.gold_sql)),
-        diagnosis=None if broken else analyst.diagnosis(example, trajectory, verdict),
+        linking=None if broken else _linking(static, example, final),  # a database that is gone has no schema
+        bigrams=jaccard(static.bigrams(final), static.bigrams(example.gold_sql)),
+        diagnosis=diagnosis,
         difficulty=str(example.meta.get("difficulty", "")),
         needs_probe=example.meta.get("needs_probe"),
         lists_first=_lists_first(trajectory),
@@ -215,6 +257,11 @@ def _record(
         question_digest=text_digest(example.question),
         gold_digest=text_digest(example.gold_sql),
     )
+
+
+def _linking(static: Analysis, example: Example, final: str | None) -> Linking | None:
+    """An answer's schema items against the gold schema."""
+    return Linking.of(static.items(final, example.database), static.gold(example))
 
 
 def _lists_first(trajectory: Trajectory) -> bool | None:

@@ -4,88 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import pydantic
 
-from pipelines.types import EngineName, ExecutionStatus, Hardness, Scalar, SchemaItems, StopReason
-
-if TYPE_CHECKING:
-    from pipelines.sql.schema import Schema
+from pipelines.sql.diagnoses import Diagnosis
+from pipelines.types import ExecutionStatus, Hardness, SchemaItems, StopReason
 
 Mode = Literal["greedy", "sampled"]
-ErrorClass = Literal["hallucination", "schema_linking", "semantic", "syntax", "generation"]
 # A record may come from anybody's file: no figure of it is more than a share, or than a column of a table holds.
 Grade = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-ERROR_CLASSES: tuple[ErrorClass, ...] = ("hallucination", "schema_linking", "semantic", "syntax", "generation")
 
 
 def text_digest(text: str) -> str:
     """A short digest of a question or a query, whatever its spaces and its closing signs; "" of no text."""
     plain = " ".join(text.split()).rstrip(" ;?.")
     return hashlib.sha256(plain.encode("utf-8", "backslashreplace")).hexdigest()[:16] if plain else ""
-
-
-def no_values(table: str, column: str) -> Sequence[Scalar]:
-    """Stored values when there is no database to look into."""
-    return ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
-    """A wrong answer, as an error analysis is given it.
-
-    Attributes:
-        predicted_sql: the answer; None when there is none.
-        status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
-        stop, turns: how the episode ended.
-        n_rows, gold_rows: rows that the answer and the gold SQL returned.
-        scores: the verdict under each equality.
-        values: the distinct values stored in a column, () when not known.
-    """
-
-    predicted_sql: str | None
-    gold_sql: str
-    schema: Schema
-    engine: EngineName = "sqlite"
-    status: ExecutionStatus | None = ExecutionStatus.OK
-    error_class: str | None = None
-    stop: StopReason = StopReason.SOLUTION
-    turns: int = 1
-    n_rows: int = 0
-    gold_rows: int = 0
-    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    values: Callable[[str, str], Sequence[Scalar]] = no_values
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hint:
-    """A finer clue about a failure, for people: one failure can have several.
-
-    Attributes:
-        kind: a short stable word ("wrong_literal", "missing_join", ...); `hints.KINDS` lists them.
-        detail: what exactly, in one line.
-    """
-
-    kind: str
-    detail: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Why an answer is wrong (TRUST-SQL, section 3.1).
-
-    Attributes:
-        error: the class; exactly one.
-        evidence: the fact that put it there, in one line.
-        hints: finer clues.
-    """
-
-    error: ErrorClass
-    evidence: str
-    hints: tuple[Hint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

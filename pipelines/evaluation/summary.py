@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.evaluation import metrics
 from pipelines.evaluation.metrics import KPoint, LinkingMeans, Spread
-from pipelines.evaluation.record import ERROR_CLASSES, Diagnosis, EpisodeRecord
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
+from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis
 from pipelines.types import HARDNESS_LEVELS
 
 KS = (1, 2, 4, 8)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.sql.analysis import bigrams, hardness, schema_items
+from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
-from pipelines.types import Database, Example, Outcome, SchemaItems, StopReason, Trajectory
+from pipelines.types import Database, Example, Hardness, Outcome, SchemaItems, StopReason, Trajectory
 
 Schemas = Callable[[Database], Schema]
 
@@ -37,11 +38,32 @@ def judge_trajectories(
     """
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
     verdicts = sql.judge_many(pairs, [equality])
+    whole = [
+        pair
+        for pair, verdict, trajectory in zip(pairs, verdicts, trajectories, strict=True)
+        if not _broke(trajectory, verdict)
+    ]
     analysis = None if schemas is None else Analysis(schemas, gold_schemas)
+    if analysis is not None:
+        analysis.learn(whole)
+    level = levels(examples[trajectory.example_id] for trajectory in trajectories)
     return [
-        _outcome(trajectory, examples[trajectory.example_id], verdict, equality, max_turns, analysis)
+        _outcome(trajectory, examples[trajectory.example_id], verdict, equality, max_turns, analysis, level)
         for trajectory, verdict in zip(trajectories, verdicts, strict=True)
     ]
+
+
+def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
+    """Each example's level, by its id; where it has none, its gold SQL's."""
+    known = {example.id: example for example in examples}
+    untold = [example for example in known.values() if example.hardness is None]
+    asked = analyst.hardness([(example.gold_sql, example.database.engine) for example in untold]) if untold else []
+    told = {example.id: level for example, level in zip(untold, asked, strict=True)}
+    return {id: example.hardness or told[id] for id, example in known.items()}
+
+
+def _broke(trajectory: Trajectory, verdict: Verdict) -> bool:
+    return verdict.broken or trajectory.stop is StopReason.BROKEN
 
 
 def _pair(trajectory: Trajectory, example: Example) -> Pair:
@@ -62,14 +84,19 @@ class Analysis:
     _items: dict[tuple[str, str], SchemaItems | None] = field(default_factory=dict)
     _pairs: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
+    def learn(self, pairs: Iterable[Pair]) -> None:
+        """Have the queries of these pairs taken apart, all at once."""
+        queries = {
+            (pair.database.location, sql): (sql, self.schemas(pair.database), pair.database.engine)
+            for pair in pairs
+            for sql in (pair.gold_sql, pair.predicted_sql)
+            if sql and (pair.database.location, sql) not in self._items
+        }
+        self._items |= zip(queries, analyst.schema_items(list(queries.values())), strict=True)
+
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
-        """Tables and columns of a query; None when there is none or it does not parse."""
-        if not sql:
-            return None
-        key = (database.location, sql)
-        if key not in self._items:
-            self._items[key] = schema_items(sql, self.schemas(database), database.engine)
-        return self._items[key]
+        """Tables and columns of a query that was learned; None when there is none or it does not parse."""
+        return self._items[database.location, sql] if sql else None
 
     def gold(self, example: Example) -> SchemaItems | None:
         """The gold schema of an example; None where it has none."""
@@ -87,10 +114,16 @@ class Analysis:
 
 
 def _outcome(
-    trajectory: Trajectory, example: Example, verdict: Verdict, equality: str, max_turns: int, analysis: Analysis | None
+    trajectory: Trajectory,
+    example: Example,
+    verdict: Verdict,
+    equality: str,
+    max_turns: int,
+    analysis: Analysis | None,
+    level: Mapping[str, Hardness],
 ) -> Outcome:
     final = trajectory.final_sql
-    broken = verdict.broken or trajectory.stop is StopReason.BROKEN
+    broken = _broke(trajectory, verdict)
     if broken:
         analysis = None  # its database may be gone, and nobody looks at the rest of it
     return Outcome(
@@ -101,7 +134,7 @@ def _outcome(
         status=verdict.predicted,
         n_rows=verdict.n_rows,
         broken=broken,
-        hardness=example.hardness or hardness(example.gold_sql),
+        hardness=level[example.id],
         max_turns=max_turns,
         predicted_schema=analysis.items(final, example.database) if analysis else None,
         gold_items=analysis.items(example.gold_sql, example.database) if analysis else None,

@@ -26,6 +26,10 @@ def opener(engine: str) -> Opener:
         from pipelines.sql.dialects.duckdb import DuckdbSession
 
         return DuckdbSession
+    if engine == "analysis":
+        from pipelines.sql.analysis.session import AnalysisSession
+
+        return AnalysisSession
     from pipelines.sql.dialects.postgres import PostgresSession
 
     return PostgresSession

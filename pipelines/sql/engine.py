@@ -22,7 +22,7 @@ from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.jobs import executed, gold_facts, locate, suite_locations
 from pipelines.sql.pool import Pool
 from pipelines.sql.process import Death, Task
-from pipelines.sql.units import ValueUnits
+from pipelines.sql.units import NamesOf
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 TICK = 0.02
@@ -131,7 +131,7 @@ class SqlEngine:
         self._workers = workers
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
-        self._units = ValueUnits(tables)
+        self._names = NamesOf(tables)
         self._audit = None if audit is None else AuditLog(audit)
         self._lock = threading.RLock()
         self._gathered: list[tuple[str, Task]] = []
@@ -174,6 +174,11 @@ class SqlEngine:
             return result
 
         return Query(task, reply, read)
+
+    def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
+        """Have SQL text read without running it: see `pipelines/sql/analyst.py`, which asks this. Blocks."""
+        replies = self._run([("analysis", ("execute", ("",), request, 1)) for request in requests])
+        return [self._result(reply) for reply in replies]
 
     def judge_many(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Judge pairs under each equality and return the verdicts in the same order. Blocks.
@@ -220,10 +225,16 @@ class SqlEngine:
             raise ValueError(f"no such equality: {unknown[0]}; there are {', '.join(EQUALITIES)}")
         suite = any(EQUALITIES[name].suite for name in equalities)
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
-        facts: tuple[Any, ...] = gold_facts(pair.gold_sql)
-        if "spider_exec" in equalities:
-            facts += (self._units.of(pair.database, pair.gold_sql, pair.predicted_sql),)
-        return "judge", locations, pair.gold_sql, pair.predicted_sql, tuple(equalities), facts
+        names = self._names(pair.database) if "spider_exec" in equalities else None
+        return (
+            "judge",
+            locations,
+            pair.gold_sql,
+            pair.predicted_sql,
+            tuple(equalities),
+            gold_facts(pair.gold_sql),
+            names,
+        )
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""

@@ -10,13 +10,11 @@ import collections
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from sqlglot import exp
-
+from pipelines.sql import analyst
+from pipelines.sql.analyst import TieProbe
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.parsing import parse
-from pipelines.types import EngineName, Example, ExecutionResult
+from pipelines.types import Example, ExecutionResult
 
 SLOW_MS = 1000.0
 SHOWN = 10
@@ -44,19 +42,6 @@ class Finding:
     sql: str
 
 
-class Probe(NamedTuple):
-    """A query that shows whether a cut goes through a tie.
-
-    Attributes:
-        kept: rows that the gold query reads before its cut.
-        keys: sort keys behind the columns.
-    """
-
-    sql: str
-    kept: int
-    keys: int
-
-
 def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
     """All findings, in the order of the examples.
 
@@ -65,7 +50,8 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
     """
     unique = list(dict.fromkeys((example.database, example.gold_sql) for example in examples))
     first, second = sql.execute_many(unique), sql.execute_many(unique)
-    probes = [(key, probe) for key in unique for probe in _tie_probes(key[1], key[0].engine)]
+    asked = analyst.tie_probes([(text, database.engine) for database, text in unique])
+    probes = [(key, probe) for key, found in zip(unique, asked, strict=True) for probe in found]
     ties = sql.execute_many([(key[0], probe.sql) for key, probe in probes])
     found = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
     for (key, probe), result in zip(probes, ties, strict=True):
@@ -111,7 +97,7 @@ def _of_results(gold: str, one: ExecutionResult, two: ExecutionResult) -> Iterat
         yield "nondeterministic", f"it asks for {word[0].lower()}"
 
 
-def _of_ties(probe: Probe, result: ExecutionResult) -> Iterator[tuple[str, str]]:
+def _of_ties(probe: TieProbe, result: ExecutionResult) -> Iterator[tuple[str, str]]:
     """Whether the last row that is kept and the first that is not have the same sort keys and look different."""
     at, width = probe.kept, len(result.columns) - probe.keys
     if not result.ok or len(result.rows) <= at:
@@ -119,38 +105,3 @@ def _of_ties(probe: Probe, result: ExecutionResult) -> Iterator[tuple[str, str]]
     kept, left = result.rows[at - 1], result.rows[at]
     if kept[width:] == left[width:] and kept[:width] != left[:width]:
         yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(repr, kept[width:]))}"
-
-
-def _tie_probes(gold: str, engine: EngineName) -> list[Probe]:
-    tree = parse(gold, engine)
-    return [probe for select in (tree.find_all(exp.Select) if tree else ()) if (probe := _tie_probe(select, engine))]
-
-
-def _tie_probe(select: exp.Select, engine: EngineName) -> Probe | None:
-    """A SELECT with its sort keys behind its columns, and one row more; None without a LIMIT under an ORDER BY."""
-    limit = _number(select.args.get("limit"))
-    if not limit or not select.args.get("order") or select.args.get("distinct"):
-        return None
-    kept = limit + (_number(select.args.get("offset")) or 0)
-    items = select.expressions
-    named = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
-    keys = [_key(ordered.this, items, named) for ordered in select.args["order"].expressions]
-    probe = select.copy()
-    probe.set("expressions", [*probe.expressions, *(exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys))])
-    probe.set("limit", exp.Limit(expression=exp.Literal.number(kept + 1)))
-    probe.set("offset", None)
-    return Probe(probe.sql(dialect=engine), kept, len(keys))
-
-
-def _key(key: exp.Expr, items: Sequence[exp.Expr], named: Mapping[str, exp.Expr]) -> exp.Expr:
-    """A sort key as an expression: positions and aliases stand for an item of the SELECT list."""
-    if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
-        return items[int(key.this) - 1].unalias()
-    if isinstance(key, exp.Column) and not key.table and key.name.lower() in named:
-        return named[key.name.lower()]
-    return key
-
-
-def _number(clause: exp.Expr | None) -> int | None:
-    value = clause.args.get("expression") if clause is not None else None
-    return int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else None

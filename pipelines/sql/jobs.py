@@ -42,7 +42,7 @@ def gold_facts(gold_sql: str) -> tuple[bool, bool]:
     lowered = gold_sql.lower()
     if "order" not in lowered:
         return False, False
-    from pipelines.sql.analysis import is_ordered
+    from pipelines.sql.lexical import is_ordered
 
     return is_ordered(gold_sql), "order by" in lowered
 

@@ -10,13 +10,15 @@ from pipelines.sql import ves
 from pipelines.sql.compare import EQUALITIES, Equality, Gold
 from pipelines.sql.databases import Databases, whole
 from pipelines.sql.dialects.base import OK, Bounds, Raw
+from pipelines.sql.units import value_units
 from pipelines.sql.wire import Board
 
 
 class Judge:
     """Executes the two queries of a pair and compares their results, equality by equality.
 
-    `job` is ("judge", locations, gold SQL, predicted SQL or None, equality names, fields of `Gold`).
+    `job` is ("judge", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the names
+    of the database where an equality compares by value units).
     """
 
     def __init__(self, databases: Databases, bounds: Bounds, board: Board) -> None:
@@ -28,18 +30,21 @@ class Judge:
 
     def __call__(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         """(scores, gold facts, predicted facts); scores are {} when a gold query gave nothing to compare with."""
-        _, locations, gold_sql, predicted_sql, names, facts = job
+        _, locations, gold_sql, predicted_sql, equalities, known, names = job
         self._number = number
         self._predictions.clear()
         gold, kept = self._gold(locations[0], gold_sql)
         if gold.status != OK or predicted_sql is None:
             return {}, _facts(gold, kept), None
         predicted = self._predicted(locations[0], predicted_sql, gold_sql)
+        facts = Gold(*known)
+        if names is not None:
+            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
         scores: dict[str, float] = {}
-        for name in names:
+        for name in equalities:
             equality = EQUALITIES[name]
             chosen = locations if equality.suite else locations[:1]
-            score, failed = self._score(equality, chosen, gold_sql, predicted_sql, Gold(*facts))
+            score, failed = self._score(equality, chosen, gold_sql, predicted_sql, facts)
             if failed is not None:
                 return {}, _facts(failed), _facts(predicted)
             scores[name] = score

@@ -11,11 +11,11 @@ from typing import Any
 
 from pipelines.data.base import BadRow, is_plain_name, text_field
 from pipelines.errors import DataError, UserError
-from pipelines.sql.analysis import hardness
+from pipelines.sql import analyst
 from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.ves import r_ves
-from pipelines.types import HARDNESS_LEVELS, Database, EngineName, ExecutionStatus
+from pipelines.types import HARDNESS_LEVELS, Database, EngineName, ExecutionStatus, Hardness
 
 BIRD_SEPARATOR = "\t----- bird -----\t"
 SUFFIXES: Mapping[EngineName, tuple[str, ...]] = {
@@ -243,15 +243,19 @@ def score_all(
     for start in range(0, len(items), CHUNK):
         chunk = items[start : start + CHUNK]
         verdicts = sql.judge_many([Pair(database, one.sql, sent) for _, one, database, sent in chunk], names)
-        yield [_scored(*item[:3], verdict) for item, verdict in zip(chunk, verdicts, strict=True)]
+        levels = analyst.hardness([(one.sql, database.engine) for _, one, database, _ in chunk])
+        yield [
+            _scored(idx, one, level, verdict)
+            for (idx, one, _, _), level, verdict in zip(chunk, levels, verdicts, strict=True)
+        ]
 
 
-def _scored(idx: int, gold: Gold, database: Database, verdict: Verdict) -> Scored:
+def _scored(idx: int, gold: Gold, level: Hardness, verdict: Verdict) -> Scored:
     error = verdict.error_class
     if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
         error = f"gold_{error}"
     scores: Mapping[str, float | None] = dict.fromkeys(verdict.scores) if verdict.broken else verdict.scores
-    return Scored(idx, gold.db_id, hardness(gold.sql, database.engine), gold.difficulty, scores, error)
+    return Scored(idx, gold.db_id, level, gold.difficulty, scores, error)
 
 
 @dataclasses.dataclass(frozen=True)

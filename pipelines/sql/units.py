@@ -10,19 +10,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.errors import DataError
 from pipelines.sql import spider
-from pipelines.sql.schema import introspect
-from pipelines.types import Database
+
+if TYPE_CHECKING:
+    from pipelines.types import Database
 
 Unit = tuple[Any, ...]
 Units = tuple[tuple[Unit, ...] | None, tuple[Unit, ...] | None]
 
 
-class ValueUnits:
-    """Value units of gold queries and predictions.
+class Names(NamedTuple):
+    """What the official parser knows of a database.
+
+    Attributes:
+        columns: lower-cased columns by lower-cased table.
+        keys: what a column of a foreign key is called; None to leave names as they are.
+    """
+
+    columns: spider.Columns
+    keys: Mapping[str, str] | None
+
+
+class NamesOf:
+    """The names that value units are read by, of each database.
 
     Args:
         tables: Spider's tables.json; None to leave names as they are.
@@ -30,18 +43,24 @@ class ValueUnits:
 
     def __init__(self, tables: Path | None = None) -> None:
         self._keys = None if tables is None else _read_tables(tables)
-        self._columns: dict[str, spider.Columns] = {}
+        self._names: dict[Database, Names] = {}
 
-    def of(self, database: Database, gold_sql: str, predicted_sql: str | None) -> Units:
-        """Units of both queries; None where the official parser cannot read one."""
-        if database.location not in self._columns:
-            self._columns[database.location] = _columns(database)
-        columns = self._columns[database.location]
-        keys = None if self._keys is None else self._keys.get(database.id, {})
-        return _units(gold_sql, columns, keys), _units(predicted_sql or "", columns, keys)
+    def __call__(self, database: Database) -> Names:
+        """The names of a database."""
+        if database not in self._names:
+            keys = None if self._keys is None else self._keys.get(database.id, {})
+            self._names[database] = Names(_columns(database), keys)
+        return self._names[database]
+
+
+def value_units(names: Names, gold_sql: str, predicted_sql: str) -> Units:
+    """Units of both queries; None where the official parser cannot read one. For a worker: it parses."""
+    return _units(gold_sql, *names), _units(predicted_sql, *names)
 
 
 def _columns(database: Database) -> spider.Columns:
+    from pipelines.sql.schema import introspect
+
     try:
         schema = introspect(database)
     except DataError:  # the worker reports it; here there is just nothing to name

@@ -49,10 +49,11 @@ def ask_experts(
         flagged = [Rejected(one.example.id, FLAGGED, " / ".join(one.reasons)) for one in bad]
         kept = [example for example in kept if example.id not in {one.row for one in flagged}]
     if data.linker:
-        from pipelines.sql.analysis import schema_items
+        from pipelines.sql import analyst
 
         cases = [here[example.id] for example in kept]
-        gold = {one.id: schema_items(one.gold_sql, schema(one.database), one.database.engine) for one in cases}
+        asked = [(one.gold_sql, schema(one.database), one.database.engine) for one in cases]
+        gold = dict(zip((one.id for one in cases), analyst.schema_items(asked), strict=True))
         if data.linker == GOLD:
             linked = [linker.show(example, gold[example.id], schema(example.database)) for example in cases]
         else:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from pipelines.config import Sampling
 from pipelines.curation.duplicates import sql_shape
 from pipelines.errors import DataError
+from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
-from pipelines.sql.hardness import hardness
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
 from pipelines.teachers.asking import Asker
-from pipelines.types import HARDNESS_LEVELS, Database, Example, ExecutionResult
+from pipelines.types import HARDNESS_LEVELS, Database, Example, ExecutionResult, Hardness
 
 STYLES = {
     "plain": "one plain question, as a colleague would ask it",
@@ -139,7 +139,9 @@ class Inventor:
         verdicts = self.sql.judge_many(pairs, [EQUALITY])
         kept = [one.scores.get(EQUALITY) == 1.0 and not one.broken for one in verdicts]
         counts["answers_differ"] += kept.count(False)
-        return [self._example(*pair) for pair, good in zip(worded, kept, strict=True) if good]
+        good = [pair for pair, is_good in zip(worded, kept, strict=True) if is_good]
+        levels = analyst.hardness([(draft.sql, engine) for draft, _ in good])
+        return [self._example(*pair, level) for pair, level in zip(good, levels, strict=True)]
 
     def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
@@ -182,10 +184,9 @@ class Inventor:
     def _about(self, question: str, **parts: str) -> str:
         return prompts.about(self.schema, question or "none yet", "", **parts)
 
-    def _example(self, draft: Draft, question: str) -> Example:
+    def _example(self, draft: Draft, question: str, level: Hardness) -> Example:
         meta = {"style": draft.style, "teacher": self.teacher.name, "checker": self.checker.name}
         name = f"{self.database.id}_{draft.number:05d}"
-        level = hardness(draft.sql, self.database.engine)
         return Example(name, question, self.database, draft.sql, "", level, "invented", meta)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.sql.analysis import hardness
+from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
 from pipelines.types import Database
 

@@ -15,8 +15,9 @@ from scipy import stats as scipy_stats
 from pipelines.evaluation import contents, report, tables
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.material import ReportData
-from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.summary import summarise
+from pipelines.sql.diagnoses import ERROR_CLASSES
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SCRIPT = Path(__file__).parents[2] / "docs" / "build_published.py"

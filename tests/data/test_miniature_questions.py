@@ -14,7 +14,7 @@ from pipelines.data.miniature import world
 from pipelines.data.miniature.questions import FAMILIES
 from pipelines.data.miniature.vocabulary import CATEGORIES
 from pipelines.data.miniature.wording import expand, templates
-from pipelines.sql.analysis import hardness
+from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import HARDNESS_LEVELS
 

@@ -6,7 +6,8 @@ import dataclasses
 from typing import cast
 
 from pipelines.evaluation.material import Preview, ReportData, System
-from pipelines.evaluation.record import ERROR_CLASSES, Diagnosis, EpisodeRecord, Hint, Linking, Mode
+from pipelines.evaluation.record import EpisodeRecord, Linking, Mode
+from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis, Hint
 from pipelines.types import (
     HARDNESS_LEVELS,
     Action,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.evaluation import evaluate, hints
-from pipelines.evaluation.errors import diagnose
-from pipelines.evaluation.record import ERROR_CLASSES, Diagnosis, Failure
+from pipelines.evaluation import evaluate
+from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Diagnosis, Failure
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
@@ -98,7 +98,7 @@ def test_the_cases_are_many_and_cover_every_class_and_clue(found: dict[str, Diag
     assert len(cases) >= 60
     assert len({case.title for case in cases}) == len(cases)
     assert {case.error for case in cases} == set(ERROR_CLASSES)
-    assert {hint.kind for diagnosis in found.values() if diagnosis for hint in diagnosis.hints} == set(hints.KINDS)
+    assert {hint.kind for diagnosis in found.values() if diagnosis for hint in diagnosis.hints} == set(KINDS)
 
 
 def test_a_right_answer_has_no_diagnosis(harbour: Database, engine: SqlEngine) -> None:
@@ -157,7 +157,7 @@ def test_any_text_gets_a_class(text: str) -> None:
         diagnosis = diagnose(Failure(text, "SELECT a FROM t WHERE b = 1", SCHEMA, status=status))
         assert diagnosis.error in ERROR_CLASSES
         assert diagnosis.evidence
-        assert {hint.kind for hint in diagnosis.hints} <= set(hints.KINDS)
+        assert {hint.kind for hint in diagnosis.hints} <= set(KINDS)
 
 
 @pytest.mark.parametrize("nesting", [30, 3000])

@@ -14,9 +14,10 @@ from rich.console import Console
 from pipelines.errors import DataError
 from pipelines.evaluation import evaluate, text
 from pipelines.evaluation.compare import Comparison, compare
-from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord, Mode, text_digest
+from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
+from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
 from pipelines.types import (

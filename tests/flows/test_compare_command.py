@@ -12,7 +12,8 @@ from command_line import sqltrain
 
 from flows.screen import copy_page
 from pipelines.errors import UserError
-from pipelines.evaluation.record import Diagnosis, EpisodeRecord, Hint
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.sql.diagnoses import Diagnosis, Hint
 from pipelines.stages.answers import note_time
 from pipelines.types import to_dict, write_jsonl
 from tests.evaluation.evaluation_world import RECORD

@@ -6,7 +6,8 @@ import pytest
 
 from pipelines.protocols.knowledge import proposal
 from pipelines.rewards import terms
-from pipelines.sql.analysis import bigrams, schema_items
+from pipelines.sql.analysis.items import schema_items
+from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Column, Schema, Table
 from pipelines.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
 

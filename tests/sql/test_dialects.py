@@ -14,7 +14,8 @@ from servers import Server
 
 from pipelines.config import Source
 from pipelines.data.miniature.reader import read
-from pipelines.sql.analysis import hardness, schema_items
+from pipelines.sql.analysis.hardness import hardness
+from pipelines.sql.analysis.items import schema_items
 from pipelines.sql.dialects.base import REFUSED
 from pipelines.sql.dialects.copies import to_duckdb, to_postgres
 from pipelines.sql.dialects.guard import check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.sql import spider
-from pipelines.sql.hardness import Counts, count, hardness, level
+from pipelines.sql.analysis.hardness import Counts, count, hardness, level
 
 
 @pytest.mark.parametrize(

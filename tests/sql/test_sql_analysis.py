@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sql.analysis import bigrams, hardness, is_ordered, schema_items
-from pipelines.sql.authorizer import read_items
+from pipelines.sql.analysis.authorizer import read_items
+from pipelines.sql.analysis.hardness import hardness
+from pipelines.sql.analysis.items import schema_items
+from pipelines.sql.lexical import bigrams, is_ordered
 from pipelines.sql.schema import Schema, introspect
 from pipelines.types import HARDNESS_LEVELS, Database, SchemaItems
 

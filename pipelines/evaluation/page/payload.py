@@ -8,7 +8,8 @@ from typing import Any
 
 from pipelines.evaluation.evaluate import accepted
 from pipelines.evaluation.material import Preview, ReportData
-from pipelines.evaluation.record import ERROR_CLASSES, EpisodeRecord
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.types import HARDNESS_LEVELS, Example, ExecutionStatus, StopReason, Trajectory, Turn
 
 CHUNK = 40  # trajectories in one block of the page

@@ -10,10 +10,10 @@ from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.page import charts
 from pipelines.evaluation.page.html import Child, Html, join, tag
 from pipelines.evaluation.page.svg import canvas, marker
-from pipelines.evaluation.record import ERROR_CLASSES
 from pipelines.evaluation.stats import Estimate, Paired
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.evaluation.tables import Cell, Column, Table, show
+from pipelines.sql.diagnoses import ERROR_CLASSES
 
 LETTERS = {"easy": "E", "medium": "M", "hard": "H", "extra": "X"}
 ABOUT_ERRORS = {

@@ -10,17 +10,13 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from pipelines.errors import DataError
 from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.sql.analysis import schema_items
+from pipelines.sql import analyst
 from pipelines.sql.schema import Schema, introspect
 from pipelines.types import Action, ActionKind, Example, SchemaItems
 
@@ -166,7 +162,8 @@ class OraclePolicy(ScriptedPolicy):
 
     def _items(self, example: Example) -> SchemaItems:
         schema = self._schema(example)
-        items = schema_items(example.gold_sql, schema, example.database.engine) if schema else None
+        asked = [(example.gold_sql, schema, example.database.engine)] if schema else []
+        items = analyst.schema_items(asked)[0] if asked else None
         return items or SchemaItems(frozenset(), frozenset())
 
     def _linking(self, example: Example, rng: random.Random) -> str:
@@ -190,7 +187,7 @@ class OraclePolicy(ScriptedPolicy):
             return []
         names = [Action(self._look, LIST_TABLES[engine], rng.choice(TABLES))] if view == "hidden" else []
         return names + [
-            Action(self._look, _first_row(table, engine), rng.choice(COLUMNS).format(table=table))
+            Action(self._look, analyst.first_row(table, engine), rng.choice(COLUMNS).format(table=table))
             for table in sorted(self._items(example).tables)
         ]
 
@@ -226,32 +223,8 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     plan = example.meta.get("filters")
     if plan is not None:
         return [Lookup(**step, probe=f"SELECT DISTINCT {step['column']} FROM {step['table']}") for step in plan]
-    dialect = example.database.engine
-    try:
-        tree = sqlglot.parse_one(example.gold_sql, dialect=dialect)
-    except (SqlglotError, RecursionError):
-        return []
-    owners = _owners(schema)
-    found: dict[tuple[str, str, str], Lookup] = {}
-    for column, text in _compared(tree, owners):
-        table = _table_of(column, owners)
-        if table is not None:
-            probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table.name)).sql(dialect)
-            found.setdefault((table.name, column.name, text), Lookup(table.name, column.name, text, probe))
-    return list(found.values())
-
-
-def _first_row(table: str, dialect: str) -> str:
-    return exp.select("*").from_(exp.to_identifier(table)).limit(1).sql(dialect)
-
-
-def _owners(schema: Schema | None) -> dict[str, set[str]]:
-    """Tables by column, in lower case."""
-    owners: dict[str, set[str]] = {}
-    for table in schema.tables if schema else ():
-        for column in table.columns:
-            owners.setdefault(column.name.lower(), set()).add(table.name.lower())
-    return owners
+    (compared,) = analyst.lookups([(example.gold_sql, schema, example.database.engine)])
+    return [Lookup(each.table, each.column, each.text, each.probe) for each in compared]
 
 
 def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
@@ -262,40 +235,6 @@ def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
         names += [key.column for key in table.foreign_keys]
         keys.update((table.name.lower(), name.lower()) for name in names)
     return frozenset(keys)
-
-
-def _compared(tree: exp.Expr, owners: dict[str, set[str]]) -> Iterator[tuple[exp.Column, str]]:
-    """Columns that are compared with a text, with the text, in reading order."""
-    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False):
-        column = node.this
-        if not isinstance(column, exp.Column):
-            continue
-        for other in node.expressions if isinstance(node, exp.In) else [node.expression]:
-            if _is_text(other, owners):
-                yield column, other.name.strip("%")
-
-
-def _is_text(node: exp.Expr, owners: dict[str, set[str]]) -> bool:
-    """A text literal; SQLite also reads a double-quoted name that no column has as one."""
-    if isinstance(node, exp.Literal):
-        return node.is_string
-    if not isinstance(node, exp.Column) or node.table or not node.this.args.get("quoted"):
-        return False
-    return bool(owners) and node.name.lower() not in owners
-
-
-def _table_of(column: exp.Column, owners: dict[str, set[str]]) -> exp.Table | None:
-    """The table that a column of a SELECT stands for: by its qualifier, else the only source that has it."""
-    scope = column.find_ancestor(exp.Select)
-    if scope is None:
-        return None
-    sources = [clause.this for clause in (scope.args.get("from_"), *(scope.args.get("joins") or ())) if clause]
-    tables = [source for source in sources if isinstance(source, exp.Table)]
-    if column.table:
-        tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
-    elif owners:
-        tables = [table for table in tables if table.name.lower() in owners.get(column.name.lower(), ())]
-    return tables[0] if len(tables) == 1 else None
 
 
 def _guess(sql: str, found: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
@@ -314,11 +253,8 @@ def _wrong_word(one: Lookup) -> str:
 
 def _slip(sql: str, example: Example, rng: random.Random) -> list[Action]:
     """The answer from a table by its plural name, which is not there."""
-    try:
-        table = sqlglot.parse_one(sql, dialect=example.database.engine).find(exp.Table)
-    except (SqlglotError, RecursionError):
-        return []
+    table = analyst.first_table(sql, example.database.engine)
     if table is None:
         return []
-    wrong = re.sub(rf"\b{re.escape(table.name)}\b", f"{table.name}s", sql)
-    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table.name}s"))]
+    wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
+    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]

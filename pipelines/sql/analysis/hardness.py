@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from pipelines.sql import spider
-from pipelines.sql.parsing import first_select, parse, unwrap
+from pipelines.sql.analysis.parsing import MAX_CHARS, first_select, parse, unwrap
 from pipelines.types import EngineName, Hardness
 
 AGGREGATES = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg, exp.GroupConcat, exp.Window)
@@ -50,6 +50,8 @@ def level(counts: Counts) -> Hardness:
 
 def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
     """The counts of a query; None if neither parser reads it."""
+    if len(sql) > MAX_CHARS:
+        return None
     query = spider.read(sql)
     if query is not None:
         return _official(query)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
-from pipelines.sql.parsing import parse
+from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.schema import Schema
 from pipelines.types import EngineName
 

@@ -15,10 +15,10 @@ and a column that only joins or only stands in a plain COUNT is not asked for.
 
 from __future__ import annotations
 
-from pipelines.evaluation import hints
-from pipelines.evaluation.clauses import Reading, read
-from pipelines.evaluation.names import Unknown
-from pipelines.evaluation.record import Diagnosis, Failure, Hint
+from pipelines.sql.analysis import hints
+from pipelines.sql.analysis.clauses import Reading, read
+from pipelines.sql.analysis.names import Unknown
+from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
 from pipelines.types import ExecutionStatus, StopReason
 
 MISSING_NAMES = frozenset({"no_such_table", "no_such_column"})  # the sandbox's words for a name that is not there

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
-from pipelines.evaluation.names import Item, Resolved, columns_of, resolve
+from pipelines.sql.analysis.names import Item, Resolved, columns_of, resolve
 from pipelines.sql.schema import Schema
 from pipelines.types import EngineName
 

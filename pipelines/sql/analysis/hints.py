@@ -4,41 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from pipelines.evaluation.clauses import Condition, Reading
-from pipelines.evaluation.names import Item, Unknown, columns_of
-from pipelines.evaluation.record import Failure, Hint
+from pipelines.sql.analysis.clauses import Condition, Reading
+from pipelines.sql.analysis.names import Item, Unknown, columns_of
+from pipelines.sql.diagnoses import Failure, Hint
 from pipelines.sql.schema import Schema
-
-KINDS: Mapping[str, str] = {
-    "unknown_table": "names a table that does not exist",
-    "unknown_column": "names a column that no table has",
-    "column_of_another_table": "looks for a column in a table that does not have it",
-    "missing_join": "leaves out a table that gold reads",
-    "extra_join": "reads a table that gold does not",
-    "wrong_column": "uses one column where gold uses another",
-    "missing_column": "leaves out a column that gold uses",
-    "extra_column": "uses a column that gold does not",
-    "wrong_literal": "compares the right column with another constant",
-    "operator": "compares the right column in another way",
-    "missing_condition": "leaves out a condition",
-    "extra_condition": "adds a condition",
-    "logic": "joins its conditions otherwise (AND, OR, NOT)",
-    "join_kind": "joins otherwise (inner, left)",
-    "order": "orders rows otherwise",
-    "limit": "takes another number of rows",
-    "distinct": "differs in DISTINCT",
-    "grouping": "groups by something else",
-    "having": "filters groups otherwise",
-    "aggregation": "aggregates otherwise",
-    "set_operation": "combines queries otherwise (UNION, INTERSECT, EXCEPT)",
-    "nesting": "nests queries otherwise",
-    "output": "shows other columns, or in another order",
-    "empty_result": "returns no rows where gold returns some",
-    "other_equality": "counts as right under another equality",
-    "too_slow": "runs into a limit of the sandbox",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +138,7 @@ def _spellings(condition: Condition, failure: Failure) -> str:
     """What the database says about constants that it does not hold; "" when it holds them or is not asked."""
     if condition.operator.removeprefix("NOT ") not in ("=", "!=", "IN"):
         return ""  # a pattern or a bound need not be stored
-    stored = [value for value in failure.values(*condition.column) if isinstance(value, str)]
+    stored = [value for value in failure.values.get(condition.column, ()) if isinstance(value, str)]
     notes = []
     for value in condition.values:
         if stored and isinstance(value, str) and value not in stored:

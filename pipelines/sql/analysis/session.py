@@ -1,0 +1,88 @@
+"""The worker's side of `sql/analyst.py`: one request is answered at a time, under the worker's clock and memory.
+
+A request is (kind, arguments); its answer is one cell of JSON text, so that nothing but plain text goes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pipelines.sql.analysis.authorizer import read_items
+from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.analysis.hardness import hardness
+from pipelines.sql.analysis.items import schema_items
+from pipelines.sql.analysis.lookups import first_row, first_table, lookups
+from pipelines.sql.analysis.ties import tie_probes
+from pipelines.sql.diagnoses import Failure
+from pipelines.sql.dialects.base import ERROR, OK, Bounds, Clock, Raw, Session, failure
+from pipelines.types import Scalar, SchemaItems
+
+
+class AnalysisSession(Session):
+    """Answers requests about SQL text. It is no database, and is kept as one."""
+
+    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
+        self._seconds, self._clock = bounds.timeout_s, clock
+
+    def run(self, sql: Any, max_rows: int) -> Raw:
+        """Answer the request (kind, *arguments)."""
+        self._clock.arm(self._seconds)
+        kind, *arguments = sql
+        try:
+            answer = KINDS[kind](*arguments)
+        except MemoryError:
+            raise
+        except Exception as error:  # sqlglot raises freely on trees that parse but make no sense
+            return failure(ERROR, "unreadable", type(error).__name__)
+        return Raw(OK, ("answer",), [(json.dumps(answer),)])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _items(*arguments: Any) -> Any:
+    return _listed(schema_items(*arguments))
+
+
+def _reads(*arguments: Any) -> Any:
+    return _listed(read_items(*arguments))
+
+
+def _listed(items: SchemaItems | None) -> Any:
+    return None if items is None else (sorted(items.tables), sorted(items.columns))
+
+
+class _Asked(dict[tuple[str, str], Sequence[Scalar]]):
+    """Stored values by column, which notes the columns that are asked for and not there."""
+
+    def __init__(self, known: Mapping[tuple[str, str], Sequence[Scalar]]) -> None:
+        super().__init__(known)
+        self.missing: list[tuple[str, str]] = []
+
+    def get(self, key: tuple[str, str], default: Any = None) -> Any:
+        """The values, or the default."""
+        if key not in self:
+            self.missing.append(key)
+        return super().get(key, default)
+
+
+def _diagnosis(wrong: Failure) -> Any:
+    """The diagnosis, and the columns whose stored values would tell more."""
+    asked = _Asked(wrong.values)
+    diagnosis = diagnose(dataclasses.replace(wrong, values=asked))
+    return dataclasses.asdict(diagnosis), sorted(set(asked.missing))
+
+
+KINDS: Mapping[str, Callable[..., Any]] = {
+    "items": _items,
+    "reads": _reads,
+    "hardness": hardness,
+    "diagnosis": _diagnosis,
+    "ties": tie_probes,
+    "lookups": lookups,
+    "first_table": first_table,
+    "first_row": first_row,
+}

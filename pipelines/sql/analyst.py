@@ -1,0 +1,129 @@
+"""What SQL text says, asked of worker processes: no text of a model or of a benchmark is parsed in this one.
+
+One pool of such workers serves the whole process. It starts when it is first asked, and ends with the process. A text
+that the worker cannot read within its bounds is answered like one that nobody can read: with None, "extra", or a
+diagnosis that says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Schema
+from pipelines.types import HARDNESS_LEVELS, Database, EngineName, Hardness, SchemaItems
+
+# The bounds on length and on the parser's moves end a text long before this clock (see `analysis/parsing.py`).
+LIMITS = Limits(timeout_s=10.0, max_rows=1, memory_mb=1024)
+WORKERS = 2
+UNREAD = "the analysis could not read it within its limits"
+Value = TypeVar("Value")
+
+
+class TieProbe(NamedTuple):
+    """A query that shows whether a cut goes through a tie.
+
+    Attributes:
+        kept: rows that the query reads before its cut.
+        keys: sort keys behind the columns.
+    """
+
+    sql: str
+    kept: int
+    keys: int
+
+
+class Compared(NamedTuple):
+    """A text that a query compares with a column, and the query that shows the column's values."""
+
+    table: str
+    column: str
+    text: str
+    probe: str
+
+
+def schema_items(queries: Sequence[tuple[str, Schema, EngineName]]) -> list[SchemaItems | None]:
+    """The tables and columns that each query reads; None where it does not parse.
+
+    A column that no table in its scope has comes with the table "".
+    """
+    return _ask("items", queries, _schema_items, None)
+
+
+def prepared_items(queries: Sequence[tuple[Database, str]]) -> list[SchemaItems | None]:
+    """The tables and columns that SQLite says a prepared query reads; None where SQLite refuses it.
+
+    None too where the database is not SQLite's or cannot be opened.
+    """
+    return _ask("reads", queries, _schema_items, None)
+
+
+def hardness(queries: Sequence[tuple[str, EngineName]]) -> list[Hardness]:
+    """Spider's level of each query; "extra" where it cannot be read."""
+    return _ask("hardness", queries, _level, "extra")
+
+
+def tie_probes(queries: Sequence[tuple[str, EngineName]]) -> list[list[TieProbe]]:
+    """For each query the probes of its SELECTs that have a LIMIT under an ORDER BY."""
+    return _ask("ties", queries, lambda answer: [TieProbe(*probe) for probe in answer], [])
+
+
+def lookups(queries: Sequence[tuple[str, Schema | None, EngineName]]) -> list[list[Compared]]:
+    """For each query the texts that it compares with columns of known tables, in reading order."""
+    return _ask("lookups", queries, lambda answer: [Compared(*each) for each in answer], [])
+
+
+def first_table(sql: str, engine: EngineName) -> str | None:
+    """The first table that a query names; None where it names none, or cannot be read."""
+    return _ask("first_table", [(sql, engine)], lambda answer: answer and str(answer), None)[0]
+
+
+def first_row(table: str, engine: EngineName) -> str:
+    """The query that shows the first row of a table."""
+    return _ask("first_row", [(table, engine)], str, "")[0]
+
+
+def diagnose(failures: Sequence[Failure]) -> list[tuple[Diagnosis, list[tuple[str, str]]]]:
+    """Why each answer is wrong, and the columns, as (table, column), whose stored values would tell more."""
+    unread = Diagnosis("semantic", UNREAD), list[tuple[str, str]]()
+    return _ask("diagnosis", [(failure,) for failure in failures], _diagnosis, unread)
+
+
+def _schema_items(answer: Any) -> SchemaItems | None:
+    if answer is None:
+        return None
+    tables, columns = answer
+    return SchemaItems(frozenset(tables), frozenset((table, column) for table, column in columns))
+
+
+def _level(answer: Any) -> Hardness:
+    return HARDNESS_LEVELS[HARDNESS_LEVELS.index(answer)]
+
+
+def _diagnosis(answer: Any) -> tuple[Diagnosis, list[tuple[str, str]]]:
+    told, asked = answer
+    hints = tuple(Hint(**hint) for hint in told["hints"])
+    return Diagnosis(told["error"], told["evidence"], hints), [(table, column) for table, column in asked]
+
+
+def _ask(kind: str, queries: Sequence[tuple[Any, ...]], read: Callable[[Any], Value], unread: Value) -> list[Value]:
+    """Each request's answer; `unread` where the worker gave none."""
+    results = _engine().analyse_many([(kind, *query) for query in queries])
+    return [read(json.loads(str(result.rows[0][0]))) if result.ok else unread for result in results]
+
+
+_lock = threading.Lock()
+_started: list[tuple[int, SqlEngine]] = []  # (process id, its pool): at most one
+
+
+def _engine() -> SqlEngine:
+    """This process's pool; a forked child has one of its own."""
+    with _lock:
+        if not _started or _started[0][0] != os.getpid():
+            _started[:] = [(os.getpid(), SqlEngine(LIMITS, WORKERS))]
+        return _started[0][1]

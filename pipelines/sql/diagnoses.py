@@ -1,0 +1,98 @@
+"""Why an answer is wrong: what an error analysis is given, and what it says. The analysis runs in a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pipelines.types import EngineName, ExecutionStatus, Scalar, StopReason
+
+if TYPE_CHECKING:
+    from pipelines.sql.schema import Schema
+
+ErrorClass = Literal["hallucination", "schema_linking", "semantic", "syntax", "generation"]
+ERROR_CLASSES: tuple[ErrorClass, ...] = ("hallucination", "schema_linking", "semantic", "syntax", "generation")
+KINDS: Mapping[str, str] = {
+    "unknown_table": "names a table that does not exist",
+    "unknown_column": "names a column that no table has",
+    "column_of_another_table": "looks for a column in a table that does not have it",
+    "missing_join": "leaves out a table that gold reads",
+    "extra_join": "reads a table that gold does not",
+    "wrong_column": "uses one column where gold uses another",
+    "missing_column": "leaves out a column that gold uses",
+    "extra_column": "uses a column that gold does not",
+    "wrong_literal": "compares the right column with another constant",
+    "operator": "compares the right column in another way",
+    "missing_condition": "leaves out a condition",
+    "extra_condition": "adds a condition",
+    "logic": "joins its conditions otherwise (AND, OR, NOT)",
+    "join_kind": "joins otherwise (inner, left)",
+    "order": "orders rows otherwise",
+    "limit": "takes another number of rows",
+    "distinct": "differs in DISTINCT",
+    "grouping": "groups by something else",
+    "having": "filters groups otherwise",
+    "aggregation": "aggregates otherwise",
+    "set_operation": "combines queries otherwise (UNION, INTERSECT, EXCEPT)",
+    "nesting": "nests queries otherwise",
+    "output": "shows other columns, or in another order",
+    "empty_result": "returns no rows where gold returns some",
+    "other_equality": "counts as right under another equality",
+    "too_slow": "runs into a limit of the sandbox",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """A wrong answer, as an error analysis is given it.
+
+    Attributes:
+        predicted_sql: the answer; None when there is none.
+        status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
+        stop, turns: how the episode ended.
+        n_rows, gold_rows: rows that the answer and the gold SQL returned.
+        scores: the verdict under each equality.
+        values: distinct values that are stored in a column, by (table, column); one that is not there is not known.
+    """
+
+    predicted_sql: str | None
+    gold_sql: str
+    schema: Schema
+    engine: EngineName = "sqlite"
+    status: ExecutionStatus | None = ExecutionStatus.OK
+    error_class: str | None = None
+    stop: StopReason = StopReason.SOLUTION
+    turns: int = 1
+    n_rows: int = 0
+    gold_rows: int = 0
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    values: Mapping[tuple[str, str], Sequence[Scalar]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hint:
+    """A finer clue about a failure, for people: one failure can have several.
+
+    Attributes:
+        kind: a short stable word ("wrong_literal", "missing_join", ...); `KINDS` lists them.
+        detail: what exactly, in one line.
+    """
+
+    kind: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why an answer is wrong (TRUST-SQL, section 3.1).
+
+    Attributes:
+        error: the class; exactly one.
+        evidence: the fact that put it there, in one line.
+        hints: finer clues.
+    """
+
+    error: ErrorClass
+    evidence: str
+    hints: tuple[Hint, ...] = ()

@@ -1,0 +1,97 @@
+"""SQL text is read in a worker, within bounds; no other process parses what a model or a benchmark wrote."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from pipelines.curation.duplicates import sql_shape
+from pipelines.rewards.outcome import judge_trajectories
+from pipelines.sql import analyst
+from pipelines.sql.analysis.parsing import parse
+from pipelines.sql.diagnoses import Failure
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.health import examine
+from pipelines.sql.lexical import bigrams
+from pipelines.sql.schema import Schema, introspect
+from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
+
+ROOT = Path(__file__).resolve().parents[2]
+PARSER = "pipelines/sql/analysis/"
+DOOR = "pipelines/sql/databases.py"  # it imports the session, in a worker
+JOINS = "SELECT 1 FROM customer" + " JOIN purchase" * 24  # its parser's work doubles with each JOIN
+DATES = f"SELECT {'DATE(' * 40}1{')' * 40} FROM customer"
+WIDE = f"SELECT {', '.join('name' for _ in range(3000))} FROM customer"
+
+
+@pytest.fixture(scope="module")
+def schema(shop: Database) -> Schema:
+    return introspect(shop)
+
+
+@pytest.mark.parametrize("sql", [JOINS, DATES], ids=["joins", "dates"])
+def test_text_that_would_hang_the_parser_is_unread_and_the_rest_goes_on(schema: Schema, sql: str) -> None:
+    items = analyst.schema_items([(sql, schema, "sqlite"), ("SELECT name FROM customer", schema, "sqlite")])
+    assert items[0] is None
+    assert items[1] is not None
+    assert analyst.hardness([(sql.replace("SELECT", "SELECT DISTINCT ALL"), "sqlite")]) == ["extra"]
+    (diagnosis, _), *_ = analyst.diagnose([Failure(sql, "SELECT name FROM customer", schema)])
+    assert (diagnosis.error, diagnosis.evidence) == ("semantic", "it runs; the answer is beyond the analysis's parser")
+
+
+def test_an_answer_of_many_joins_is_judged_like_any_other(shop: Database, engine: SqlEngine) -> None:
+    example = Example("e1", "?", shop, "SELECT 1 FROM customer")
+    sql = "SELECT 1 FROM customer" + " JOIN (SELECT 1)" * 24
+    turn = Turn(sql, Action(ActionKind.SOLUTION, sql))
+    answer = Trajectory("e1", 0, "policy", "react", (), (turn,), sql, StopReason.SOLUTION)
+    (outcome,) = judge_trajectories([answer], {"e1": example}, engine, introspect, "strict", 10)
+    assert (outcome.correct, outcome.broken, outcome.predicted_schema) == (True, False, None)
+
+
+def test_a_request_that_outlives_the_clock_has_a_named_outcome(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SqlEngine(Limits(timeout_s=1e-4)) as impatient:
+        monkeypatch.setattr(analyst, "_engine", lambda: impatient)
+        assert analyst.schema_items([(WIDE, schema, "sqlite")]) == [None]
+        (diagnosis, _), *_ = analyst.diagnose([Failure(WIDE, WIDE, schema)])
+    assert diagnosis.evidence == analyst.UNREAD
+
+
+def test_gold_of_a_strangers_benchmark_is_read_in_the_worker_too(shop: Database, engine: SqlEngine) -> None:
+    (ordered,) = analyst.tie_probes([("SELECT name FROM customer ORDER BY credit LIMIT 1", "sqlite")])
+    assert [probe.kept for probe in ordered] == [1]
+    assert analyst.tie_probes([("SELECT 1 FROM customer ORDER BY 1.5 LIMIT 1", "sqlite")]) == [[]]
+    assert examine([Example("e1", "?", shop, "SELECT name FROM customer ORDER BY 1.5 LIMIT 1")], engine) is not None
+
+
+def test_several_statements_are_no_query() -> None:
+    """The sandbox refuses them, so nothing may be paid for what the first of them reads."""
+    assert parse("SELECT name FROM customer; DROP TABLE customer") is None
+    assert parse("SELECT name FROM customer;") is not None
+
+
+@pytest.mark.parametrize("sign", ["/*", "[", "`", "'", '"', "('", "--"])
+def test_what_needs_no_parser_is_linear_in_the_text(sign: str) -> None:
+    """A pattern that starts anew at each unclosed sign would take hours here."""
+    text = sign * 400_000
+    assert bigrams(text) is not None
+    assert sql_shape(text) is not None
+
+
+def imported(path: Path) -> set[str]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
+
+
+def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
+    outside = [path for room in ("pipelines", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
+    names = {str(path.relative_to(ROOT)): imported(path) for path in outside}
+    parsing = {path for path, modules in names.items() if any(module.split(".")[0] == "sqlglot" for module in modules)}
+    assert parsing
+    assert all(path.startswith(PARSER) for path in parsing)
+    asking = {path for path, modules in names.items() if any(m.startswith("pipelines.sql.analysis") for m in modules)}
+    assert {path for path in asking if not path.startswith(PARSER)} == {DOOR}
