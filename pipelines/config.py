@@ -202,6 +202,12 @@ class Optimizer(Section):
     clip: float = 1.0
     schedule: Literal["cosine", "constant", "linear"] = "cosine"
 
+    @pydantic.model_validator(mode="after")
+    def _has_a_rest(self) -> Optimizer:
+        if self.lr_rest is not None and self.kind != "muon":
+            raise ValueError("lr_rest is the rate of what Muon leaves to AdamW: with kind=adamw, lr is the rate of all")
+        return self
+
 
 class Sft(Section):
     """Supervised fine-tuning on token-exact samples; null `stages.sft` in a recipe without it."""

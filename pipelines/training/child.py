@@ -74,13 +74,16 @@ def _prepare(plan: Plan) -> None:
 
 
 def _events() -> Any:
-    """Keep standard output for events: from here on, prints by others land on standard error."""
+    """Keep standard output for events: from here on, prints by others land on standard error.
+
+    The first process tells how it goes; of the others one hears only why they fail.
+    """
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    quiet = int(os.environ.get("RANK", "0")) != 0
+    first = int(os.environ.get("RANK", "0")) == 0
 
     def emit(event: Mapping[str, Any]) -> None:
-        if not quiet:
+        if first or event["event"] == "error":
             stream.write(json.dumps(event) + "\n")
 
     return emit

@@ -94,7 +94,7 @@ def arguments(plan: Plan) -> GRPOConfig:
     # A checkpoint between two updates of one generation would lose its rollouts: save after the last of them.
     save_steps = -(-grpo.save_steps // grpo.updates_per_rollout) * grpo.updates_per_rollout
     return GRPOConfig(
-        **settings.common(plan, grpo.optimizer, grpo.steps, save_steps),
+        **settings.common(plan, grpo.steps, save_steps),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,

@@ -34,7 +34,7 @@ NAMES = {
 }
 
 
-class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
+class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer with dual tracks, rows of no weight left out of the forward, and micro-batches of like length.
 
     Args:
@@ -194,14 +194,34 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
             rows = rows[self.rows] if self.rows.any() else rows[:1]  # one row keeps every process's backward alike
         lengths = attention_mask[rows].sum(1)
         rows = rows[lengths.argsort(stable=True)]
-        parts = [
-            dense(compute, input_ids[part], attention_mask[part], logits_to_keep)
-            for part in torch.split(rows, min(batch_size or len(rows), LIKE_ROWS))
-        ]
-        result = scatter(parts, rows, len(input_ids))
+        batches, repeats = self._batches(rows, min(batch_size or len(rows), LIKE_ROWS))
+        parts = [dense(compute, input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
+        result = scatter(parts[: len(parts) - repeats], rows, len(input_ids))
+        for logps, _, _ in parts[len(parts) - repeats :]:
+            result = (result[0] + 0.0 * logps.sum(), *result[1:])  # part of the graph: its backward runs too
         if self.inside_loss:
             self.forward = result
         return result
+
+    def _batches(self, rows: Tensor, size: int) -> tuple[list[Tensor], int]:
+        """The rows of each forward, as many on every process, and how many at the end only repeat the shortest row.
+
+        DistributedDataParallel and ZeRO-3 talk in each forward: a process with fewer of them would leave the others
+        waiting for ever.
+        """
+        batches = list(torch.split(rows, size))
+        most = self._most(len(batches))
+        if most > len(batches):
+            batches = list(torch.tensor_split(rows, min(most, len(rows))))
+        repeats = most - len(batches)
+        return batches + [rows[:1]] * repeats, repeats
+
+    def _most(self, count: int) -> int:
+        """The largest of the processes' counts."""
+        if self.accelerator.num_processes == 1:
+            return count
+        counts: Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        return int(counts.max())
 
     def _watch(self, inputs: dict[str, Any]) -> None:
         """Entropy over the rows that had a forward; on the first pass, how far trainer and sampler are apart."""
@@ -230,6 +250,10 @@ class GrpoTrainer(settings.Lean, GRPOTrainer):  # type: ignore[misc]
         logs.update({f"own/{name}": value for name, value in self.watched.items()})
         self.watched.pop(HELD_OUT, None)  # measured once: not again with each step on the same generation
         super().log(logs, start_time)
+
+    def all_have(self, value: object) -> bool:
+        """Whether no process has None here: what follows from it is done by all of them, or by none."""
+        return not self._most(int(value is None))
 
     def observe(self, generation: Generation) -> list[list[int]]:
         """Take note of a generation; the mask of each episode's full track.
@@ -286,10 +310,11 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
     masks = trainer.observe(generation)
     pairs = [cut(paid.trajectory, trainer._tokenizer.pad_token_id) for paid in generation.episodes]
     prompt_ids, completion_ids = [prompt for prompt, _ in pairs], [completion for _, completion in pairs]
+    sampled = _sampled(generation, completion_ids)
     return {
         "prompt_ids": prompt_ids,
         "completion_ids": completion_ids,
-        "logprobs": _sampled(generation, completion_ids),
+        "logprobs": sampled if trainer.all_have(sampled) else None,
         "env_mask": masks,
         "paid": [None if paid.rewards is None else paid.reward(FULL) for paid in generation.episodes],
     }

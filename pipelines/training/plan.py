@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pipelines.config import Recipe, Section
+from pipelines.config import Optimizer, Recipe, Section
 
 MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
 CURVES, TIMING, ALARMED, LOG, PLAN = "curves.jsonl", "timing.jsonl", "alarms.jsonl", "child.log", "plan.json"
@@ -32,3 +32,8 @@ class Plan(Section):
     held_out: Path | None = None
     gold_schemas: Path | None = None
     out: Path
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimiser of this run's section of the recipe."""
+        return self.recipe.sft.optimizer if self.kind == "sft" else self.recipe.grpo.optimizer

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
 from transformers import TrainerCallback
 
 from pipelines.errors import ResourceError
@@ -49,7 +50,9 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.since = _now()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Cut the files back to where the run resumes."""
+        """Cut the files back to where the run resumes: they are the first process's."""
+        if not state.is_world_process_zero:
+            return
         for name in (CURVES, TIMING, ALARMED):
             lines = _keep_until(self.out / name, state.global_step)
             for line in lines if name == CURVES else ():
@@ -97,7 +100,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
                 )
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark the checkpoint as whole."""
+        """Mark the checkpoint as whole, once every process has written its part of it."""
+        PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             (self.out / CHECKPOINTS / f"checkpoint-{state.global_step}" / WHOLE).touch()
 

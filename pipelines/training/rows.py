@@ -14,13 +14,16 @@ Forward = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities (B, C
 
 def moving(inputs: Mapping[str, Tensor], beta: float = 0.0) -> Tensor:
     """(B,) which rows can move the policy: some token of weight with an advantage that is not 0, or a KL penalty."""
-    weight = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool().any(1)
-    moves = weight & (inputs["advantages"] != 0).view(len(weight), -1).any(1)  # (B,), or (B, C) when tokens differ
-    if beta:
-        moves = weight
+    full = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    moves = full.bool().any(1) if beta else _paid(full, inputs["advantages"])
     if "schema_mask" in inputs:
-        moves = moves | (inputs["schema_mask"].bool().any(1) & (inputs["schema_advantages"] != 0))
+        moves = moves | _paid(inputs["schema_mask"], inputs["schema_advantages"])
     return moves
+
+
+def _paid(mask: Tensor, advantages: Tensor) -> Tensor:
+    """(B,) which rows have a token under a track's mask (B, C) whose advantage is not 0: one a row, (B,), or (B, C)."""
+    return (mask.bool() & (advantages != 0).view(len(mask), -1)).any(1)
 
 
 def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[str, Tensor]], Tensor]) -> list[Any]:

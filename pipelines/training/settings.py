@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from torch import nn
 
-from pipelines.config import Optimizer
 from pipelines.errors import RecipeError
 from pipelines.recipes import CONF
 from pipelines.training import model, optim
@@ -19,8 +19,18 @@ from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 from pipelines.training.record import last_whole_checkpoint
 
 
-class Lean:
-    """What both trainers leave out of TRL's: see each method."""
+class Common:
+    """What both trainers change in TRL's, or leave out of it: see each method."""
+
+    plan: Plan
+    model: Any
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The recipe's optimiser: Muon with AdamW when it says so, else what the arguments say."""
+        optimizer: Any = getattr(self, "optimizer", None)
+        if optimizer is None and self.plan.optimizer.kind == "muon":
+            self.optimizer = optim.build(self.model if model is None else model, self.plan.optimizer)
+        return super().create_optimizer(model)  # type: ignore[misc]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """None: a stage's manifest says what made a model."""
@@ -70,7 +80,7 @@ def score_labels_only() -> None:
     utils._use_triton = compact
 
 
-def deepspeed_file(plan: Plan, optimizer: Optimizer) -> str | None:
+def deepspeed_file(plan: Plan) -> str | None:
     """DeepSpeed's configuration: a file of one's own, or one of `infra/deepspeed/` by name ("zero2", "zero3").
 
     Raises:
@@ -79,7 +89,7 @@ def deepspeed_file(plan: Plan, optimizer: Optimizer) -> str | None:
     name = plan.recipe.hardware.deepspeed
     if name is None:
         return None
-    if optimizer.kind == "muon":
+    if plan.optimizer.kind == "muon":
         raise RecipeError("Muon needs whole matrices, and DeepSpeed cuts them up", "Set optimizer.kind=adamw.")
     ours = CONF.parent / "infra" / "deepspeed" / f"{name}.json"
     path = ours if ours.is_file() else Path(name)
@@ -95,20 +105,20 @@ def state_bytes(network: nn.Module) -> int:
     return weights + 2 * sum(one.numel() * 4 for one in network.parameters() if one.requires_grad)
 
 
-def common(plan: Plan, optimizer: Optimizer, steps: int, save_steps: int) -> dict[str, Any]:
+def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
     """Arguments of TRL's configurations that SFT and GRPO share."""
     cpu = on_cpu(plan)
     return {
-        **optim.arguments(optimizer),
+        **optim.arguments(plan.optimizer),
         "output_dir": str(plan.out / CHECKPOINTS),
         "max_steps": steps,
-        "warmup_steps": int(steps * optimizer.warmup_ratio),
+        "warmup_steps": int(steps * plan.optimizer.warmup_ratio),
         "seed": plan.recipe.seed,
         "use_cpu": cpu,
         "bf16": not cpu and plan.recipe.model.dtype == "bfloat16",
         "activation_checkpointing": not cpu,
         "dataloader_pin_memory": not cpu,
-        "deepspeed": deepspeed_file(plan, optimizer),
+        "deepspeed": deepspeed_file(plan),
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": 2,
@@ -128,8 +138,15 @@ def run(trainer: Any, plan: Plan) -> None:
     with warnings.catch_warnings():
         # TRL 1.16 still reads the name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-        trainer.train(resume_from_checkpoint=last_whole_checkpoint(plan.out))
+        trainer.train(resume_from_checkpoint=resume_point(plan.out))
     _save(trainer, plan)
+
+
+def resume_point(out: Path) -> str | None:
+    """The checkpoint that every process goes on from: the first one chooses and clears up, the others wait for it."""
+    chosen = [last_whole_checkpoint(out) if is_main() else None]
+    broadcast_object_list(chosen)
+    return chosen[0]
 
 
 def _save(trainer: Any, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from pipelines.errors import DataError
-from pipelines.training import batching, model, optim, settings
+from pipelines.training import batching, model, settings
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
 from pipelines.training.samples import Sample, sample
@@ -39,8 +39,8 @@ class Fixed(Sampler[int]):
         return len(self.indices)
 
 
-class SftTrainer(settings.Lean, SFTTrainer):  # type: ignore[misc]
-    """TRL's trainer with batches of like length, and Muon where the recipe asks for it."""
+class SftTrainer(settings.Common, SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer with batches of like length."""
 
     def __init__(self, *, plan: Plan, indices: Sequence[int], **kwargs: Any) -> None:
         self.plan, self.indices = plan, indices
@@ -48,13 +48,6 @@ class SftTrainer(settings.Lean, SFTTrainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Fixed:
         return Fixed(self.indices)
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Muon with AdamW when the recipe says so, else what the arguments say."""
-        optimizer: Any = getattr(self, "optimizer", None)
-        if optimizer is None and self.plan.recipe.sft.optimizer.kind == "muon":
-            self.optimizer = optim.build(self.model if model is None else model, self.plan.recipe.sft.optimizer)
-        return super().create_optimizer(model)
 
 
 def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
@@ -81,7 +74,7 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
         train_dataset=_dataset(samples),
         callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, {})],
         args=SFTConfig(
-            **settings.common(plan, recipe.sft.optimizer, steps, recipe.sft.save_steps),
+            **settings.common(plan, steps, recipe.sft.save_steps),
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=accumulate,
             max_length=None,

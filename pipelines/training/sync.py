@@ -13,6 +13,7 @@ from typing import Any
 
 from pipelines.errors import EndpointError
 from pipelines.training.plan import SERVED
+from pipelines.training.weights import whole_weights
 
 TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
@@ -64,24 +65,6 @@ class WeightSync:
         kwargs = {"weights_path": str(self.folder)}
         _post(f"{server}/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
         _post(f"{server}/reset_prefix_cache", {})  # keys and values of the old weights
-
-
-def whole_weights(trainer: Any) -> tuple[Any, dict[str, Any]]:
-    """The base network and its weights by name, gathered from all processes; adapters are merged into them."""
-    network = trainer.accelerator.unwrap_model(trainer.model)
-    if not hasattr(network, "merge_adapter"):
-        return network, trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    network.merge_adapter()
-    try:
-        merged = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-        plain = {
-            name.removeprefix("base_model.model.").replace(".base_layer.", "."): value.clone()
-            for name, value in merged.items()
-            if ".lora_" not in name
-        }
-    finally:
-        network.unmerge_adapter()
-    return network.get_base_model(), plain
 
 
 def _post(url: str, body: dict[str, Any]) -> None:

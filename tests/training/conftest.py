@@ -1,6 +1,10 @@
 """A world of one database and a tiny untrained model: enough for every part of training to be real."""
 
+import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from pipelines.sql.schema import introspect
 from pipelines.training.model import make_tiny
 from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = TinyModel(width=32, layers=2, heads=2, ffn=64, vocabulary=400, context=512)
 QUESTIONS = {
     "how many singers": "SELECT count(*) FROM singer",
@@ -123,3 +128,34 @@ def taught(tmp_path_factory, trajectories, recipe, checkpoint) -> Path:
     )
     sft.train(plan, trajectories, lambda event: None)
     return out / "model"
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """A function that runs a plan in several processes over gloo (see ranks.py), and gives what became of each."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command = [sys.executable, str(Path(__file__).parent / "ranks.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+        def run(plan, count=2, timeout_s=90.0, kill_at=None):
+            plan.out.mkdir(exist_ok=True)
+            path = plan.out / "plan.json"
+            path.write_text(plan.model_dump_json(), encoding="utf-8")
+            request = {"plan": str(path), "count": count, "timeout_s": timeout_s, "kill_at": kill_at}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield run
+        process.stdin.close()

@@ -1,5 +1,6 @@
 """The parent's side: whatever becomes of the child, one plain error and no process left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,17 @@ def test_a_users_mistake_in_the_child_is_the_parents_error(plan, tmp_path):
     missing = plan.model_copy(update={"data": tmp_path / "no.jsonl"})
     with pytest.raises(DataError, match=r"no such file.*no\.jsonl"):
         launch.train(missing, plan.out, nothing)
+
+
+def test_every_process_of_a_run_says_why_it_fails(plan, tmp_path):
+    """Under torchrun each process writes to the same output; only the first one tells how the run goes."""
+    path = tmp_path / "plan.json"
+    path.write_text(plan.model_copy(update={"data": tmp_path / "no.jsonl"}).model_dump_json())
+    command = [sys.executable, "-m", "pipelines.training.child", str(path)]
+    second = subprocess.run(command, env={**os.environ, "RANK": "1"}, capture_output=True, text=True, check=False)
+    assert second.returncode == child.FAILED
+    [event] = [json.loads(line) for line in second.stdout.splitlines()]
+    assert (event["event"], event["kind"]) == ("error", "DataError")
 
 
 def test_a_silent_child_is_stopped_with_all_that_it_started(plan):

@@ -12,6 +12,7 @@ from pipelines.training import grpo_trainer
 from pipelines.training.grpo import _dataset, arguments
 from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import load
+from pipelines.training.optim import MuonAdamW
 from pipelines.training.plan import Plan
 from pipelines.training.rows import moving
 
@@ -32,10 +33,10 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
             "micro_batch": 4,
             "clip_low": LOW,
             "clip_high": HIGH,
+            "optimizer": Optimizer(lr=1e-3),
             **changes,
         }
-        sampling, optimizer = Sampling(episode_tokens=50), Optimizer(lr=1e-3)
-        section = Grpo(**settings, steps=1, sampling=sampling, optimizer=optimizer)
+        section = Grpo(**settings, steps=1, sampling=Sampling(episode_tokens=50))
         plan = Plan(
             kind="grpo",
             recipe=recipe.model_copy(update={"grpo": section}),
@@ -148,6 +149,12 @@ def test_adding_the_advantages_first_would_be_wrong_off_policy(make, batch):
     assert (got - expected).norm() / expected.norm() > 0.02
 
 
+def test_muon_is_grpos_optimiser_too_where_the_recipe_says_so(make):
+    optimizer = make(optimizer=Optimizer(kind="muon", lr=0.02, lr_rest=3e-3)).create_optimizer()
+    assert isinstance(optimizer, MuonAdamW)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 3e-3]
+
+
 def test_lambda_0_is_plain_grpo_bit_for_bit(make, batch):
     none, plain = make(lambda_schema=0.0), make()
     none._compute_loss(none.model, dict(batch)).backward()
@@ -189,6 +196,19 @@ def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
     assert seen == [(2, 12)]  # rows 2 and 3, as long as the longer: 3 + 9 tokens
 
 
+def test_rows_that_only_the_schema_track_moves_get_a_forward(make, batch):
+    batch["advantages"] = torch.tensor([0.0, 0.0, 0.4, 0.0])
+    batch["schema_advantages"] = torch.tensor([-0.9, 0.0, 0.0, 0.0])
+    assert moving(batch).tolist() == [True, False, True, False]
+    weighed = batch | {
+        "advantages": batch["advantages"].unsqueeze(1) * torch.ones(ROWS, COMPLETION),
+        "schema_advantages": batch["schema_advantages"].unsqueeze(1) * torch.ones(ROWS, COMPLETION),
+    }
+    assert moving(weighed).tolist() == [True, False, True, False]
+    batch["schema_mask"][0] = 0
+    assert moving(batch).tolist() == [False, False, True, False]
+
+
 def test_a_batch_without_weight_still_has_a_gradient_of_zero(make, batch):
     """Every process must run its backward, or the others wait for ever."""
     trainer = make()
@@ -212,8 +232,8 @@ def test_what_is_watched(make, batch):
 
 
 def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch):
-    """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap)."""
-    trainer = make()
+    """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap), in both tracks."""
+    trainer = make(lambda_schema=0.25)
     old = log_probabilities(trainer.model, batch).detach()
     gap = torch.tensor([0.0, 0.5, -0.5, 3.0, 0, 0, 0, 0, 0, 0]) * batch["completion_mask"]
     corrected = trainer._corrected({**batch, "sampling_per_token_logps": old - gap}, cap=2.0)
@@ -223,8 +243,8 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch)
     assert torch.allclose(corrected["schema_advantages"][1, :4], 0.9 * weights, atol=1e-4)
 
     batch |= corrected
-    by_hand = {name: value for name, value in batch.items() if not name.startswith("schema")}
-    loss = trainer._compute_loss(trainer.model, by_hand)
-    full = batch["completion_mask"] * batch["tool_mask"]
-    expected = -(batch["advantages"] * full).sum() / full.sum()  # the ratio is 1: nothing is clipped
+    loss = trainer._compute_loss(trainer.model, dict(batch))
+    full = batch["completion_mask"] * batch["tool_mask"]  # the ratio is 1: nothing is clipped
+    expected = -(batch["advantages"] * full).sum() / full.sum()
+    expected -= 0.25 * (batch["schema_advantages"] * batch["schema_mask"]).sum() / batch["schema_mask"].sum()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)

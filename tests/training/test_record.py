@@ -7,14 +7,15 @@ import pytest
 
 from pipelines.errors import ResourceError
 from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
+from pipelines.training.settings import resume_point
 
 
 def recorder(out, state_bytes=1000):
     return Recorder(out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, {})
 
 
-def state(step, steps=9):
-    return SimpleNamespace(global_step=step, max_steps=steps, is_world_process_zero=True)
+def state(step, steps=9, rank=0):
+    return SimpleNamespace(global_step=step, max_steps=steps, is_world_process_zero=rank == 0)
 
 
 def lines(path):
@@ -41,6 +42,25 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint_and_a_torn_line(tmp_
     curves.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "loss": 1}\n{"step": 4, "lo')
     recorder(tmp_path).on_train_begin(None, state(2), None)
     assert lines(curves) == [{"step": 1, "loss": 3}, {"step": 2, "loss": 2}]
+
+
+def test_only_the_first_process_cuts_the_files_back(tmp_path):
+    """Two that write the same file at once tear it."""
+    curves = tmp_path / "curves.jsonl"
+    curves.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n')
+    recorder(tmp_path).on_train_begin(None, state(1, rank=1), None)
+    assert len(lines(curves)) == 2
+
+
+def test_only_the_first_process_clears_a_torn_checkpoint_away(tmp_path, monkeypatch):
+    torn = tmp_path / "checkpoints" / "checkpoint-1"
+    torn.mkdir(parents=True)
+    monkeypatch.setenv("RANK", "1")
+    resume_point(tmp_path)
+    assert torn.is_dir()
+    monkeypatch.setenv("RANK", "0")
+    assert resume_point(tmp_path) is None
+    assert not torn.exists()
 
 
 def test_only_a_whole_checkpoint_is_gone_on_from(tmp_path):

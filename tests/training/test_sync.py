@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from pipelines.errors import EndpointError
 from pipelines.training import sync
-from pipelines.training.model import adapters, load
-from pipelines.training.sync import WeightSync, whole_weights
+from pipelines.training.model import load
+from pipelines.training.sync import WeightSync
 
 
 @pytest.fixture
@@ -62,29 +62,6 @@ def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
     assert len(server.asked) == 4
     sent = load_file(tmp_path / "served" / "model.safetensors")
     assert torch.equal(sent["model.embed_tokens.weight"], trainer.model.get_input_embeddings().weight)
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads the old name
-def test_adapters_are_merged_and_stay_trainable(trainer, checkpoint, recipe):
-    """Random adapters: the merged weights speak as the adapted network does."""
-    from peft import get_peft_model
-
-    from pipelines.config import Lora
-
-    ids = torch.arange(5, 25).unsqueeze(0)
-    adapted = get_peft_model(trainer.model, adapters(Lora(rank=4, alpha=8)))
-    for name, value in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(value, std=0.1)
-    trainer.model = trainer.model_wrapped = adapted
-    with torch.no_grad():
-        expected = adapted(input_ids=ids).logits
-        _, weights = whole_weights(trainer)
-        plain, _ = load(checkpoint, recipe.model)
-        assert plain.load_state_dict(weights, strict=False).unexpected_keys == []
-        assert torch.allclose(plain(input_ids=ids).logits, expected, atol=1e-5)
-        assert torch.allclose(adapted(input_ids=ids).logits, expected, atol=1e-5)
-    assert any(value.requires_grad for name, value in adapted.named_parameters() if "lora_" in name)
 
 
 def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_path):

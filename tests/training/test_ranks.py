@@ -1,0 +1,72 @@
+"""Two processes that train together over gloo: neither waits for ever, and a killed run goes on exactly."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipelines.training.plan import Plan
+from pipelines.types import write_jsonl
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def plan(tmp_path, recipe, examples, taught):
+    write_jsonl(tmp_path / "examples.jsonl", examples)
+
+    def make(name, **changes):
+        section = recipe.grpo.model_copy(update={"questions_per_step": 16, "micro_batch": 32, **changes})
+        return Plan(
+            kind="grpo",
+            recipe=recipe.model_copy(update={"grpo": section}),
+            checkpoint_in=str(taught),
+            data=tmp_path / "examples.jsonl",
+            out=tmp_path / name,
+        )
+
+    return make
+
+
+def curves(plan):
+    return [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"drop_zero_variance": True}, {"drop_zero_variance": True, "updates_per_rollout": 2, "steps": 4}],
+    ids=["loss", "old log-probabilities"],
+)
+def test_ranks_with_uneven_groups_do_not_wait_for_ever(ranks, plan, changes):
+    """32 rows a rank in forwards of 24: a rank that keeps fewer rows than the other needs fewer forwards."""
+    alone, shared = plan("alone", **changes), plan("shared", **changes)
+    ended = ranks(alone, count=1)
+    assert ended["codes"] == [0], ended["err"]
+    ended = ranks(shared)
+    assert ended["codes"] == [0, 0], ended["err"]
+    for one, other in zip(curves(alone), curves(shared), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3, abs=1e-5)
+        assert other.get("drift_max", 0.0) < 1e-3
+    assert any(line["grad_norm"] > 0 for line in curves(shared))
+
+
+def test_two_killed_ranks_go_on_exactly(ranks, plan):
+    whole, torn = plan("whole", drop_zero_variance=True), plan("torn", drop_zero_variance=True)
+    assert ranks(whole)["codes"] == [0, 0]
+    assert ranks(torn, kill_at=2)["codes"] != [0, 0]
+    assert (torn.out / "checkpoints").is_dir()
+    assert ranks(torn)["codes"] == [0, 0]
+    assert curves(torn) == curves(whole)
+    left, right = (load_file(one.out / "model" / "model.safetensors") for one in (whole, torn))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_parent_hears_why_the_second_rank_failed(ranks, plan):
+    made = plan("failed")
+    missing = made.model_copy(update={"data": made.data.with_name("gone.jsonl")})
+    ended = ranks(missing)
+    assert ended["codes"] == [3, 3]
+    for out in ended["out"]:
+        assert json.loads(out.splitlines()[-1])["event"] == "error"
