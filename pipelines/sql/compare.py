@@ -6,17 +6,14 @@ import this module, so it needs nothing beyond the standard library.
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pipelines.sql.bags import close_rows, same_bag
 from pipelines.sql.permutation import equal_up_to_columns
 
 Row = tuple[Any, ...]
-TOLERANCE = 1e-9
-MATCHING_ROWS = 400
 
 
 class Result(Protocol):
@@ -35,7 +32,7 @@ class Gold(NamedTuple):
     """What an equality may know of the gold query beside its result.
 
     Attributes:
-        ordered: its outermost query has an ORDER BY (`analysis.is_ordered`).
+        ordered: its outermost query has an ORDER BY (`lexical.is_ordered`).
         mentions_order: "order by" stands anywhere in its text: the official test suite's rule.
         units: the official parser's value units of its SELECT list, and of the prediction's (`spider_exec`).
     """
@@ -116,9 +113,10 @@ def strict(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Our own equality, and the default for training.
 
     Equal means: the same number of columns, in the same order, also when there are no rows; the same rows as a bag,
-    with their multiplicity; in the same order when the gold query's outermost level has an ORDER BY. Two numbers of
-    which one is a float are equal within 1e-9, relative or absolute, whichever is more (sums differ in their last bits
-    by the order of addition); integers exactly; text by code points; NULL only to NULL; a number never to a text.
+    with their multiplicity; in the same order when the gold query's outermost level has an ORDER BY. Integers exactly;
+    two numbers of which one is a float within 1e-12 of the larger or 1e-15 (sums differ in their last bits by the order
+    of addition), but a whole number below 2^53 never to another one; text by code points; NULL only to NULL; a number
+    never to a text (`bags.close`).
 
     Why it is the better reward: a set (`bird`, `skyrl`) pays a query that lost its GROUP BY, its DISTINCT or its ORDER
     BY, and pays any empty result for any other; `test_suite` pays columns in another order, rows whose DISTINCT is
@@ -131,69 +129,13 @@ def strict(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     if gold.rows == predicted.rows:
         return 1.0
     if facts.ordered:
-        return float(all(map(_close_rows, gold.rows, predicted.rows)))
-    return float(_same_bag(gold.rows, predicted.rows))
+        return float(all(map(close_rows, gold.rows, predicted.rows)))
+    return float(same_bag(gold.rows, predicted.rows))
 
 
 def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """`strict`, and an empty gold result is never paid."""
     return strict(gold, predicted, facts) if gold.rows else 0.0
-
-
-def _close(left: Any, right: Any) -> bool:
-    if left == right:
-        return True
-    if not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
-        return False
-    if isinstance(left, int) and isinstance(right, int):
-        return False
-    try:
-        return math.isclose(left, right, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
-
-
-def _close_rows(left: Row, right: Row) -> bool:
-    return left == right or all(map(_close, left, right))
-
-
-def _same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
-    """Whether two bags of equally many rows are equal; only rows without an exact partner meet the tolerance."""
-    left, right = Counter(gold), Counter(predicted)
-    missing, surplus = list((left - right).elements()), list((right - left).elements())
-    if missing and not any(isinstance(cell, float) for row in missing + surplus for cell in row):
-        return False
-    missing.sort(key=_sort_key)
-    surplus.sort(key=_sort_key)
-    if all(map(_close_rows, missing, surplus)):
-        return True
-    return len(missing) <= MATCHING_ROWS and _match(missing, surplus)
-
-
-def _sort_key(row: Row) -> tuple[list[tuple[int, int, Any]], list[float]]:
-    """A total order over rows of mixed types: exact cells first, for numbers are what may differ by a last bit."""
-    numbers = [cell for cell in row if isinstance(cell, (int, float))]
-    exact = [(at, _rank(cell), 0 if cell is None else cell) for at, cell in enumerate(row) if _rank(cell) != 1]
-    return exact, numbers
-
-
-def _rank(cell: Any) -> int:
-    """NULL, numbers, text and bytes are not ordered among each other."""
-    return 0 if cell is None else 1 if isinstance(cell, (int, float)) else 2 if isinstance(cell, str) else 3
-
-
-def _match(missing: list[Row], surplus: list[Row]) -> bool:
-    """Pair each row with a close one, first come first served: sorting can part neighbours that differ in a last
-    bit.
-    """
-    for row in missing:
-        for index, other in enumerate(surplus):
-            if _close_rows(row, other):
-                del surplus[index]
-                break
-        else:
-            return False
-    return True
 
 
 _WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)

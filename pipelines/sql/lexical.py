@@ -10,10 +10,9 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 
-_ORDER = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[()]|\border\s+by\b""",
-    re.DOTALL | re.IGNORECASE,
-)
+_QUOTES = r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]"""
+_COMMENT = re.compile(rf"({_QUOTES})|--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
+_ORDER = re.compile(rf"{_QUOTES}|[()]|\border\s+by\b", re.DOTALL | re.IGNORECASE)
 
 
 def bigrams(sql: str) -> frozenset[tuple[str, str]]:
@@ -30,20 +29,19 @@ def bigrams(sql: str) -> frozenset[tuple[str, str]]:
 def is_ordered(sql: str) -> bool:
     """Whether the outermost query has an ORDER BY, so that the order of its rows is part of the answer.
 
-    An ORDER BY belongs to it when it stands outside all brackets, or inside those around the whole. Any text gives a
-    verdict, without a parser: this is asked of every gold query.
+    An ORDER BY belongs to it when it stands outside all brackets, or inside those around the whole. A comment counts
+    as a blank, also between the two words. Any text gives a verdict, without a parser: this is asked of every gold
+    query.
     """
-    depth, opened, ordered = 0, -1, False
-    text = sql.strip().rstrip(";").rstrip()
-    for found in _ORDER.finditer(text):
-        token = found[0]
-        if token == "(":
-            opened = found.start() if depth == 0 else opened
+    text = _COMMENT.sub(lambda match: match[1] or " ", sql).strip()
+    around = text[: len(text) - len(text.lstrip("( \t\r\n"))].count("(")
+    depth, at_depths = 0, set()
+    for match in _ORDER.finditer(text.rstrip("); \t\r\n")):
+        if match[0] == "(":
             depth += 1
-        elif token == ")":
+        elif match[0] == ")":
             depth -= 1
-            if depth == 0 and text[:opened].strip() == "" and found.end() == len(text):
-                return is_ordered(text[opened + 1 : -1])
-        elif depth == 0 and token[0] in "oO":
-            ordered = True
-    return ordered
+            around = min(around, depth)  # these brackets close before the end
+        elif match[0][0] in "oO":
+            at_depths.add(depth)
+    return around in at_depths

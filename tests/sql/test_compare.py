@@ -52,6 +52,17 @@ AAB, ABB = result(("a",), ("a",), ("b",)), result(("a",), ("b",), ("b",))
         (result(("A",)), result(("a",)), Gold(), 0, 0, 0),
         (result((0.1 + 0.2,)), result((0.3,)), Gold(), 1, 0, 0),
         (result((0.667,)), result((0.6667,)), Gold(), 0, 0, 0),
+        (result((1_700_000_000_000_001,)), result((1.7e15,)), Gold(), 0, 0, 0),
+        (result((1_700_000_000_000_001.0,)), result((1.7e15,)), Gold(), 0, 0, 0),  # a column of type REAL
+        (result((1_700_000_000_000_001,)), result((1.7e15 + 0.25,)), Gold(), 0, 0, 0),
+        (result((5_551_234_567,)), result((5_551_234_568.0,)), Gold(), 0, 0, 0),
+        (result((5_551_234_567,)), result((5_551_234_567.0,)), Gold(), 1, 1, 1),
+        (result((1e-10,)), result((0,)), Gold(), 0, 0, 0),
+        (result((0.1 + 0.2 - 0.3,)), result((0,)), Gold(), 1, 0, 0),
+        (result((7.000000000000001,)), result((7,)), Gold(), 1, 0, 0),
+        (result((1e23,)), result((1e23 + 2**24,)), Gold(), 1, 0, 0),  # neighbours among floats
+        (result((2**60,)), result((float(2**60) + 256,)), Gold(), 0, 0, 0),
+        (result((2**60,)), result((float(2**60),)), Gold(), 1, 1, 1),
         (result((float("inf"),)), result((1e308,)), Gold(), 0, 0, 0),
         (result((2**53,)), result((2**53 + 1,)), Gold(), 0, 0, 0),
         (result((10**400,)), result((1.5,)), Gold(), 0, 0, 0),
