@@ -121,13 +121,12 @@ def evaluate_policy(
 
 def _held_out(recipe: Recipe, store: Store, progress: Progress) -> graph.StageResult:
     """The test pool alone: a policy that is ready needs no source of training questions."""
-    pools = recipe.data.model_copy(update={"sft": recipe.data.test, "rl": (), "dev": recipe.data.test})
     about = {
         "stage": "data",
         "pools": ["test"],
         "version": graph.GRAPH[0].version,
         "recipe": recipe.slice(*HELD_OUT),
-        "files": fingerprint(pools, store.root),
+        "sources": fingerprint([recipe.data.test], store.root),
     }
     key = recipes.digest(about)
 

@@ -14,7 +14,8 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,6 +77,20 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         chosen = random.Random(f"{seed}/count").sample(range(len(examples)), source.count)
         examples = [examples[index] for index in sorted(chosen)]
     return Loaded(examples, loaded.quarantine + twice)
+
+
+def files(source: Source) -> Iterator[Path] | None:
+    """The files that a source's reader reads, the databases that its questions name among them, there or not.
+
+    They are what `files(source)` beside the reader, in its module, gives; None where a plug-in has no such function.
+    A stage's key holds their digests: what a reader reads and does not name here can change without notice.
+
+    Raises:
+        DataError: as `read` does.
+    """
+    module = sys.modules[READERS.entry(source.kind).module]
+    name_files: Callable[[Source], Iterator[Path]] | None = getattr(module, "files", None)
+    return None if name_files is None else name_files(source)
 
 
 def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
@@ -222,6 +237,17 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
 def is_plain_name(id: str) -> bool:
     """Whether a database's name may be part of a path, and with a suffix is no longer than a file's name may be."""
     return bool(re.fullmatch(r"[\w.+ -]+", id)) and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME
+
+
+def named(rows: Iterable[Any], *fields: str) -> list[str]:
+    """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
+    found = set()
+    for row in rows:
+        if isinstance(row, dict):
+            values = [row[field] for field in fields if row.get(field) is not None]
+            if values and isinstance(values[0], str):
+                found.add(values[0].strip())
+    return sorted(found)
 
 
 def database_file(folder: Path, id: str) -> Path:

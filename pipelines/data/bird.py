@@ -19,7 +19,9 @@ from pipelines.data.base import (
     Loaded,
     collect,
     database_file,
+    is_plain_name,
     link,
+    named,
     read_json_list,
     read_options,
     source_folder,
@@ -73,6 +75,17 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
     rows = read_json_list(file, HINT)
     return collect(((f"{file.name}[{index}]", (index, row)) for index, row in enumerate(rows)), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The question file, and the databases that it names with what is said of their columns."""
+    options, folder = read_options(BirdOptions, source), source_folder(source)
+    file = _questions(folder, source.split, options)
+    yield file
+    databases = folder / (options.databases or f"{source.split}_databases")
+    for id in filter(is_plain_name, named(read_json_list(file, HINT), "db_id")):
+        yield databases / id / f"{id}.sqlite"
+        yield from (databases / id / "database_description").glob("*.csv")
 
 
 def describe(folder: Path) -> str:

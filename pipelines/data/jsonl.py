@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -15,11 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import BadRow, Loaded, check_file, collect, link, read_options, source_folder, text_field
+from pipelines.data.base import (
+    BadRow,
+    Loaded,
+    check_file,
+    collect,
+    link,
+    named,
+    read_options,
+    source_folder,
+    text_field,
+)
 from pipelines.errors import DataError
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 
+DATABASE = ("database", "db", "db_id", "db_path")  # names of the field that names a row's database
 SQLITE, DUCKDB = (".sqlite", ".sqlite3", ".db"), (".duckdb",)
 
 
@@ -45,12 +57,30 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         number, text = row
         row = _parse(text)
         question, sql = text_field(row, "question"), text_field(row, "sql", "query", "SQL", "gold_sql")
-        name = text_field(row, "database", "db", "db_id", "db_path")
+        name = text_field(row, *DATABASE)
         id = text_field(row, "id", required=False) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
         return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
 
     return collect(_lines(file), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The file, and the database files that its lines name; a server's databases have no file to look at."""
+    options, file = read_options(JsonlOptions, source), source_folder(source)
+    yield file
+    rows = (row for _, (_, text) in _lines(file) if (row := _row(text)) is not None)
+    for name in named(rows, *DATABASE):
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
+            if "://" not in name:
+                yield _find(name, file.parent, options)
+
+
+def _row(line: bytes) -> Any:
+    try:
+        return _parse(line)
+    except BadRow:
+        return None
 
 
 def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:

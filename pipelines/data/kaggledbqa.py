@@ -19,7 +19,9 @@ from pipelines.data.base import (
     Loaded,
     collect,
     database_file,
+    is_plain_name,
     link,
+    named,
     read_json_list,
     source_folder,
     text_field,
@@ -46,7 +48,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """
     folder = source_folder(source)
     files = _files(folder, source.split)
-    databases = next((folder / name for name in FOLDERS if (folder / name).is_dir()), folder / FOLDERS[0])
+    databases = _databases(folder)
 
     def make(row: Any) -> Example:
         number, row = row
@@ -56,6 +58,20 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         return Example(f"kaggledbqa_{number}", question, database, sql, source="kaggledbqa")
 
     return collect(_rows(files), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The question files and the databases that they name."""
+    folder = source_folder(source)
+    found = _files(folder, source.split)
+    yield from found
+    for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
+        if is_plain_name(id):
+            yield _databases(folder) / id / f"{id}.sqlite"
+
+
+def _databases(folder: Path) -> Path:
+    return next((folder / name for name in FOLDERS if (folder / name).is_dir()), folder / FOLDERS[0])
 
 
 def _files(folder: Path, split: str) -> list[Path]:

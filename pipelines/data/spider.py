@@ -23,7 +23,9 @@ from pipelines.data.base import (
     Loaded,
     collect,
     database_file,
+    is_plain_name,
     link,
+    named,
     read_json_list,
     read_options,
     source_folder,
@@ -104,6 +106,17 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         return Example(f"{name}_{number}", question, database, sql, source=name)
 
     return collect(_rows(files), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The question files, and each database that they name in every folder where it may lie."""
+    options, folder = read_options(SpiderOptions, source), source_folder(source)
+    found = _files(folder, source.split, VARIANTS[options.variant])
+    yield from found
+    homes = _homes(folder, source.split, options, found[0].parent)
+    for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
+        if is_plain_name(id):
+            yield from (home / id / f"{id}.sqlite" for home in homes)
 
 
 def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:

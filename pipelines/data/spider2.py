@@ -16,18 +16,29 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import BadRow, Loaded, check_file, collect, link, read_options, source_folder, text_field
+from pipelines.data.base import (
+    BadRow,
+    Loaded,
+    check_file,
+    collect,
+    link,
+    named,
+    read_options,
+    source_folder,
+    text_field,
+)
 from pipelines.errors import DataError
 from pipelines.registry import reader
 from pipelines.types import Database, Example, read_lines
 
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
 LOCAL = "local"
+QUESTIONS = "spider2-lite.jsonl"
 LOCAL_DATABASES = Path("resource/databases/spider2-localdb")
 GOLD = Path("evaluation_suite/gold")
 
@@ -46,8 +57,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         DataError: the folder, the question file or the evaluation standard is missing.
     """
     options = read_options(Spider2Options, source)
-    folder = source_folder(source)
-    folder = folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
+    folder = _folder(source)
     standards = {str(row.get("instance_id")): row for row in _lines(folder / GOLD / "spider2lite_eval.jsonl")}
 
     def make(row: Any) -> Example:
@@ -64,9 +74,32 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         database = Database(name, "sqlite", link(path, root, source))
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
-    rows = _lines(folder / "spider2-lite.jsonl")
-    local = (row for row in rows if str(row.get("instance_id", "")).startswith(LOCAL))
+    local = _local(folder)
     return collect(((f"spider2-lite.jsonl:{row['instance_id']}", row) for row in local), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The questions, what judges them, and the databases and documents that they name."""
+    folder = _folder(source)
+    yield from (folder / QUESTIONS, folder / GOLD / "spider2lite_eval.jsonl")
+    rows = _local(folder)
+    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in named(rows, "db"))
+    documents = named(rows, "external_knowledge")
+    yield from (folder / "resource" / "documents" / Path(name).name for name in documents if name)
+    for id in named(rows, "instance_id"):
+        if re.fullmatch(r"\w+", id):
+            yield folder / GOLD / "sql" / f"{id}.sql"
+            yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")
+
+
+def _folder(source: Source) -> Path:
+    folder = source_folder(source)
+    return folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
+
+
+def _local(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the instances that run on SQLite."""
+    return [row for row in _lines(folder / QUESTIONS) if str(row.get("instance_id", "")).startswith(LOCAL)]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -71,6 +71,13 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     return collect(((f"data.json[{number}]", (number, row)) for number, row in rows), make)
 
 
+def files(source: Source) -> Iterator[Path]:
+    """The file of questions and every database beside it: which of 16,583 are named is known at its end alone."""
+    folder = source_folder(source)
+    yield folder / "data.json"
+    yield from (folder / "databases").glob("*/*.sqlite")
+
+
 def _asked(rows: Iterator[tuple[int, Any]], options: SynsqlOptions) -> Iterator[tuple[int, Any]]:
     return ((number, row) for number, row in rows if _wanted(row, options))
 

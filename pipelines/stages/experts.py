@@ -10,6 +10,7 @@ from pipelines.curation.gold_schema import Extractor
 from pipelines.data.base import Rejected, resolve
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import COSTS, schemas
+from pipelines.stages.sources import GOLD
 from pipelines.store import write_json
 from pipelines.types import Example
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pipelines.teachers.asking import Asker
 
 FLAGGED = "flagged_by_all"
-GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
 
 
 def ask_experts(

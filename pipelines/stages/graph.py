@@ -1,13 +1,14 @@
 """The stage graph: what each stage reads and needs, its key, and how it is made.
 
 A stage's key hashes its name and version, the slice of the recipe that it reads, the keys of the stages that it needs
-and, for `data`, the bytes of the user's files. Raise a stage's version when its code gives other results.
+and what decides its result outside the recipe (`sources.py`): the files that readers read, local weights, the prompt,
+the model behind an endpoint's name, and the versions of the libraries that it declares. Raise a stage's version when
+its code gives other results.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
+from pipelines.provenance import facts, version
 from pipelines.recipes import digest
 from pipelines.registry import plugin_code
+from pipelines.stages import causes
 from pipelines.stages.context import Context, Progress
-from pipelines.stages.sources import fingerprint, prompt_digest
+from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, weights
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
@@ -32,6 +35,8 @@ class Stage:
         reads: dotted paths of the recipe that decide its result.
         needs: stages whose folders it reads; those that the recipe leaves out are skipped.
         build: "module:function" that fills the work folder, imported only when it runs.
+        libraries: those whose minor version decides its result. Others may move a last digit (torch, numpy): they
+            stand in the manifest, for two halves of one installation may have different ones and share a store.
     """
 
     name: str
@@ -40,15 +45,16 @@ class Stage:
     needs: tuple[str, ...]
     build: str
     about: str
+    libraries: tuple[str, ...] = ()
 
 
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 2, ("data", "execution", "seed"), (), "data:build", "read and check the questions"),
+    Stage("data", 2, ("data", "execution", "seed"), (), "data:build", "read and check the questions", ("sqlglot",)),
     Stage("synthesize", 1, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
-    Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "consensus of schema extractors"),
+    Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
-    Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning"),
+    Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
     Stage("difficulty", 1, ("difficulty", *SAMPLING), ("data", "model", "sft"), "difficulty:build", "pass@G and S(q)"),
     Stage(
         "grpo",
@@ -57,6 +63,7 @@ GRAPH: tuple[Stage, ...] = (
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
         "multi-turn GRPO",
+        ("trl",),
     ),
     *(
         Stage(
@@ -137,7 +144,7 @@ def plan(recipe: Recipe, store: Store, until: str | None = None, given: Mapping[
             steps.append(Step(stage.name, key, store.folder(stage.name, key), True, "there", ()))
             continue
         needs = tuple(name for name in stage.needs if name in keys)
-        about = _about(stage, recipe, {name: keys[name] for name in needs}, store)
+        about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
         keys[stage.name] = key = digest(about)
         cached = store.has(stage.name, key)
         why = "there" if cached else _why(stage, about, store)
@@ -158,7 +165,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         make = getattr(importlib.import_module(f"pipelines.stages.{module}"), function)
         make(Context(step.name, recipe, folder, folders, progress))
 
-    about = _about(stage, recipe, keys, store)
+    about = deciding(stage, recipe, keys, store) | {"made_by": facts()}
     folder = store.make(
         step.name, step.key, build, about, lambda: progress.say(f"{step.name}: another run is making it; waiting")
     )
@@ -175,7 +182,7 @@ def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
     return stages[: names.index(last) + 1]
 
 
-def _about(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
+def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
     """All that decides a stage's result; the manifest keeps it and the key is its digest."""
     about: dict[str, Any] = {
         "stage": stage.name,
@@ -189,29 +196,26 @@ def _about(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -
     if code:
         about["plugins"] = code
     if stage.name == "data":
-        about["files"] = fingerprint(recipe.data, store.root)
+        data = recipe.data
+        about["sources"] = fingerprint((data.sft, *data.rl, data.dev, data.test), store.root)
+    if stage.name == "model":
+        about["weights"] = weights(recipe.model.source, store)
+    asked = endpoints(recipe, stage.name)
+    if asked:
+        about["endpoints"] = dict(asked)
+    if stage.libraries:
+        about["libraries"] = {name: _minor(version(name)) for name in stage.libraries}
     return about
 
 
+def _minor(version: str | None) -> str | None:
+    """The first two numbers of a version: a patch mends what was wrong."""
+    return None if version is None else ".".join(version.split(".")[:2])
+
+
 def _why(stage: Stage, about: dict[str, Any], store: Store) -> str:
-    """Why a stage must run: what differs from the newest one of its kind."""
+    """Why a stage must run: what differs from the nearest one of its kind."""
     if (store.work(stage.name, digest(about))).is_dir():
         return "was interrupted: resumes"
-    manifests = sorted((store.root / stage.name).glob("[!.]*/manifest.json"), key=lambda path: path.stat().st_mtime)
-    if not manifests:
-        return "not made yet"
-    old = json.loads(manifests[-1].read_text(encoding="utf-8"))
-    changed = [path for path, value in about["recipe"].items() if old.get("recipe", {}).get(path) != value]
-    changed += [
-        f"{name} (its input)" for name, key in about["inputs"].items() if old.get("inputs", {}).get(name) != key
-    ]
-    if old.get("version") != about["version"]:
-        changed.append("the stage's code")
-    for name, words in (
-        ("files", "the source files"),
-        ("prompt", "the prompt's text"),
-        ("plugins", "a plug-in's code"),
-    ):
-        if old.get(name) != about.get(name):
-            changed.append(words)
-    return f"changed: {', '.join(changed)}" if changed else "not made yet"
+    found = causes.nearest(store.root / stage.name, about)
+    return causes.shown(found) if found else "not made yet"

@@ -8,9 +8,9 @@ from pipelines.config import Recipe, Source
 from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
-from pipelines.rollout.endpoints import Connection, endpoint, name_of
-from pipelines.stages.experts import GOLD
+from pipelines.rollout.endpoints import Connection, endpoint
 from pipelines.stages.graph import Step
+from pipelines.stages.sources import asked
 
 
 def check(recipe: Recipe, steps: Sequence[Step]) -> None:
@@ -40,7 +40,10 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
             f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
-    for name in dict.fromkeys(_asked(recipe, missing)):
+    names = [name for stage in sorted(missing) for name in asked(recipe, stage)]
+    if None in names:
+        raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
+    for name in dict.fromkeys(filter(None, names)):
         Connection(endpoint(name), name)
 
 
@@ -50,21 +53,3 @@ def _pools(recipe: Recipe) -> Iterable[tuple[str, Source]]:
     yield "data.sft", data.sft
     yield from ((f"data.rl.{number}", source) for number, source in enumerate(data.rl))
     yield from (("data.dev", data.dev), ("data.test", data.test))
-
-
-def _asked(recipe: Recipe, stages: set[str]) -> Iterable[str]:
-    """The endpoints that some stages ask, by name."""
-    if "data" in stages:
-        yield from recipe.data.cleaners
-        if recipe.data.linker not in (None, GOLD):
-            yield recipe.data.linker
-    if "synthesize" in stages:
-        teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
-        yield from (name_of(teacher) for teacher in teachers if teacher.kind == "endpoint")
-    if "gold_schema" in stages:
-        yield from recipe.gold_schema.extractors
-    if "grpo" in stages:
-        judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
-        yield from (judge for judge in judges if judge != "static")
-    if any(stage.startswith("evaluate") for stage in stages) and recipe.evaluation.selector:
-        yield recipe.evaluation.selector

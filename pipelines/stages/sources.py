@@ -1,40 +1,101 @@
-"""The bytes of the user's own files as part of a key: a changed question or database makes its stages anew."""
+"""What decides a stage's result and stands outside the recipe: files, weights, prompts, and models behind endpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from pipelines.config import Data, Protocol, Source
-from pipelines.errors import DataError
+from pipelines.config import Protocol, Recipe, Source
+from pipelines.data import base
+from pipelines.errors import DataError, RecipeError
 from pipelines.recipes import digest
 from pipelines.registry import PROTOCOLS
-from pipelines.store import read_json, sha256, write_atomic
+from pipelines.store import Store, read_json, sha256, write_atomic
 
 CACHE = "digests.json"
+SETTLED_S = 2.0  # a file changed later than that may change again within one tick of its file system's clock
+TELLING = {"model", "omit", "extra", "system", "reasoning"}  # of an endpoint: what decides its answers
+MISSING = "missing"
+GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
 
 
-def fingerprint(data: Data, store: Path) -> dict[str, str]:
-    """A digest of every file under each source's path.
+class Digests:
+    """Digests of files, remembered in a store by (path, size, modification time): gigabytes are read once."""
 
-    Contents are hashed once and remembered by (path, size, modification time) in the store, so that a benchmark of
-    gigabytes costs a directory walk.
+    def __init__(self, store: Path | None) -> None:
+        self._path = None if store is None else store / CACHE
+        self._known: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        if self._path is not None:
+            with contextlib.suppress(DataError):  # a damaged memory is none
+                self._known = read_json(self._path)
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's bytes; `MISSING` where there is none."""
+        try:
+            key, settled = self._key(path)
+            found = self._known.get(key) or self._new.get(key)
+            if found is None:
+                found = sha256(path)
+                if settled:
+                    self._new[key] = found
+        except (OSError, ValueError):  # not there, a folder, no file's name
+            return MISSING
+        return str(found)
+
+    def files(self, source: Source, path: Path) -> list[Path]:
+        """The files that a source's reader reads; of a single file, which may be long, they are remembered too."""
+        if not path.is_file():
+            return _named(source, path)
+        key, settled = self._key(path)
+        name = f"files|{digest([source.kind, source.options])}|{key}"
+        found = self._known.get(name)
+        if found is None:
+            found = [str(file) for file in _named(source, path)]
+            if settled:
+                self._new[name] = found
+        return [Path(file) for file in found]
+
+    def save(self) -> None:
+        """Keep what is new."""
+        if self._new and self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
+
+    @staticmethod
+    def _key(path: Path) -> tuple[str, bool]:
+        facts = path.stat()
+        return f"{path}|{facts.st_size}|{facts.st_mtime_ns}", time.time() - facts.st_mtime > SETTLED_S
+
+
+def _named(source: Source, path: Path) -> list[Path]:
+    """The files that a reader names, and the file itself; every file there is where its module names none."""
+    found = base.files(source)
+    return sorted(set(walk(path) if found is None else found))
+
+
+def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
+    """For each path of some sources, a digest of the files there that their readers read; unrelated ones don't count.
+
+    Links are followed. What a reader names and is not there counts, too: it may come.
 
     Raises:
-        DataError: a source's path is not there.
+        DataError: a source's path is not there, or its questions cannot be read.
     """
-    paths = sorted({_path(source) for source in (data.sft, *data.rl, data.dev, data.test) if source.path})
-    if not paths:
-        return {}
-    known: dict[str, str] = read_json(store / CACHE)
-    seen: dict[str, str] = {}
-    prints = {str(path): digest([_file(path, file, known, seen) for file in _files(path)]) for path in paths}
-    if any(key not in known for key in seen):
-        store.mkdir(parents=True, exist_ok=True)
-        write_atomic(store / CACHE, json.dumps({**known, **seen}, sort_keys=True))
-    return prints
+    digests = Digests(store)
+    found: dict[str, dict[str, str]] = {}
+    for source in sources:
+        if source.path:
+            path = _path(source)
+            files = digests.files(source, path)
+            found.setdefault(str(path), {}).update({os.path.relpath(file, path): digests.of(file) for file in files})
+    digests.save()
+    return {path: digest(files) for path, files in found.items()}
 
 
 def prompt_digest(protocol: Protocol) -> str:
@@ -43,9 +104,83 @@ def prompt_digest(protocol: Protocol) -> str:
     return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 
-def folder_digest(folder: Path) -> str:
-    """A digest of every file in a folder, by content."""
-    return digest([_file(folder, file, {}, {}) for file in _files(folder)])
+def folder_digest(folder: Path, store: Path | None = None) -> str:
+    """A digest of every file in a folder, by content; links are followed.
+
+    Args:
+        store: remembers the digests of the files.
+    """
+    digests = Digests(store)
+    found = digest([[os.path.relpath(file, folder), digests.of(file)] for file in walk(folder)])
+    digests.save()
+    return found
+
+
+def weights(source: str, store: Store) -> str | None:
+    """A digest of the weights under a local `model.source`; None for the tiny model and for a hub's name."""
+    path = Path(source).expanduser()
+    if source == "tiny" or not path.exists():
+        return None
+    path = path.resolve()
+    if path.is_relative_to(store.root):  # a finished stage's: its manifest has the digests
+        stage, key, *rest = path.relative_to(store.root).parts
+        if rest and store.has(stage, key):
+            files = store.manifest(stage, key)["files"]
+            return digest({name: facts["sha256"] for name, facts in files.items() if name.startswith(f"{rest[0]}/")})
+    return folder_digest(path, store.root)
+
+
+def walk(path: Path) -> Iterator[Path]:
+    """Every file below a path, links followed; a folder that links lead back to is walked once on the way down."""
+    yield from _walk(path, frozenset())
+
+
+def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        facts = path.stat()
+        place = (facts.st_dev, facts.st_ino)
+        if place not in above:
+            for each in sorted(path.iterdir()):
+                yield from _walk(each, above | {place})
+
+
+def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
+    """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
+    if stage == "data":
+        yield from recipe.data.cleaners
+        if recipe.data.linker not in (None, GOLD):
+            yield recipe.data.linker
+    elif stage == "synthesize":
+        teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
+        yield from (teacher.endpoint for teacher in teachers if teacher.kind == "endpoint")
+    elif stage == "gold_schema":
+        yield from recipe.gold_schema.extractors
+    elif stage == "grpo":
+        judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
+        yield from (judge for judge in judges if judge != "static")
+    elif stage.startswith("evaluate") and recipe.evaluation.selector:
+        yield recipe.evaluation.selector
+
+
+def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:
+    """The model behind each endpoint that a stage asks, and what else of its entry decides its answers.
+
+    The address is not part of it: the same model behind another port answers the same. A name without an entry has
+    no facts here; whether it is needed is found before a run begins.
+    """
+    names = sorted({name for name in asked(recipe, stage) if name is not None})
+    return {name: _entry(name) for name in names}
+
+
+def _entry(name: str) -> dict[str, Any] | None:
+    from pipelines.rollout.endpoints import endpoint
+
+    try:
+        return endpoint(name).model_dump(mode="json", include=TELLING)
+    except RecipeError:
+        return None
 
 
 def _path(source: Source) -> Path:
@@ -53,21 +188,3 @@ def _path(source: Source) -> Path:
     if not path.exists():
         raise DataError(f"no such file or folder: {path}", f"It is the path of a {source.kind} source in the recipe.")
     return path
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        yield from (Path(folder) / name for name in sorted(names))
-
-
-def _file(root: Path, path: Path, known: dict[str, str], seen: dict[str, str]) -> list[str]:
-    """A file's name below the root, and the digest of its bytes."""
-    facts = path.stat()
-    key = f"{path}|{facts.st_size}|{facts.st_mtime_ns}"
-    if key not in known:
-        seen[key] = sha256(path)
-    name = path.relative_to(root) if path != root else Path(path.name)
-    return [str(name), known.get(key) or seen[key]]

@@ -1,0 +1,64 @@
+"""What made a stage: commit, versions of libraries, machine. It stands in manifests and is no part of a key."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = (
+    *("accelerate", "deepspeed", "duckdb", "numpy", "peft", "polars", "psycopg", "sqlglot", "tokenizers", "torch"),
+    *("transformers", "trl"),
+)
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+@functools.cache
+def facts() -> dict[str, Any]:
+    """The commit (null outside a checkout), whether its files were changed, versions and machine, as JSON values.
+
+    No host name and no user name: a store may be pushed to where others read it.
+    """
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "commit": commit,
+        "changed": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "libraries": {
+            "sqlite": sqlite3.sqlite_version,
+            **{name: found for name in LIBRARIES if (found := version(name)) is not None},
+        },
+        "machine": {"system": platform.platform(), "processors": os.cpu_count(), "gpus": _gpus()},
+    }
+
+
+def version(library: str) -> str | None:
+    """The installed version of a library; None where it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*words: str) -> str | None:
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20, check=True, stdin=-3
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _gpus() -> list[str]:
+    """The models of NVIDIA's devices, as its driver names them."""
+    lines = [line for path in sorted(GPUS.glob("*/information")) for line in path.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]

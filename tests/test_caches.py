@@ -1,0 +1,230 @@
+"""The cache table: what is changed, which stages run again, and what `sqltrain stages` says is the cause."""
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pipelines import recipes
+from pipelines.registry import PROTOCOLS
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store
+
+ALL = {stage.name for stage in graph.active(recipes.load("miniature"))}
+MODELS = {"sft", "difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
+AFTER_GRPO = {"grpo", "evaluate_grpo", "report"}
+EVALUATIONS = {"evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
+
+
+def database(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE shop (name TEXT)")
+
+
+@dataclass(frozen=True)
+class World:
+    """A recipe over own questions, a Spider behind a link, a local model and a judge; every stage of it is finished."""
+
+    root: Path
+    store: Store
+    overrides: tuple[str, ...]
+
+    def plan(self, *more: str) -> list[graph.Step]:
+        return graph.plan(recipes.load("miniature", [*self.overrides, *more]), self.store)
+
+    def finish(self, *more: str) -> None:
+        recipe = recipes.load("miniature", [*self.overrides, *more])
+        for step in self.plan(*more):
+            stage = next(stage for stage in graph.GRAPH if stage.name == step.name)
+            inputs = {other.name: other.key for other in self.plan(*more) if other.name in step.needs}
+            about = graph.deciding(stage, recipe, inputs, self.store)
+            self.store.make(step.name, step.key, lambda folder: None, about, lambda: None)
+
+    def again(self, *more: str) -> dict[str, str]:
+        """The stages that run again, and why."""
+        return {step.name: step.why for step in self.plan(*more) if not step.cached}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    own, spider, elsewhere = tmp_path / "own", tmp_path / "spider", tmp_path / "elsewhere"
+    database(own / "shops.sqlite")
+    (own / "questions.jsonl").write_text(json.dumps({"question": "?", "database": "shops.sqlite", "sql": "SELECT 1"}))
+    database(elsewhere / "farms" / "farms.sqlite")
+    spider.mkdir()
+    (spider / "database").symlink_to(elsewhere, target_is_directory=True)
+    (spider / "dev.json").write_text(json.dumps([{"question": "?", "db_id": "farms", "query": "SELECT 1"}]))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "endpoints.yaml").write_text("critic: {base_url: 'http://localhost:1/v1', model: small}\n")
+    monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "endpoints.yaml"))
+    overrides = (
+        "include=data/own",
+        f"data.test.path={own}/questions.jsonl",
+        f"data.dev={{kind: spider, split: dev, path: {spider}}}",
+        f"model.source={tmp_path}/model",
+        "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge, options: {by: critic}}]",
+    )
+    there = World(tmp_path, Store(tmp_path / "store"), overrides)
+    there.finish()
+    assert there.again() == {}
+    return there
+
+
+def drop_table(world: World) -> None:
+    with sqlite3.connect(world.root / "own" / "shops.sqlite") as connection:
+        connection.execute("DROP TABLE shop")
+
+
+def grow_behind_a_link(world: World) -> None:
+    with sqlite3.connect(world.root / "elsewhere" / "farms" / "farms.sqlite") as connection:
+        connection.execute("CREATE TABLE barn (name TEXT)")
+
+
+def edit_question(world: World) -> None:
+    path = world.root / "own" / "questions.jsonl"
+    path.write_text(path.read_text().replace('"?"', '"how many?"'))
+
+
+def flip_bit(world: World) -> None:
+    path = world.root / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
+
+
+def other_model(world: World) -> None:
+    path = world.root / "endpoints.yaml"
+    path.write_text(path.read_text().replace("small", "large"))
+
+
+def other_port(world: World) -> None:
+    path = world.root / "endpoints.yaml"
+    path.write_text(path.read_text().replace("localhost:1", "localhost:2"))
+
+
+def leave_a_note(world: World) -> None:
+    (world.root / "spider" / "notes.txt").write_text("read me")
+    (world.root / "own" / "other.sqlite").write_bytes(b"")
+    (world.root / "elsewhere" / "unused").mkdir()
+    (world.root / "elsewhere" / "loop").symlink_to(world.root / "spider")
+
+
+TABLE: dict[str, tuple[Callable[[World], None], set[str], str, str]] = {
+    "a question": (edit_question, ALL, "data", "changed: the files of .*questions.jsonl$"),
+    "a database of own questions": (drop_table, ALL, "data", "changed: the files of .*questions.jsonl$"),
+    "a database behind a linked folder": (grow_behind_a_link, ALL, "data", "changed: the files of .*/spider$"),
+    "one bit of local weights": (flip_bit, {"model"} | MODELS, "model", "changed: the weights of model.source$"),
+    "the model behind an endpoint": (other_model, AFTER_GRPO, "grpo", "endpoint critic.model .small -> large.$"),
+    "an endpoint's address": (other_port, set(), "", ""),
+    "a file that no reader reads": (leave_a_note, set(), "", ""),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_changes_outside_the_recipe(world: World, name: str) -> None:
+    change, stages, first, cause = TABLE[name]
+    change(world)
+    found = world.again()
+    assert set(found) == stages
+    if first:
+        assert re.search(cause, found[first]), found[first]
+
+
+SETTINGS: dict[str, tuple[set[str], str, str]] = {
+    "rewards.turns.weight=0.5": (AFTER_GRPO, "grpo", "changed: rewards.turns.weight (2.0 -> 0.5)"),
+    "grpo.steps=5": (AFTER_GRPO, "grpo", "changed: grpo.steps (170 -> 5)"),
+    "evaluation.samples=2": (EVALUATIONS, "evaluate_sft", "changed: evaluation.samples (4 -> 2)"),
+    "sft.optimizer.lr=0.5": (MODELS - {"evaluate_model"}, "sft", "changed: sft.optimizer.lr (0.02 -> 0.5)"),
+    "execution.timeout_s=7": (
+        ALL,
+        "data",
+        "changed: execution.timeout_s (5.0 -> 7.0)",
+    ),
+    "seed=3": (ALL, "data", "changed: seed (0 -> 3)"),
+    "hardware.threads=2": (set(), "", ""),
+    "contracts.max_leaked=0.5": (set(), "", ""),
+}
+
+
+@pytest.mark.parametrize("override", SETTINGS)
+def test_what_changes_in_the_recipe(world: World, override: str) -> None:
+    stages, first, cause = SETTINGS[override]
+    found = world.again(override)
+    assert set(found) == stages
+    if first:
+        assert found[first] == cause
+
+
+def test_what_follows_a_change_names_its_input(world: World) -> None:
+    found = world.again("sft.optimizer.lr=0.5")
+    assert found["difficulty"] == "changed: sft (its input)"
+    assert found["evaluate_grpo"] == "changed: grpo (its input)"
+
+
+def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    react = PROTOCOLS["react"]
+    shutil.copytree(react.prompts, world.root / "prompts")
+    monkeypatch.setattr(react, "prompts", world.root / "prompts")
+    assert world.again() == {}
+    prompt = world.root / "prompts" / "react_brief.txt"
+    prompt.write_text(prompt.read_text() + " Think.")
+    found = world.again()
+    assert set(found) == ALL - {"data", "gold_schema"}
+    assert found["synthesize"] == "changed: the prompt's text"
+
+
+def test_a_plug_ins_code(world: World) -> None:
+    code = "from pipelines.registry import reward\n\n@reward('gift')\ndef gift(outcome) -> float:\n    return WORTH\n"
+    plugin = world.root / "gift.py"
+    plugin.write_text(code.replace("WORTH", "1.0"))
+    mine = (f"plugins=[{plugin}]", "rewards=[{term: gift}]")
+    world.finish(*mine)
+    assert world.again(*mine) == {}
+    plugin.write_text(code.replace("WORTH", "2.0"))
+    found = world.again(*mine)
+    assert set(found) == AFTER_GRPO
+    assert found["grpo"] == "changed: the code of the plug-in's reward term gift"
+
+
+def test_a_stages_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [replace(stage, version=77) if stage.name == "grpo" else stage for stage in graph.GRAPH]
+    old = next(stage.version for stage in graph.GRAPH if stage.name == "grpo")
+    monkeypatch.setattr(graph, "GRAPH", tuple(stages))
+    found = world.again()
+    assert set(found) == AFTER_GRPO
+    assert found["grpo"] == f"changed: the stage's code (version {old} -> 77)"
+
+
+def test_a_declared_librarys_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = graph.version
+    monkeypatch.setattr(graph, "version", lambda name: "9.1.4" if name == "trl" else installed(name))
+    found = world.again()
+    assert set(found) == MODELS - {"evaluate_model"}
+    assert found["sft"].endswith("-> 9.1)")
+    world.finish()
+    monkeypatch.setattr(graph, "version", lambda name: "9.1.5" if name == "trl" else installed(name))
+    assert world.again() == {}, "a patch release mends what was wrong"
+
+
+def test_the_nearest_finished_stage_tells_the_cause(world: World) -> None:
+    world.finish("seed=1", "grpo.steps=9")
+    assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (170 -> 10)"
+
+
+def test_manifests_name_what_made_them(tmp_path: Path) -> None:
+    pools = [f"data.{pool}.options={{databases: 1, questions: 2}}" for pool in ("sft", "dev", "test")]
+    recipe = recipes.load("miniature", [*pools, "data.rl=[]"])
+    store = Store(tmp_path)
+    steps = graph.plan(recipe, store, "data")
+    graph.execute(steps[-1], recipe, store, Silent(), steps)
+    made = store.manifest("data", steps[-1].key)["made_by"]
+    assert set(made) == {"commit", "changed", "python", "libraries", "machine"}
+    assert made["libraries"]["torch"].startswith("2.")
