@@ -51,7 +51,12 @@ def _git(*words: str) -> str | None:
         return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20, check=True, stdin=-3
+            ["git", "-C", str(ROOT), *words],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError):
         return None
