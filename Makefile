@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 PIP_FLAGS = --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: miniature recipes test lint services conformance clean
+.PHONY: miniature recipes test lint services conformance lock clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run
@@ -27,7 +27,7 @@ conformance: $(VENV)/.test
 	$(BIN)/python -m pytest tests/conformance
 
 # Real servers: PostgreSQL, Prefect, MLflow, a browser.
-services: $(VENV)/.test
+services: $(VENV)/.services
 	$(BIN)/python -m pytest -m services
 
 $(VENV)/.run: pyproject.toml constraints.txt
@@ -39,6 +39,15 @@ $(VENV)/.test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP_FLAGS) -e '.[ops,mcp,test]'
 	touch $@ $(VENV)/.run
+
+$(VENV)/.services: $(VENV)/.test
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[ops,mcp,test,cluster,services]'
+	touch $@
+
+# The versions of the GPU worker's environment, from pyproject.toml.
+lock: $(VENV)/.services
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --extra gpu \
+		pyproject.toml --output-file infra/images/gpu.lock
 
 clean:
 	rm -rf $(VENV) store .mypy_cache .ruff_cache .pytest_cache

@@ -1,7 +1,8 @@
 # GPU worker: flows run from the ops environment, training in one of its own (vLLM and Prefect cannot share one).
 #   docker build -f infra/images/gpu.Dockerfile -t sqltrain-gpu .
-# Recipes for it set hardware.python=/opt/gpu/bin/python. Not run here; tests/infra/ parses it.
-FROM nvidia/cuda:12.8.1-devel-ubuntu24.04
+# CUDA is the one that gpu.lock's torch was built for: DeepSpeed compiles against it. Not run here: tests/infra/ parses it,
+# and tests/services/test_locks.py resolves what both `pip install` lines ask for, on this image's Python (3.12).
+FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 
 ENV PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
@@ -22,7 +23,7 @@ COPY flows flows
 COPY conf conf
 COPY infra infra
 RUN python3 -m venv /opt/ops && /opt/ops/bin/pip install -c constraints.txt -e '.[ops]'
-RUN python3 -m venv /opt/gpu && /opt/gpu/bin/pip install -e '.[gpu]'
+RUN python3 -m venv /opt/gpu && /opt/gpu/bin/pip install -c infra/images/gpu.lock -e '.[gpu]'
 
 USER sqltrain
 ENV PATH=/opt/ops/bin:$PATH
