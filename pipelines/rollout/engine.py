@@ -103,9 +103,13 @@ class RolloutEngine:
         started = time.perf_counter()
         done: dict[int, Trajectory] = {}
         queue = iter(enumerate(requests))
-        workers = [asyncio.create_task(self._work(queue, done, on_done)) for _ in range(self._workers(requests))]
+        workers: list[asyncio.Task[None]] = []
         try:
+            await self._policy.check()
+            count = min(self._policy.live, len(requests))
+            workers += [asyncio.create_task(self._work(queue, done, on_done)) for _ in range(count)]
             await asyncio.gather(*workers)
+            await self._policy.check()
         finally:
             for worker in workers:
                 worker.cancel()
@@ -113,9 +117,6 @@ class RolloutEngine:
             await self._policy.close()
             self.timing.wall_s = time.perf_counter() - started
         return [done[index] for index in range(len(requests))]
-
-    def _workers(self, requests: Sequence[EpisodeRequest]) -> int:
-        return min(self._policy.live, len(requests))
 
     async def _work(
         self,

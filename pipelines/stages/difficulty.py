@@ -19,7 +19,7 @@ from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import DATA, episode_seed, examples, schemas, single_thread, sql_engine, write_lines
-from pipelines.stages.policies import policy
+from pipelines.stages.policies import policy, prepare
 from pipelines.stages.shards import Run, Shards
 from pipelines.types import Example, Outcome
 
@@ -35,6 +35,7 @@ def build(ctx: Context) -> None:
     questions = list({question.id: question for pool in pools for question in pool}.values())
     shards = Shards(questions, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
+    prepare(ctx.checkpoint, ctx.recipe)
     shards.run(start, (ctx.recipe, ctx.checkpoint), ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
     by_id = {row["example_id"]: difficulty.Scored(**row) for row in shards.rows()}
     scored = list(by_id.values())

@@ -30,7 +30,7 @@ from pipelines.stages.inputs import (
     sql_engine,
     write_lines,
 )
-from pipelines.stages.policies import policy
+from pipelines.stages.policies import policy, prepare
 from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards
@@ -68,6 +68,8 @@ def evaluate_questions(
     recipe = ctx.recipe
     shards = Shards(questions, recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
+    if answerer != ORACLE and not answerer.startswith(ENDPOINT):
+        prepare(answerer, recipe)
     # An endpoint's rate and cap hold in one process: a second one would have its own.
     processes = 1 if answerer.startswith(ENDPOINT) else recipe.rollout.processes
     shards.run(start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress)

@@ -44,9 +44,26 @@ def device(recipe: Recipe, number: int) -> str:
 
 
 def policy(checkpoint: str, recipe: Recipe) -> Policy:
-    """The policy that makes rollouts outside training: in process, or a vLLM server that serves the checkpoint."""
+    """The policy that makes rollouts outside training: in process, or vLLM servers, which must hold the checkpoint.
+
+    Raises:
+        ResourceError: in a run of it, when a server holds other weights.
+    """
     if recipe.rollout.policy == "transformers":
         return local_policy(checkpoint, recipe)
+    from pipelines.rollout.policies.served import probe
     from pipelines.rollout.policies.vllm import VllmPolicy
 
-    return VllmPolicy(recipe.rollout.servers, checkpoint)
+    return VllmPolicy(recipe.rollout.servers, checkpoint, probe(checkpoint, recipe.model))
+
+
+def prepare(checkpoint: str, recipe: Recipe) -> None:
+    """Before a stage's processes start: give the recipe's vLLM servers the weights of its checkpoint.
+
+    Raises:
+        EndpointError: a server does not answer.
+    """
+    if recipe.rollout.policy == "vllm":
+        from pipelines.rollout.policies.served import give
+
+        give(recipe.rollout.servers, checkpoint)

@@ -60,6 +60,8 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             args=arguments(plan),
         )
         settings.run(trainer, plan)
+        if trainer.sync is not None:
+            trainer.sync.push(trainer)  # the last step's, which no rollout has asked for
     return trainer
 
 

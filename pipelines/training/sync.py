@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import EndpointError
+from pipelines.rollout.policies.served import reload
 from pipelines.training.plan import SERVED
 from pipelines.training.weights import whole_weights
 
-TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
-ATTEMPTS = 3
-BACKOFF_S = 2.0
-
 
 class WeightSync:
-    """Writes the policy's weights and has each server load them in place.
-
-    The servers run with VLLM_SERVER_DEV_MODE=1, which opens `/collective_rpc` and `/reset_prefix_cache`, and see the
-    run's folder under the same path.
+    """Writes the policy's weights and has each server load them in place (`served.reload`).
 
     Args:
         servers: base URLs, with or without `/v1`.
@@ -32,7 +22,7 @@ class WeightSync:
     """
 
     def __init__(self, servers: Sequence[str], out: Path) -> None:
-        self.servers = [url.rstrip("/").removesuffix("/v1") for url in servers]
+        self.servers = tuple(servers)
         self.folder = out / SERVED
         self._pushed: int | None = None
 
@@ -47,7 +37,7 @@ class WeightSync:
             self._write(trainer)
             if trainer.accelerator.is_main_process:
                 for server in self.servers:
-                    self._reload(server)
+                    reload(server, self.folder)
             trainer.accelerator.wait_for_everyone()
             self._pushed = trainer.state.global_step
         return time.perf_counter() - started
@@ -60,27 +50,3 @@ class WeightSync:
             trainer.processing_class.save_pretrained(beside)
             shutil.rmtree(self.folder, ignore_errors=True)
             beside.rename(self.folder)
-
-    def _reload(self, server: str) -> None:
-        kwargs = {"weights_path": str(self.folder)}
-        _post(f"{server}/collective_rpc", {"method": "reload_weights", "kwargs": kwargs})
-        _post(f"{server}/reset_prefix_cache", {})  # keys and values of the old weights
-
-
-def _post(url: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
-    for attempt in range(ATTEMPTS):
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                answer.read()
-            return
-        except urllib.error.HTTPError as error:
-            hint = "Start it with VLLM_SERVER_DEV_MODE=1, on a file system that holds the run's folder."
-            raise EndpointError(f"{url} answers {error.code}", hint) from None
-        except (urllib.error.URLError, TimeoutError) as error:
-            if attempt == ATTEMPTS - 1:
-                hint = "Is it running? The run goes on from its last checkpoint when it is."
-                raise EndpointError(f"{url} does not answer: {error}", hint) from None
-            time.sleep(BACKOFF_S * 2**attempt)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from pipelines.errors import EndpointError
-from pipelines.training import sync
+from pipelines.rollout.policies import served
 from pipelines.training.model import load
 from pipelines.training.sync import WeightSync
 
@@ -71,7 +71,68 @@ def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_pat
 
 def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr(sync.time, "sleep", waits.append)
+    monkeypatch.setattr(served.time, "sleep", waits.append)
     with pytest.raises(EndpointError, match="does not answer"):
         WeightSync(["http://127.0.0.1:9"], tmp_path).push(trainer)
     assert waits == [2.0, 4.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpoint, monkeypatch):
+    """Three steps, each with its rollout, and the end: four loads, the last of the model that is saved."""
+    from pipelines.rollout.codec import ChatCodec
+    from pipelines.training import grpo
+    from pipelines.training.plan import Plan
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    _, tokenizer = load(checkpoint, recipe.model)
+    codec, loaded = ChatCodec(tokenizer), []
+    said = [codec.agent(f"<solution> SELECT {what} FROM singer</solution>") for what in ("count(*)", "name")]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply({"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "v"}]})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if "kwargs" in body:
+                loaded.append(load_file(f"{body['kwargs']['weights_path']}/model.safetensors"))
+            self.reply(self.completion(body) if "prompt" in body else {})
+
+        def completion(self, body):
+            ids = said[body["seed"] % 2]
+            choice = {"index": 0, "text": "", "finish_reason": "stop", "token_ids": ids}
+            choice["logprobs"] = {"token_logprobs": [-1.0] * len(ids), "tokens": ["x"] * len(ids)}
+            return {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
+
+        def reply(self, value):
+            data = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{made.server_port}/v1"
+        rollout = recipe.rollout.model_copy(update={"policy": "vllm", "servers": (url,)})
+        plan = Plan(
+            kind="grpo",
+            recipe=recipe.model_copy(update={"rollout": rollout}),
+            checkpoint_in=str(checkpoint),
+            data=tmp_path,
+            out=tmp_path / "stage" / "run",
+        )
+        try:
+            grpo.train(plan, examples, lambda event: None)
+        finally:
+            made.shutdown()
+    name = "model.layers.0.mlp.up_proj.weight"
+    final = load_file(plan.out / "model" / "model.safetensors")[name]
+    assert len(loaded) == 4
+    assert torch.equal(loaded[-1][name], final)
+    assert not torch.equal(loaded[-2][name], final)

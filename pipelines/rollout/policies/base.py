@@ -106,5 +106,12 @@ class Policy(abc.ABC):
     def release(self, session: str) -> None:
         """The episode is over: whatever is kept for it can go."""
 
+    async def check(self) -> None:
+        """Make sure, before a run's first episode and after its last, that what generates is what was asked for.
+
+        Raises:
+            ResourceError: it is something else.
+        """
+
     async def close(self) -> None:
         """Let go of what belongs to the running event loop (connections, tasks); the policy can be used again."""

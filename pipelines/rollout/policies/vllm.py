@@ -17,6 +17,7 @@ from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding.stops import StopStrings, cut
 from pipelines.rollout.endpoints import Connection, ContextOverflow, Endpoint
 from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.rollout.policies.served import Probe
 
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
@@ -41,6 +42,7 @@ class VllmPolicy(Policy):
     Args:
         servers: base URLs, up to and with `/v1`; episodes are dealt out among them in turn.
         checkpoint: where the servers' tokenizer is: a folder or a hub name.
+        probe: of the checkpoint that the servers must hold in every run; None where the trainer sends them its weights.
 
     Raises:
         ResourceError: no server is named, or one serves no model.
@@ -49,7 +51,7 @@ class VllmPolicy(Policy):
 
     name = "vllm"
 
-    def __init__(self, servers: Sequence[str], checkpoint: str | Path) -> None:
+    def __init__(self, servers: Sequence[str], checkpoint: str | Path, probe: Probe | None = None) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
         from transformers import AutoTokenizer
@@ -62,7 +64,7 @@ class VllmPolicy(Policy):
             url: Connection(Endpoint(base_url=url, model=model, **haste), url)
             for url, (model, _) in zip(servers, served, strict=True)
         }
-        self._up = list(servers)
+        self._up, self._probe = list(servers), probe
         self.context = min((context for _, context in served if context), default=None)
         self._dealt = 0
         self._home: dict[str, str] = {}
@@ -94,9 +96,36 @@ class VllmPolicy(Policy):
             except (EndpointError, ResourceError):
                 if self._up == [url]:
                     raise
-                self._leave(url, request.session)
+                self._leave(url)
+                self.open(request.session)
             else:
                 return self._completion(choice, request)
+
+    async def check(self) -> None:
+        """Hold each server against the probe; one that fails has no say.
+
+        Raises:
+            ResourceError: a server holds other weights.
+        """
+        if self._probe is None:
+            return
+        for url in list(self._up):
+            try:
+                answered = await self._prompt_logprobs(self._connections[url], self._probe.ids)
+            except EndpointError:
+                if self._up == [url]:
+                    raise
+                self._leave(url)
+            else:
+                self._probe.check(url, answered)
+
+    async def _prompt_logprobs(self, connection: Connection, ids: Sequence[int]) -> Sequence[float | None]:
+        """(T,) what a server makes of these ids, and of one that it adds."""
+        body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": list(ids), "max_tokens": 1}
+        asked = {**body, "echo": True, "logprobs": 1, "temperature": 0.0}
+        answer = await connection.ask(lambda client: client.completions.create(**asked))
+        told = answer.choices[0].logprobs
+        return list(told.token_logprobs) if told and told.token_logprobs else []
 
     async def close(self) -> None:
         """Close the connections; servers that failed are tried again by the next run."""
@@ -104,12 +133,11 @@ class VllmPolicy(Policy):
             await connection.close()
         self._up = list(self._connections)
 
-    def _leave(self, url: str, session: str) -> None:
-        """A server failed: it gets no more requests, and the session goes elsewhere."""
+    def _leave(self, url: str) -> None:
+        """A server failed: it gets no more requests."""
         if url in self._up:
             log.warning("vLLM server %s failed: going on with %d others", url, len(self._up) - 1)
             self._up.remove(url)
-        self.open(session)
 
     async def _ask(self, connection: Connection, request: Request) -> Any:
         body = self._body(request, connection.endpoint.model)

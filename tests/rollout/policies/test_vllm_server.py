@@ -166,3 +166,32 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
     assert all(line["drift_mean"] < 1e-3 for line in curves)
     assert all(line["grad_norm"] > 0 for line in curves)
     assert timing[1]["sync_seconds"] > 0
+
+
+def test_a_stage_gives_it_its_checkpoint_and_sees_other_weights(
+    url: str, folder: Path, tmp_path: Path, engine: Any, talk: Any, examples: list[Example]
+) -> None:
+    """The last test of the module: it brings the server's first weights back."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from pipelines import recipes
+    from pipelines.errors import ResourceError
+    from pipelines.stages.policies import policy, prepare
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in model.parameters():
+            value += 0.1 * value.abs().mean() * torch.randn_like(value)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    recipe = recipes.load("miniature", ["rollout.policy=vllm", f"rollout.servers=[{url}]"])
+    todo = [EpisodeRequest(examples[0], 0, 5)]
+    prepare(str(folder), recipe)
+    with pytest.raises(ResourceError, match="does not hold"):
+        engine(policy(str(tmp_path), recipe), talk, 1, turn_tokens=8).run(todo)
+    prepare(str(tmp_path), recipe)
+    assert engine(policy(str(tmp_path), recipe), talk, 1, turn_tokens=8).run(todo)[0].turns
+    prepare(str(folder), recipe)
+    assert engine(policy(str(folder), recipe), talk, 1, turn_tokens=8).run(todo)[0].turns

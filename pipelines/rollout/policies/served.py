@@ -1,0 +1,172 @@
+"""Which weights a vLLM server holds: a stage's checkpoint is loaded into it, and what it says of a probe is compared.
+
+A server answers with whatever it holds, so every stage that asks one loads its checkpoint first, where the server takes
+weights (VLLM_SERVER_DEV_MODE=1), and compares the log-probabilities of a fixed text with those that the checkpoint has
+in this process. That works with any server that tells the log-probabilities of a prompt. In float32 it tells any two
+checkpoints apart; in bfloat16 both sides round, and only the loading tells two neighbouring steps of one run apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import Model
+from pipelines.errors import EndpointError, ResourceError
+from pipelines.recipes import digest
+from pipelines.rollout.codec import ChatCodec
+
+TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
+ATTEMPTS = 3
+BACKOFF_S = 2.0
+CLOSED = frozenset({403, 404, 405})  # of a server that is not started to take weights
+FAR = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
+PROBE = (
+    (
+        "user",
+        "CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, country TEXT, age INTEGER);\n"
+        "Question: Who are the three oldest singers of France?",
+    ),
+)
+SAID = (
+    "<think>I look at the stored countries first.</think>\n"
+    "<sql>SELECT name FROM singer WHERE country = 'France' ORDER BY age DESC LIMIT 3</sql>"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """A text and what a checkpoint makes of it.
+
+    Attributes:
+        checkpoint: its folder or hub name.
+        ids: (T,) of the text.
+        logprobs: (T - 1,) of each id but the first, given those before it.
+        far: the mean difference from which on another model must have answered.
+    """
+
+    checkpoint: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    far: float
+
+    def check(self, url: str, answered: Sequence[float | None]) -> None:
+        """Hold a server's log-probabilities of `ids` against the checkpoint's.
+
+        Args:
+            answered: (T,) or more; of the first id there is none.
+
+        Raises:
+            ResourceError: they are another model's, or none.
+        """
+        told = [value for value in answered[1 : len(self.ids)] if value is not None]
+        if len(told) != len(self.logprobs):
+            raise ResourceError(
+                f"which weights the server at {url} holds is unknown: it tells no log-probabilities of a prompt",
+                "It must be vLLM 0.10.2 or newer.",
+            )
+        apart = sum(abs(a - b) for a, b in zip(told, self.logprobs, strict=True)) / len(told)
+        if not apart <= self.far:  # NaN too
+            raise ResourceError(
+                f"the server at {url} does not hold {self.checkpoint}: log-probabilities differ by {apart:.2g} a token",
+                "Start it with VLLM_SERVER_DEV_MODE=1 on a file system that has that folder, or with that model.",
+            )
+
+
+def probe(checkpoint: str, model: Model) -> Probe:
+    """What a checkpoint makes of the probe. It is computed by one process of this machine, and kept for the others.
+
+    Raises:
+        DataError: there is no model at that folder or hub name.
+    """
+    kept = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    file = kept / f"{digest([checkpoint, _facts(checkpoint), model.model_dump(mode='json'), PROBE, SAID])}.json"
+    with file.open("a+", encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0)
+        text = stream.read()
+        if not text:
+            text = json.dumps(_answers(checkpoint, model))
+            stream.write(text)
+    ids, logprobs = json.loads(text)
+    return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.dtype])
+
+
+def _facts(checkpoint: str) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of a checkpoint's weights; [] for a hub name."""
+    files = sorted(Path(checkpoint).glob("*.safetensors"))
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
+    import torch
+
+    from pipelines.training.model import load
+
+    network, tokenizer = load(checkpoint, model)
+    codec = ChatCodec(tokenizer)
+    ids = [*codec.prompt(PROBE), *codec.agent(SAID)]
+    with torch.no_grad():
+        predicted = network.eval()(input_ids=torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)  # (T - 1, V)
+    return ids, predicted.gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1).tolist()
+
+
+def give(servers: Sequence[str], checkpoint: str) -> None:
+    """Have each server load a checkpoint, if it was started to take weights; else it keeps what it has.
+
+    Raises:
+        EndpointError: a server does not answer, or cannot read the checkpoint.
+    """
+    for url in servers:
+        try:
+            reload(url, checkpoint)
+        except _Closed:
+            continue
+
+
+def reload(url: str, weights: str | Path) -> None:
+    """Have a server load weights in place, and forget the keys and values of the old ones.
+
+    The server runs with VLLM_SERVER_DEV_MODE=1, which opens `/collective_rpc` and `/reset_prefix_cache`, and sees the
+    weights under the same path.
+
+    Raises:
+        EndpointError: it does not answer, or takes no weights.
+    """
+    server = url.rstrip("/").removesuffix("/v1")
+    _post(f"{server}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+    _post(f"{server}/reset_prefix_cache", {})
+
+
+class _Closed(EndpointError):
+    """The server was not started to take weights."""
+
+
+def _post(url: str, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    for attempt in range(ATTEMPTS):
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                answer.read()
+            return
+        except urllib.error.HTTPError as error:
+            hint = "Start it with VLLM_SERVER_DEV_MODE=1, on a file system that holds the run's folder."
+            kind = _Closed if error.code in CLOSED else EndpointError
+            raise kind(f"{url} answers {error.code}", hint) from None
+        except (urllib.error.URLError, TimeoutError) as error:
+            if attempt == ATTEMPTS - 1:
+                hint = "Is it running? The run goes on from its last checkpoint when it is."
+                raise EndpointError(f"{url} does not answer: {error}", hint) from None
+            time.sleep(BACKOFF_S * 2**attempt)

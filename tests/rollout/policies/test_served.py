@@ -1,0 +1,144 @@
+"""A stage's checkpoint and the weights that a server holds: given, checked, and refused when they are not the same."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines import recipes
+from pipelines.config import Model, Recipe, TinyModel
+from pipelines.errors import ResourceError
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.engine import EpisodeRequest
+from pipelines.rollout.policies import served
+from pipelines.rollout.policies.vllm import VllmPolicy
+from pipelines.stages.policies import policy, prepare
+from pipelines.types import Example
+
+ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "vllm"}]}
+
+
+@pytest.fixture(scope="session")
+def tuned(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model after a little training: each weight is off by a thousandth of its size."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tuned")
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in model.parameters():
+            value += 0.1 * value.abs().mean() * torch.randn_like(value)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def holder(serve: Callable[..., Any], codec: ChatCodec) -> Callable[..., Any]:
+    """A server that holds a model, tells what it makes of a prompt, takes another where it is open, and answers."""
+
+    def start(folder: Path, opened: bool = True, echo: bool = True) -> Any:
+        state = SimpleNamespace(folder=folder)
+        model = Model(tiny=TinyModel())
+
+        def told(ids: list[int]) -> list[float | None]:
+            made = served._answers(str(state.folder), model)
+            assert made[0] == ids
+            return [None, *made[1], -1.0]
+
+        def answer(body: dict[str, Any]) -> Any:
+            if body.get("method") == "reload_weights":
+                if not opened:
+                    return 404, {}, {}
+                state.folder = Path(body["kwargs"]["weights_path"])
+            if "prompt" not in body:
+                return 200, {}, MODELS
+            ids = codec.agent(ANSWER)
+            values = (told(body["prompt"]) if echo else [-1.0]) if body.get("echo") else [-0.5] * len(ids)
+            choice = {"index": 0, "text": "", "finish_reason": "stop", "token_ids": ids}
+            choice["logprobs"] = {"token_logprobs": values, "tokens": ["x"] * len(values)}
+            return 200, {}, {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
+
+        server = serve(answer)
+        server.state = state
+        return server
+
+    return start
+
+
+@pytest.fixture
+def recipe() -> Callable[..., Recipe]:
+    def make(*servers: Any) -> Recipe:
+        urls = ",".join(server.url for server in servers)
+        return recipes.load("miniature", ["rollout.policy=vllm", f"rollout.servers=[{urls}]"])
+
+    return make
+
+
+def test_a_server_with_other_weights_is_refused_in_one_line(
+    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
+) -> None:
+    """The base is served, the fine-tuned model is to be scored: no figure of the one may be stored as the other's."""
+    server = holder(tiny_folder, opened=False)
+    made = recipe(server)
+    prepare(str(tuned), made)
+    with pytest.raises(ResourceError, match=r"does not hold .*tuned.*VLLM_SERVER_DEV_MODE=1") as caught:
+        engine(policy(str(tuned), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+    assert "\n" not in str(caught.value)
+    assert sum("echo" not in body and "prompt" in body for body in server.asked) == 0
+    fine = engine(policy(str(tiny_folder), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+    assert fine[0].final_sql == "SELECT count(*) FROM singer"
+
+
+def test_an_open_server_is_given_the_stages_checkpoint(
+    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
+) -> None:
+    servers = [holder(tiny_folder), holder(tiny_folder)]
+    made = recipe(*servers)
+    prepare(str(tuned), made)
+    assert [server.state.folder for server in servers] == [tuned, tuned]
+    assert {} in servers[0].asked  # the prefix cache is emptied
+    assert engine(policy(str(tuned), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])[0].final_sql
+
+
+def test_weights_that_change_while_a_stage_asks_are_seen(
+    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
+) -> None:
+    """Two runs share a server, and the other one loads its own checkpoint."""
+    server = holder(tiny_folder)
+    runner = engine(policy(str(tiny_folder), recipe(server)), protocol())
+    with pytest.raises(ResourceError, match="does not hold"):
+        runner.run([EpisodeRequest(examples[0], 0, 5)], lambda _: setattr(server.state, "folder", tuned))
+
+
+def test_a_server_that_tells_nothing_of_a_prompt_is_refused(
+    holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
+) -> None:
+    made = recipe(holder(tiny_folder, echo=False))
+    with pytest.raises(ResourceError, match=r"which weights .* is unknown"):
+        engine(policy(str(tiny_folder), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+
+
+def test_a_probe_is_computed_once_a_machine(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = served.probe(str(tiny_folder), Model())
+    monkeypatch.setattr(served, "_answers", None)
+    assert served.probe(str(tiny_folder), Model()) == first
+    with pytest.raises(ResourceError, match=r"differ by 0\.01"):
+        first.check("URL", [None, *(value + 0.01 for value in first.logprobs)])
+    with pytest.raises(ResourceError, match="differ by nan"):
+        first.check("URL", [None, float("nan"), *first.logprobs[1:]])
+    dataclasses.replace(first, far=0.02).check("URL", [None, *(value + 0.01 for value in first.logprobs)])
+
+
+def test_a_policy_whose_weights_a_trainer_sends_is_not_checked(
+    holder: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
+) -> None:
+    server = holder(tuned)
+    engine(VllmPolicy([server.url], tiny_folder), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+    assert not any("echo" in body for body in server.asked)
