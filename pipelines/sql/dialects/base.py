@@ -8,9 +8,12 @@ from __future__ import annotations
 import abc
 import marshal
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "timeout", "limit", "unavailable"
+# Classes of failures that no statement can bring about: others hold the database, or took it away.
+FAULTS_OF_OTHERS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
 
@@ -67,11 +70,75 @@ class OpenFailure(Exception):
 
 
 class Session(abc.ABC):
-    """An open database, as a worker keeps it."""
+    """An open database, as a worker keeps it.
 
-    @abc.abstractmethod
+    A dialect says how it answers a statement, what its driver's exceptions mean, and whether the database still works.
+    What follows from that is decided here, once for all of them: one clock runs from the first look at the text to the
+    last row, and nothing that a driver raises gets past `run`.
+
+    Attributes:
+        deadline: when the running statement must have ended, as `time.perf_counter` counts.
+    """
+
+    def __init__(self, bounds: Bounds, clock: Clock) -> None:
+        self.bounds = bounds
+        self.clock = clock
+        self.deadline = 0.0
+
     def run(self, sql: str, max_rows: int) -> Raw:
         """Run one statement; every failure is a `Raw` with its status and class."""
+        start = perf_counter()
+        self.deadline = start + self.bounds.timeout_s
+        self.clock.arm(self.bounds.timeout_s)
+        try:
+            raw = self.answer(sql, max_rows)
+        except OpenFailure as error:
+            return failure(UNAVAILABLE, error.error_class, error.message)
+        except MemoryError:
+            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
+        except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
+            return self._blamed(self.explain(error))
+        return raw._replace(ms=(perf_counter() - start) * 1000) if raw.status == OK else raw
+
+    def _blamed(self, raw: Raw) -> Raw:
+        """A failure of the engine is the statement's own where the database still works: else a statement that makes
+        its engine fail would get out of being scored.
+        """
+        if raw.status != UNAVAILABLE or raw.error_class in FAULTS_OF_OTHERS:
+            return raw
+        self.clock.arm(self.bounds.timeout_s)
+        try:
+            is_healthy = self.is_healthy()
+        except Exception:  # whatever the driver raises: it does not work
+            is_healthy = False
+        return failure(ERROR, "engine_failure", "the database engine failed at this query") if is_healthy else raw
+
+    def timed_out(self) -> Raw:
+        """The failure of a statement that reached its time limit."""
+        return failure(TIMEOUT, "timeout", f"the query ran longer than {self.bounds.timeout_s:g} s")
+
+    @abc.abstractmethod
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run one statement. What it changes in the session must be undone before this returns or raises.
+
+        Raises:
+            OpenFailure: the database had to be opened again and could not.
+            Exception: what the driver raised; `explain` reads it.
+        """
+
+    @abc.abstractmethod
+    def explain(self, error: Exception) -> Raw:
+        """The failure that an exception stands for, by its type and result code. Its text, of which a statement can
+        choose parts, may only pick a name among the errors of a statement.
+        """
+
+    @abc.abstractmethod
+    def is_healthy(self) -> bool:
+        """Whether a trivial query on the database works now, if need be on a new connection.
+
+        Raises:
+            Exception: it does not.
+        """
 
     def hold(self) -> None:  # noqa: B027  a dialect may have nothing to do here
         """Several statements follow: whatever is worth doing once for all of them."""

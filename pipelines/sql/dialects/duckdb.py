@@ -1,10 +1,17 @@
-"""DuckDB: a read-only connection that can reach nothing but its file, whose settings are locked, with one thread."""
+"""DuckDB: a read-only connection that can reach nothing but its file, whose settings are locked, with one thread.
+
+Each statement has a cursor of its own, which is a connection with settings, temporary tables, macros, variables,
+prepared statements and a transaction of its own: it ends with the statement, and so do they.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +22,6 @@ from pipelines.sql.dialects.base import (
     LIMIT,
     OK,
     REFUSED,
-    TIMEOUT,
     UNAVAILABLE,
     Bounds,
     Clock,
@@ -25,31 +31,35 @@ from pipelines.sql.dialects.base import (
     failure,
     fetch,
 )
-from pipelines.sql.dialects.guard import check
+from pipelines.sql.dialects.guard import body, check
+from pipelines.sql.dialects.trees import refused_by_duckdb
 from pipelines.sql.dialects.values import plain_rows
 
-ALLOWED = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-_MARKS = (
-    ("interrupted", TIMEOUT, "timeout"),
-    ("out of memory", LIMIT, "memory_limit"),
-    ("failed to allocate", LIMIT, "memory_limit"),
-    ("could not allocate", LIMIT, "memory_limit"),
-    ("disabled by configuration", REFUSED, "not_authorized"),
-    ("disabled through configuration", REFUSED, "not_authorized"),
-    ("read-only", REFUSED, "not_authorized"),
-    ("table with name", ERROR, "no_such_table"),
-    ("referenced column", ERROR, "no_such_column"),
-    ("does not have a column", ERROR, "no_such_column"),
-    ("referenced table", ERROR, "no_such_table"),
-    ("ambiguous reference", ERROR, "ambiguous_column"),
-    ("function with name", ERROR, "no_such_function"),
-    ("no function matches", ERROR, "wrong_arguments"),
-    ("must appear in the group by", ERROR, "misuse"),
-    ("cannot contain aggregates", ERROR, "misuse"),
-    ("conversion error", ERROR, "conversion"),
-    ("max expression depth", ERROR, "too_complex"),
-    ("parser error", ERROR, "syntax"),
+# By the type of the exception.
+_TYPES: Sequence[tuple[tuple[type[Exception], ...], str, str]] = (
+    ((duckdb.OutOfMemoryException,), LIMIT, "memory_limit"),
+    ((duckdb.PermissionException,), REFUSED, "not_authorized"),
+    ((duckdb.IOException, duckdb.FatalException, duckdb.InternalException), UNAVAILABLE, "disk"),
+    ((duckdb.ParserException, duckdb.SyntaxException), ERROR, "syntax"),
+    ((duckdb.ConversionException,), ERROR, "conversion"),
+    ((duckdb.Error,), ERROR, "runtime"),
 )
+# What kind of mistake it is, by what DuckDB's own JSON says of it: (field, how its value starts).
+_MISTAKES = (
+    ("type", "Table", "no_such_table"),
+    ("exception_message", "Referenced table", "no_such_table"),
+    ("error_subtype", "COLUMN_NOT_FOUND", "no_such_column"),
+    ("exception_message", "Table ", "no_such_column"),  # "Table "t" does not have a column named "x""
+    ("exception_message", "Values list", "no_such_column"),
+    ("exception_message", "Ambiguous reference", "ambiguous_column"),
+    ("exception_message", "No function matches", "wrong_arguments"),
+    ("exception_message", "column ", "misuse"),  # "column "name" must appear in the GROUP BY clause"
+    ("exception_message", "aggregate ", "misuse"),
+    ("exception_message", "Max expression depth", "too_complex"),
+)
+# Types that Python's have no room for: months, nanoseconds, more days than a timedelta holds. The engine writes them.
+_INEXACT = ("INTERVAL", "_NS")
+_KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # what was found of so many statements that are no longer than this
 
 
 def settings(bounds: Bounds) -> Mapping[str, Any]:
@@ -65,7 +75,7 @@ def settings(bounds: Bounds) -> Mapping[str, Any]:
         "memory_limit": f"{bounds.memory_mb * 3 // 4}MiB",
         "temp_directory": "",
         "max_temp_directory_size": "0KiB",
-        "errors_as_json": "false",
+        "errors_as_json": "true",
     }
 
 
@@ -73,82 +83,146 @@ class DuckdbSession(Session):
     """One open DuckDB file; arguments as `SqliteSession` has them."""
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        self._bounds = bounds
-        self._timer = clock
+        super().__init__(bounds, clock)
         self._location = location
-        if not os.path.isfile(location):
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._opened()
+        self._watch = _Clock()
+        self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refused)
+
+    def _opened(self) -> duckdb.DuckDBPyConnection:
+        if self._connection is not None:
+            return self._connection
+        if not os.path.isfile(self._location):
             raise OpenFailure("database_missing", "the database cannot be opened: no such file")
         try:
-            self._connection = duckdb.connect(location, read_only=True, config=dict(settings(bounds)))
-            self._connection.execute("SET lock_configuration = true")
+            connection = duckdb.connect(self._location, read_only=True, config=dict(settings(self.bounds)))
+            connection.execute("SET lock_configuration = true")
         except duckdb.Error as error:
+            # DuckDB opens the file or fails, with one type of exception; no statement has been read here.
             locked = "lock" in str(error).lower()
             reason = "database_locked" if locked else "database_corrupt"
             message = "the database cannot be opened: it is no DuckDB file, or somebody writes to it"
             raise OpenFailure(reason, message) from None
-        self._clock = _Clock(self._connection)
+        self._connection = connection
+        return connection
 
-    def run(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement within the limits."""
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run one statement in a cursor of its own."""
+        refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refused(sql)
+        if refused is not None:
+            return refused
+        with contextlib.closing(self._opened().cursor()) as cursor:
+            self._watch.start(cursor, self.deadline)
+            try:
+                return self._rows(cursor, sql, max_rows)
+            finally:
+                self._watch.stop()
+
+    def _refused(self, sql: str) -> Raw | None:
+        """Both fences. EXPLAIN is allowed before what is a query by itself, so never with options, nor with ANALYZE."""
         refused = check(sql, "duckdb")
         if refused is not None:
             return refused
-        start = perf_counter()
-        self._timer.arm(self._bounds.timeout_s)
-        self._clock.start(self._bounds.timeout_s)
-        try:
-            (statement,) = self._connection.extract_statements(sql)
-            if statement.type not in ALLOWED:
-                return failure(REFUSED, "not_authorized", f"not authorized: {statement.type.name}")
-            result = self._connection.execute(statement)
-            columns = tuple([item[0] for item in result.description or ()])
-            rows, truncated = fetch(lambda count: plain_rows(result.fetchmany(count)), max_rows, self._bounds.max_bytes)
-            return Raw(OK, columns, rows, truncated, None, None, (perf_counter() - start) * 1000)
-        except MemoryError:
-            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
-        except (duckdb.Error, RuntimeError, ValueError) as error:
-            return self._explain(error)
-        finally:
-            self._clock.stop()
+        stripped = sql.lstrip(" \t\n")
+        if stripped[:7].lower() == "explain":
+            stripped = stripped[7:]
+        with contextlib.closing(self._opened().cursor()) as cursor:
 
-    def _explain(self, error: Exception) -> Raw:
-        message = str(error).replace(self._location, "the database").replace(os.path.dirname(self._location), "")
-        lowered = message.lower()
-        for mark, status, error_class in _MARKS:
-            if mark in lowered:
-                if status == TIMEOUT:
-                    message = f"the query ran longer than {self._bounds.timeout_s:g} s"
-                return failure(status, error_class, message)
-        if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.InternalException):
-            return failure(UNAVAILABLE, "disk", "the database could not be read")
-        return failure(ERROR, "runtime", message)
+            def serialize(text: str) -> str:
+                quoted = text.replace("'", "''")
+                found = cursor.execute(
+                    f"SELECT json_serialize_sql('{quoted}', skip_null := true, skip_empty := true)"
+                ).fetchone()
+                return str(found[0]) if found else ""
+
+            return refused_by_duckdb(stripped, serialize)
+
+    def _rows(self, cursor: duckdb.DuckDBPyConnection, sql: str, max_rows: int) -> Raw:
+        description = cursor.execute(sql).description or []
+        columns = tuple([item[0] for item in description])
+        types = [str(item[1]) for item in description]
+        if any(mark in kind for kind in types for mark in _INEXACT):
+            shown = ", ".join(
+                f"#{place}::VARCHAR" if any(mark in kind for mark in _INEXACT) else f"#{place}"
+                for place, kind in enumerate(types, 1)
+            )
+            cursor.execute(f"SELECT {shown} FROM ({body(sql)}\n) AS answer")
+        rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
+        return Raw(OK, columns, rows, truncated)
+
+    def explain(self, error: Exception) -> Raw:
+        """By the type of the exception; what is none of DuckDB's is of its Python module, or of ours."""
+        told = _told(error)
+        message = str(told.get("exception_message", "")).replace(self._location, "the database")
+        message = message.replace(os.path.dirname(self._location) + os.sep, "")
+        if isinstance(error, duckdb.InterruptException):
+            return self.timed_out()
+        known = [(status, error_class) for types, status, error_class in _TYPES if isinstance(error, types)]
+        if not known:
+            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+        status, error_class = known[0]
+        if status != ERROR:
+            return failure(status, error_class, message)
+        if str(told.get("type", "")).endswith("Function"):
+            return failure(ERROR, "no_such_function", message)
+        named = (kind for field, start, kind in _MISTAKES if str(told.get(field, "")).startswith(start))
+        return failure(ERROR, next(named, error_class), message)
+
+    def is_healthy(self) -> bool:
+        """Whether the catalog can be read; a database that a fatal error has shut is opened again for that."""
+        try:
+            self._probe()
+        except duckdb.Error:
+            self._let_go()
+            self._probe()
+        return True
+
+    def _probe(self) -> None:
+        with contextlib.closing(self._opened().cursor()) as cursor:
+            cursor.execute("SELECT count(*) FROM duckdb_tables()").fetchall()
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(duckdb.Error):
+                self._connection.close()
+            self._connection = None
 
     def close(self) -> None:
         """Close the file."""
-        self._clock.end()
-        self._connection.close()
+        self._watch.end()
+        self._let_go()
+
+
+def _told(error: Exception) -> Mapping[str, Any]:
+    """What DuckDB says of an error: a JSON object behind the name of its type."""
+    name, _, text = str(error).partition(": ")
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    return told if isinstance(told, dict) else {"exception_message": text or name}
 
 
 class _Clock:
-    """Interrupts the connection when a statement is past its limit: DuckDB has no timeout of its own."""
+    """Interrupts a cursor when its statement is past its limit: DuckDB has no timeout of its own."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._deadline: float | None = None
+        self._running: tuple[duckdb.DuckDBPyConnection, float] | None = None
         self._over = False
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def start(self, seconds: float) -> None:
+    def start(self, cursor: duckdb.DuckDBPyConnection, deadline: float) -> None:
         """A statement starts."""
         with self._changed:
-            self._deadline = perf_counter() + seconds
+            self._running = cursor, deadline
             self._changed.notify()
 
     def stop(self) -> None:
         """The statement is done."""
         with self._changed:
-            self._deadline = None
+            self._running = None
 
     def end(self) -> None:
         """No more statements."""
@@ -159,9 +233,9 @@ class _Clock:
     def _watch(self) -> None:
         with self._changed:
             while not self._over:
-                left = None if self._deadline is None else self._deadline - perf_counter()
-                if left is not None and left <= 0:
-                    self._connection.interrupt()
-                    self._deadline = None
+                left = None if self._running is None else self._running[1] - perf_counter()
+                if self._running is not None and left is not None and left <= 0:
+                    self._running[0].interrupt()
+                    self._running = None
                     continue
                 self._changed.wait(left)

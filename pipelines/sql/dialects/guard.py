@@ -1,8 +1,8 @@
 """What a statement may call, for engines that have no authorizer: an allow-list of functions, checked on the tokens.
 
 The lexer knows the plain part of SQL and refuses the rest (dollar quotes, U& and E'' strings, nested comments), because
-whatever two lexers could read differently is where a call would be hidden. It is the second wall: the first are the
-read-only transaction, the role and the settings of the engine itself.
+whatever two lexers could read differently is where a call would be hidden. It is the second fence: the first is the
+engine's own parse (`trees`), and behind both are the read-only transaction, the role and the settings of the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, Raw, failure
 
-MAX_SQL = 1_000_000
+MAX_SQL = 100_000  # characters; their tokens are looked at in a quarter of a second
 MAX_DEPTH = 200  # of brackets: the parsers of these engines take time and memory that grow fast with it
 
 _TOKEN = re.compile(
@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     |(?P<name>"(?:[^"]|"")+")
     |(?P<number>(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:e[+-]?\d+)?)
     |(?P<word>[^\W\d]\w*)
-    |(?P<sign>[^\w\s'"$\\`;\x00-\x1f])
+    |(?P<sign>[!#%&()*+,\-./:<=>?@\[\]^{|}~])
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -33,7 +33,7 @@ _KEYWORDS = """
     exclude exists extract fetch filter first following for from full group grouping groups having ilike in inner
     intersect interval into is join last lateral left like limit list map materialized minus natural next not null
     nullif offset on only or order ordinality outer over overlay partition position preceding qualify range recursive
-    replace right rollup row rows select sets similar some struct substring table then ties to treat trim tablesample
+    replace right rollup row rows select sets similar some struct substring table then ties to trim tablesample
     unbounded union unnest unpivot pivot using values when where window with within without columns
     bigint bit blob bool boolean bytea char character date decimal double float float4 float8 hugeint int int2 int4
     int8 integer json jsonb nchar numeric real smallint text time timestamp timestamptz tinyint uuid varchar varying
@@ -89,8 +89,9 @@ _POSTGRES = """
     lower_inc upper_inc isempty int4range int8range numrange daterange tsrange tstzrange to_tsvector to_tsquery
     plainto_tsquery phraseto_tsquery websearch_to_tsquery ts_rank ts_headline setweight similarity
 """
-# Names that show the server instead of the data, as tables or as words that need no brackets.
-_HIDDEN = re.compile(r"(pg|duckdb|pragma|sqlite|dblink|lo|inet)_|(current_user|session_user|user|current_role)$", re.I)
+# Relations and functions that show the server instead of the data, and words that need no brackets to do so.
+HIDDEN = re.compile(r"(pg|duckdb|pragma|sqlite)_", re.I)
+_WORDS = frozenset(("current_user", "session_user", "user", "current_role"))
 _STATEMENTS = """
     abort alter analyze attach begin call checkpoint close cluster comment commit copy create deallocate declare delete
     detach discard do drop end execute explain export fetch force grant import insert install listen load lock merge
@@ -112,13 +113,13 @@ STARTS = {
 def check(sql: str, engine: str) -> Raw | None:
     """Why a statement may not run; None if it may."""
     if len(sql) > MAX_SQL:
-        return failure(LIMIT, "sql_too_long", "the query is longer than a million characters")
+        return failure(LIMIT, "sql_too_long", f"the query is longer than {MAX_SQL:,} characters")
     try:
         sql.encode()
     except UnicodeEncodeError:
         return failure(ERROR, "syntax", "the query is not valid text")
     tokens, rest = _tokens(sql)
-    if rest.strip(" \t\n;"):
+    if not _is_over(rest):
         several = rest.startswith(";")
         if several:
             return failure(REFUSED, "several_statements", "only one statement may be run at a time")
@@ -141,6 +142,21 @@ def check(sql: str, engine: str) -> Raw | None:
     return None
 
 
+def body(sql: str) -> str:
+    """A statement that passed `check`, without the semicolon at its end and what follows that."""
+    return sql[: len(sql) - len(_tokens(sql)[1])] if ";" in sql else sql
+
+
+def _is_over(rest: str) -> bool:
+    """Whether there is nothing to run in a text: semicolons, spaces and comments."""
+    while rest:
+        tokens, left = _tokens(rest.lstrip(";"))
+        if tokens or left == rest:
+            return False
+        rest = left
+    return True
+
+
 def _start(word: str) -> tuple[str, str]:
     """(error class, message) for a statement that starts with this word."""
     if word in STATEMENTS:
@@ -158,7 +174,7 @@ def _tokens(sql: str) -> tuple[list[tuple[str, str]], str]:
         if found is None or sql.startswith("/*", at) > (found.lastgroup == "comment") or "\r" in found[0].strip():
             return tokens, sql[at:]
         kind = str(found.lastgroup)
-        if kind == "text" and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
+        if kind in ("text", "name") and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
             return tokens, sql[at - 1 :]
         if kind not in ("space", "comment"):
             tokens.append((kind, found[0].strip('"').lower() if kind == "name" else found[0].lower()))
@@ -170,7 +186,8 @@ def _refused(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: s
     """Why a word may not stand where it stands; "" if it may."""
     before = tokens[index - 1][1] if index else ""
     called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
-    if _HIDDEN.match(word) and before != "." and (before != "as" or called):
+    is_hidden = HIDDEN.match(word) or (word in _WORDS and tokens[index][0] == "word")
+    if is_hidden and before != "." and (before != "as" or called):
         return f"not authorized to use {word}"
     if not called or (tokens[index][0] == "word" and word in KEYWORDS):
         return ""

@@ -1,13 +1,14 @@
 """PostgreSQL: a role that may only read, a read-only transaction for each statement, a cursor that takes only
-queries.
+queries, and a session that forgets everything after each of them.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
+import decimal
 from typing import Any
 
 import psycopg
+import psycopg.adapt
 import psycopg.conninfo
 
 from pipelines.sql.dialects.base import (
@@ -15,7 +16,6 @@ from pipelines.sql.dialects.base import (
     LIMIT,
     OK,
     REFUSED,
-    TIMEOUT,
     UNAVAILABLE,
     Bounds,
     Clock,
@@ -25,13 +25,13 @@ from pipelines.sql.dialects.base import (
     failure,
     fetch,
 )
-from pipelines.sql.dialects.guard import check
-from pipelines.sql.dialects.values import plain_rows
+from pipelines.sql.dialects.guard import body, check
+from pipelines.sql.dialects.trees import refused_by_postgres
+from pipelines.sql.dialects.values import number, plain_rows
 
+_TIMEOUTS = ("57014", "25P03")
 # By the class of the SQLSTATE (its first two characters), or by all of it.
 _STATES = {
-    "57014": (TIMEOUT, "timeout"),
-    "25P03": (TIMEOUT, "timeout"),
     "55P03": (UNAVAILABLE, "database_locked"),
     "42P01": (ERROR, "no_such_table"),
     "42703": (ERROR, "no_such_column"),
@@ -53,6 +53,11 @@ _STATES = {
     "58": (UNAVAILABLE, "disk"),
     "XX": (UNAVAILABLE, "database_corrupt"),
 }
+# Types whose text is the server's own: Python has no infinite dates, no year 10000, no months in a duration.
+_AS_TEXT = """
+    date time timetz timestamp timestamptz interval json jsonb uuid inet cidr record int4range int8range numrange
+    daterange tsrange tstzrange int4multirange int8multirange nummultirange datemultirange tsmultirange tstzmultirange
+"""
 # What a role may be or hold that would make it more than a reader.
 _PRIVILEGES = """
 SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls
@@ -64,33 +69,48 @@ FROM pg_roles r WHERE r.rolname = current_user
 """
 
 
+class _Text(psycopg.adapt.Loader):
+    """A value as the server writes it."""
+
+    def load(self, data: Any) -> str:
+        return bytes(data).decode("utf-8", "replace")
+
+
+class _Number(psycopg.adapt.Loader):
+    """A numeric, which may have 131,072 digits."""
+
+    def load(self, data: Any) -> Any:
+        return number(decimal.Decimal(bytes(data).decode("ascii")))
+
+
 class PostgresSession(Session):
     """One connection; `location` is its connection string. The other arguments are as `SqliteSession` has them.
 
-    Its role must be a plain reader (`pipelines.sql.dialects.copies.make_reader` makes one): a superuser is turned away.
+    Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.
     """
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        self._bounds = bounds
-        self._clock = clock
+        super().__init__(bounds, clock)
         self._location = location
         self._connection = self._connect()
 
     def _connect(self) -> psycopg.Connection[Any]:
-        milliseconds = max(1, int(self._bounds.timeout_s * 1000))
+        milliseconds = max(1, int(self.bounds.timeout_s * 1000))
         ours = (
             f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"
             f" -c lock_timeout={max(1, int(milliseconds * 0.9))} -c standard_conforming_strings=on"
             " -c idle_in_transaction_session_timeout=60000 -c cursor_tuple_fraction=1.0"
+            " -c client_encoding=UTF8 -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
         )
         try:
             given = psycopg.conninfo.conninfo_to_dict(self._location)
             connection = psycopg.connect(
                 self._location,
                 options=f"{given.get('options', '')} {ours}",
-                connect_timeout=max(2, int(self._bounds.timeout_s)),
+                connect_timeout=max(2, int(self.bounds.timeout_s)),
                 autocommit=True,
                 application_name="sqltrain",
+                prepare_threshold=None,
             )
             row = connection.execute(_PRIVILEGES).fetchone()
         except psycopg.Error:
@@ -98,62 +118,68 @@ class PostgresSession(Session):
         if row is None or row[0]:
             connection.close()
             raise OpenFailure("too_privileged", "the role of this connection may do more than read; use a plain one")
+        for name in _AS_TEXT.split():
+            connection.adapters.register_loader(name, _Text)
+        connection.adapters.register_loader("numeric", _Number)
         return connection
 
-    def run(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement within the limits."""
-        refused = check(sql, "postgres")
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run one statement; once more on a new connection if the old one broke, for that may be nobody's fault here.
+
+        A connection that breaks again under the same statement is another matter: see `Session.run`.
+        """
+        refused = check(sql, "postgres") or refused_by_postgres(sql)
         if refused is not None:
             return refused
-        start = perf_counter()
-        self._clock.arm(self._bounds.timeout_s)
         try:
-            if self._connection.closed:
-                self._connection = self._connect()
-            columns, rows, truncated = self._query(sql, max_rows)
-            return Raw(OK, columns, rows, truncated, None, None, (perf_counter() - start) * 1000)
-        except OpenFailure as error:
-            return failure(UNAVAILABLE, error.error_class, error.message)
-        except MemoryError:
-            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
-        except (psycopg.Error, ValueError, OverflowError) as error:
-            return self._explain(error)
+            return self._rows(sql, max_rows)
+        except psycopg.OperationalError:
+            if not self._connection.closed:
+                raise
+        self._connection = self._connect()
+        return self._rows(sql, max_rows)
 
-    def _query(self, sql: str, max_rows: int) -> tuple[tuple[str, ...], list[Any], bool]:
-        """Columns, rows, and whether there were more.
+    def _rows(self, sql: str, max_rows: int) -> Raw:
+        """Columns and rows, by a cursor of the server.
 
-        A cursor is declared for the statement, which the server allows for queries only, and with the extended
-        protocol, which takes one statement only.
+        It is declared for the statement, which the server allows for queries only, and with the extended protocol,
+        which takes one statement only.
         """
         with self._connection.cursor() as cursor:
             cursor.execute(b"BEGIN READ ONLY")
             try:
-                statement = sql.rstrip("; \t\n").encode()
-                cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + statement, binary=True)
+                cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + body(sql).encode(), binary=True)
 
                 def more(count: int) -> list[Any]:
                     return plain_rows(cursor.execute(b"FETCH FORWARD %d FROM answer" % count).fetchall())
 
-                rows, truncated = fetch(more, max_rows, self._bounds.max_bytes)
-                return tuple([column.name for column in cursor.description or ()]), rows, truncated
+                rows, truncated = fetch(more, max_rows, self.bounds.max_bytes)
+                return Raw(OK, tuple([column.name for column in cursor.description or ()]), rows, truncated)
             finally:
                 if not self._connection.closed:
                     cursor.execute(b"ROLLBACK")
+                    cursor.execute(b"DISCARD ALL")  # settings, advisory locks, temporary tables, prepared statements
 
-    def _explain(self, error: Exception) -> Raw:
-        state = getattr(error, "sqlstate", None) or ""
-        diagnosis = getattr(error, "diag", None)
-        message = getattr(diagnosis, "message_primary", None) or "the server gave no answer"
-        if "out of memory" in str(error):
-            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
-        if not state:  # no answer of the server: the connection broke, or a value is beyond what Python holds
-            return failure(UNAVAILABLE if isinstance(error, psycopg.OperationalError) else ERROR, "connection", message)
-        if "is not allowed here" in message:  # SELECT INTO, to a cursor a syntax error
-            return failure(REFUSED, "not_authorized", message)
+    def explain(self, error: Exception) -> Raw:
+        """By the SQLSTATE. Without one the server gave no answer, or the driver could not read it."""
+        if not isinstance(error, psycopg.Error):
+            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+        state = error.sqlstate or ""
+        message = error.diag.message_primary or "the server gave no answer"
+        if not state:
+            broke = isinstance(error, psycopg.OperationalError)
+            return failure(UNAVAILABLE if broke else ERROR, "connection" if broke else "conversion", message)
+        if state in _TIMEOUTS:
+            return self.timed_out()
         status, error_class = _STATES.get(state) or _STATES.get(state[:2]) or (ERROR, "runtime")
-        if status == TIMEOUT:
-            message = f"the query ran longer than {self._bounds.timeout_s:g} s"
         return failure(status, error_class, message)
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers, on a new connection if the old one broke."""
+        if self._connection.closed:
+            self._connection = self._connect()
+        self._connection.execute("SELECT count(*) FROM pg_catalog.pg_class")
+        return True
 
     def close(self) -> None:
         """Close the connection."""

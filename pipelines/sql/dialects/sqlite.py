@@ -63,7 +63,7 @@ HOLD = "SELECT rootpage FROM sqlite_master UNION ALL SELECT 0 UNION ALL SELECT 0
 PROGRESS_OPS = 5_000  # virtual machine steps between two looks at the clock: well under a millisecond
 TICK_WORK = PROGRESS_OPS // 1000
 
-# By the name of the result code, where it says enough.
+# By the name of the result code.
 _CODES = {
     "SQLITE_INTERRUPT": (TIMEOUT, "timeout"),
     "SQLITE_AUTH": (REFUSED, "not_authorized"),
@@ -75,39 +75,29 @@ _CODES = {
     "SQLITE_READONLY_ROLLBACK": (UNAVAILABLE, "database_recovering"),
     "SQLITE_READONLY_RECOVERY": (UNAVAILABLE, "database_recovering"),
     "SQLITE_READONLY_CANTINIT": (UNAVAILABLE, "database_recovering"),
-    "SQLITE_CANTOPEN": (UNAVAILABLE, "database_missing"),
+    "SQLITE_CANTOPEN": (UNAVAILABLE, "database_unreadable"),
     "SQLITE_NOTADB": (UNAVAILABLE, "database_corrupt"),
     "SQLITE_CORRUPT": (UNAVAILABLE, "database_corrupt"),
     "SQLITE_IOERR": (UNAVAILABLE, "disk"),
     "SQLITE_FULL": (UNAVAILABLE, "disk"),
 }
-# By the message, for the plain SQLITE_ERROR and for what Python's module says itself.
-_MESSAGES = (
-    ("not authorized", REFUSED, "not_authorized"),
-    ("authorization denied", REFUSED, "not_authorized"),
-    ("is prohibited", REFUSED, "not_authorized"),
-    ("may not be modified", REFUSED, "not_authorized"),
-    ("vtable constructor failed", REFUSED, "not_authorized"),
-    ("unsafe use of", REFUSED, "not_authorized"),
-    ("one statement at a time", REFUSED, "several_statements"),
-    ("no such table", ERROR, "no_such_table"),
-    ("no such column", ERROR, "no_such_column"),
-    ("no such function", ERROR, "no_such_function"),
-    ("ambiguous column", ERROR, "ambiguous_column"),
-    ("misuse of", ERROR, "misuse"),
-    ("wrong number of arguments", ERROR, "wrong_arguments"),
-    ("query string is too large", LIMIT, "sql_too_long"),
-    ("too big", LIMIT, "cell_limit"),
-    ("too many", ERROR, "too_complex"),
-    ("too large", ERROR, "too_complex"),
-    ("stack overflow", ERROR, "too_complex"),
-    ("syntax error", ERROR, "syntax"),
-    ("unrecognized token", ERROR, "syntax"),
-    ("incomplete input", ERROR, "syntax"),
-    ("null character", ERROR, "syntax"),
-    ("surrogates not allowed", ERROR, "syntax"),
-    ("malformed database schema", UNAVAILABLE, "database_corrupt"),
+# What kind of mistake it is, by the message: all of these have the one code SQLITE_ERROR.
+_MISTAKES = (
+    ("no such table", "no_such_table"),
+    ("no such column", "no_such_column"),
+    ("no such function", "no_such_function"),
+    ("ambiguous column", "ambiguous_column"),
+    ("misuse of", "misuse"),
+    ("wrong number of arguments", "wrong_arguments"),
+    ("too many", "too_complex"),
+    ("too large", "too_complex"),
+    ("stack overflow", "too_complex"),
+    ("syntax error", "syntax"),
+    ("unrecognized token", "syntax"),
+    ("incomplete input", "syntax"),
 )
+# SQLite refuses these before it asks the authorizer.
+_PROTECTED = ("may not be modified", "unsafe use of", "is prohibited", "vtable constructor failed")
 
 
 def guard(action: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -125,15 +115,22 @@ def guard(action: int, first: str | None, second: str | None, *_: str | None) ->
 
 def classify(error: Exception) -> tuple[str, str]:
     """(status, error class) of what SQLite or its Python module raised."""
-    code = str(getattr(error, "sqlite_errorname", ""))
-    if code in _CODES:
-        return _CODES[code]
-    lowered = str(error).lower()
-    for mark, status, error_class in _MESSAGES:
-        if mark in lowered:
-            return status, error_class
-    general = "_".join(code.split("_")[:2])  # SQLITE_IOERR_READ is an SQLITE_IOERR
-    return _CODES.get(general, (ERROR, "runtime"))
+    name = str(getattr(error, "sqlite_errorname", ""))
+    if not name:  # of the module's own, once text and size are checked: a second statement, or a cell it cannot decode
+        several = isinstance(error, sqlite3.ProgrammingError | sqlite3.Warning)
+        return (REFUSED, "several_statements") if several else (ERROR, "runtime")
+    known = _CODES.get(name) or _CODES.get(_general(name))
+    if known is not None:
+        return known
+    message = str(error).lower()
+    if any(mark in message for mark in _PROTECTED):
+        return REFUSED, "not_authorized"
+    return ERROR, next((kind for mark, kind in _MISTAKES if mark in message), "runtime")
+
+
+def _general(name: str) -> str:
+    """SQLITE_IOERR_READ is an SQLITE_IOERR."""
+    return "_".join(name.split("_")[:2])
 
 
 def open_readonly(location: str) -> sqlite3.Connection:
@@ -169,10 +166,9 @@ class SqliteSession(Session):
     """
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        self._bounds = bounds
-        self._clock = clock
-        self._deadline = 0.0
+        super().__init__(bounds, clock)
         self._ticks = 0  # of the running statement's progress clock
+        self._denied = False  # the authorizer refused something in the running statement
         self._holder: sqlite3.Cursor | None = None
         self._location = location
         try:
@@ -186,7 +182,7 @@ class SqliteSession(Session):
             raise OpenFailure(classify(error)[1], f"the database cannot be opened: {message}") from None
 
     def _confine(self) -> None:
-        connection, bounds = self._connection, self._bounds
+        connection, bounds = self._connection, self.bounds
         connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 900)}")  # ms; before the hard timer
         connection.execute(f"PRAGMA cache_size=-{max(2000, bounds.memory_mb * 4)}")  # KiB; sorts fit in it if they can
         connection.execute("PRAGMA trusted_schema=0")
@@ -195,7 +191,7 @@ class SqliteSession(Session):
         connection.setlimit(SQL_LENGTH, MAX_SQL)
         connection.setlimit(ATTACHED, 0)
         connection.set_progress_handler(self._late, PROGRESS_OPS)
-        connection.set_authorizer(guard)
+        connection.set_authorizer(self._guard)
 
     def _meet_virtual_tables(self) -> None:
         """Use each virtual table once. Their first use makes a table, which the authorizer will not allow later."""
@@ -205,64 +201,84 @@ class SqliteSession(Session):
             with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; a query for it will say so
                 self._connection.execute('SELECT * FROM "{}" LIMIT 0'.format(name.replace('"', '""'))).close()
 
+    def _guard(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+        said = guard(action, first, second, *rest)
+        self._denied |= said == DENY
+        return said
+
     def _late(self) -> bool:
         self._ticks += 1
-        self._clock.worked(self._ticks * TICK_WORK)
-        return perf_counter() > self._deadline
+        self.clock.worked(self._ticks * TICK_WORK)
+        return perf_counter() > self.deadline
 
     def run(self, sql: str, max_rows: int) -> Raw:
         """Run one statement within the limits. Text that is not UTF-8 has U+FFFD in place of its bad bytes."""
-        raw = self._run(sql, max_rows)
-        if raw.status != OK:
-            raw = self._again(sql, max_rows, raw)
+        self._ticks = 0
+        raw = super().run(sql, max_rows)
         return raw._replace(work=self._ticks * TICK_WORK) if self._ticks else raw
 
-    def _again(self, sql: str, max_rows: int, raw: Raw) -> Raw:
-        """Run once more what failed for a setting of ours that can be changed."""
-        if raw.error_class == "disk":
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run a statement; again, within the same time, when it failed for a setting of ours that can be changed."""
+        unreadable = _unreadable(sql)
+        if unreadable is not None:
+            return unreadable
+        changed: set[str] = set()
+        try:
+            while True:
+                self._denied = False
+                try:
+                    return self._rows(sql, max_rows)
+                except sqlite3.Error as error:
+                    remedy = _remedy(error)
+                    if remedy is None or remedy in changed:
+                        raise
+                    self._change(remedy)
+                    changed.add(remedy)
+        finally:
+            if changed:  # the next statement meets what this one met, whatever ran before it
+                self._reset()
+
+    def _rows(self, sql: str, max_rows: int) -> Raw:
+        with contextlib.closing(self._connection.execute(sql)) as cursor:
+            if cursor.description is None:
+                return failure(ERROR, "empty", "there is no query to run")
+            rows, truncated = fetch(cursor.fetchmany, max_rows, self.bounds.max_bytes)
+            return Raw(OK, tuple([item[0] for item in cursor.description]), rows, truncated)
+
+    def _change(self, setting: str) -> None:
+        if setting == "text":
+            # Only now: a factory in Python costs 150 ns a cell, the built-in one next to nothing.
+            self._connection.text_factory = _text
+        else:
             # A sort or a distinct outgrew its cache, and this process may write no file. Only now: in memory all sorts
             # are slower, Spider's bike_1 by 11 %.
             self._set("PRAGMA temp_store=MEMORY")
-            raw = self._run(sql, max_rows)
-        elif "Could not decode to UTF-8" in str(raw.error):
-            # Only now: a factory in Python costs 150 ns a cell, the built-in one next to nothing.
-            self._connection.text_factory = _text
-            raw = self._run(sql, max_rows)
-        return raw
+
+    def _reset(self) -> None:
+        self._connection.text_factory = str
+        self._set("PRAGMA temp_store=DEFAULT")
 
     def _set(self, pragma: str) -> None:
         """Change a setting of our own connection; the authorizer would not let a query do it."""
         self.release()
         self._connection.set_authorizer(None)
         self._connection.execute(pragma)
-        self._connection.set_authorizer(guard)
+        self._connection.set_authorizer(self._guard)
 
-    def _run(self, sql: str, max_rows: int) -> Raw:
-        start = perf_counter()
-        self._deadline, self._ticks = start + self._bounds.timeout_s, 0
-        self._clock.arm(self._bounds.timeout_s)
-        cursor = None
-        try:
-            cursor = self._connection.execute(sql)
-            if cursor.description is None:
-                return failure(ERROR, "empty", "there is no query to run")
-            rows, truncated = fetch(cursor.fetchmany, max_rows, self._bounds.max_bytes)
-            columns = tuple([item[0] for item in cursor.description])
-            return Raw(OK, columns, rows, truncated, None, None, (perf_counter() - start) * 1000)
-        except MemoryError:
-            return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
-        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            return self._explain(error)
-        finally:
-            if cursor is not None:
-                cursor.close()
-
-    def _explain(self, error: Exception) -> Raw:
+    def explain(self, error: Exception) -> Raw:
+        """See `classify`; what the authorizer denied is refused, however SQLite says so."""
         status, error_class = classify(error)
-        message = str(error).replace(self._location, "the database")
         if status == TIMEOUT:
-            message = f"the query ran longer than {self._bounds.timeout_s:g} s"
-        return failure(status, error_class, message)
+            return self.timed_out()
+        if status == ERROR and self._denied:
+            status, error_class = REFUSED, "not_authorized"
+        return failure(status, error_class, str(error).replace(self._location, "the database"))
+
+    def is_healthy(self) -> bool:
+        """Whether the file can be opened anew and its schema read."""
+        with contextlib.closing(open_readonly(self._location)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        return True
 
     def hold(self) -> None:
         """Keep the read lock from here to `release`; without it every statement takes its own."""
@@ -278,6 +294,25 @@ class SqliteSession(Session):
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+
+def _unreadable(sql: str) -> Raw | None:
+    """What Python's module would refuse before SQLite sees it, with an exception that has no code."""
+    if "\x00" in sql:
+        return failure(ERROR, "syntax", "the query contains a null character")
+    try:
+        size = len(sql) if sql.isascii() else len(sql.encode())
+    except UnicodeEncodeError:
+        return failure(ERROR, "syntax", "the query is not valid text")
+    return failure(LIMIT, "sql_too_long", "the query is longer than a million bytes") if size > MAX_SQL else None
+
+
+def _remedy(error: sqlite3.Error) -> str | None:
+    """The setting that helps a statement over this failure: "text" or "memory"; None if there is none."""
+    name = getattr(error, "sqlite_errorname", None)
+    if name is None:  # only the decoding of a cell fails without a code of SQLite's
+        return "text" if isinstance(error, sqlite3.OperationalError) else None
+    return "memory" if _general(name) in ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN") else None
 
 
 def _text(data: bytes) -> str:

@@ -1,0 +1,234 @@
+"""Nothing that a statement does outlives it: each statement meets the session that the first one met."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Server
+from shops import build_shop
+
+from pipelines.sql.dialects.base import Bounds, Session
+from pipelines.sql.dialects.copies import to_duckdb
+from pipelines.sql.dialects.duckdb import DuckdbSession
+from pipelines.sql.dialects.postgres import PostgresSession
+from pipelines.sql.dialects.sqlite import SqliteSession
+from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.types import Database
+
+BOUNDS = Bounds(timeout_s=5.0, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
+
+
+class NoClock:
+    """A clock that nobody waits for."""
+
+    def arm(self, seconds: float) -> None:
+        pass
+
+    def worked(self, units: int) -> None:
+        pass
+
+
+# What a query may try to leave behind; the first was paid for a wrong answer once.
+LEFT_BY_DUCKDB = (
+    "EXPLAIN ANALYZE CREATE TEMP TABLE customer AS SELECT 9 AS id, 'Eve' AS name, 'Nice' AS city, 1.0 AS credit",
+    "EXPLAIN ANALYZE CREATE OR REPLACE TEMP VIEW customer AS SELECT 9 AS id",
+    "EXPLAIN ANALYZE CREATE TEMP MACRO lower(x) AS 'Eve'",
+    "EXPLAIN CREATE TEMP TABLE customer AS SELECT 1",
+    "EXPLAIN ANALYZE SET VARIABLE x = 1",
+    "EXPLAIN ANALYZE SELECT 1",
+    "EXPLAIN (ANALYZE) CREATE TEMP TABLE customer AS SELECT 1",
+    "EXPLAIN (FORMAT json) CREATE TEMP TABLE customer AS SELECT 1",
+    "CREATE TEMP TABLE customer AS SELECT 9 AS id",
+    "SET search_path = 'temp'",
+    "SET SESSION schema = 'temp'",
+    "SET VARIABLE x = 1",
+    "SET disabled_optimizers = 'filter_pushdown'",
+    "USE temp",
+    "BEGIN",
+    "PREPARE p AS SELECT 1",
+    "PRAGMA enable_profiling",
+    "ATTACH ':memory:' AS scratch",
+    "WITH x AS (DELETE FROM purchase RETURNING *) SELECT * FROM x",
+    "WITH x AS (INSERT INTO temp.t VALUES (1) RETURNING *) SELECT * FROM x",
+    "SELECT setseed(0.5)",
+    "SELECT set_config('TimeZone', 'Asia/Tokyo', false)",
+    "FROM (EXPLAIN ANALYZE CREATE TEMP TABLE customer AS SELECT 1)",
+    "PIVOT customer ON city",
+)
+
+
+def session_of_duckdb(session: Any) -> list[Any]:
+    """All that a connection of DuckDB can hold, as a statement of the sandbox would meet it."""
+    with session._opened().cursor() as cursor:
+        asked = (
+            "SELECT table_name FROM duckdb_tables() WHERE temporary ORDER BY 1",
+            "SELECT view_name FROM duckdb_views() WHERE temporary AND NOT internal ORDER BY 1",
+            "SELECT function_name FROM duckdb_functions() WHERE NOT internal ORDER BY 1",
+            "SELECT name, value FROM duckdb_settings() ORDER BY 1",
+            "SELECT * FROM duckdb_variables() ORDER BY 1",
+            "SELECT name FROM duckdb_prepared_statements() ORDER BY 1",
+            "SELECT database_name FROM duckdb_databases() ORDER BY 1",
+            "SELECT current_schema(), current_setting('search_path'), lower('A')",
+            "SELECT * FROM customer ORDER BY id",
+        )
+        return [cursor.execute(sql).fetchall() for sql in asked]
+
+
+@pytest.fixture
+def duck(tmp_path: Path) -> Iterator[Session]:
+    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
+    session = DuckdbSession(database.location, BOUNDS, NoClock())
+    yield session
+    session.close()
+
+
+def test_duckdb_forgets_a_statement(duck: Session) -> None:
+    before = session_of_duckdb(duck)
+    for sql in LEFT_BY_DUCKDB:
+        raw = duck.run(sql, 10)
+        assert raw.status in ("refused", "error"), (sql, raw)
+    assert session_of_duckdb(duck) == before
+
+
+def test_duckdb_would_forget_a_statement_that_the_fences_let_through(
+    duck: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = session_of_duckdb(duck)
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", lambda sql, engine: None)
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.refused_by_duckdb", lambda sql, serialize: None)
+    done = [sql for sql in LEFT_BY_DUCKDB if duck.run(sql, 10).status == "ok"]
+    assert len(done) > 8
+    assert session_of_duckdb(duck) == before
+
+
+def test_a_plain_query_can_be_explained(duck: Session) -> None:
+    for sql in ("EXPLAIN SELECT * FROM customer", " explain\nWITH x AS (SELECT 1) FROM x"):
+        assert duck.run(sql, 10).status == "ok", sql
+
+
+def test_a_poisoned_answer_is_not_paid_and_harms_no_other(tmp_path: Path) -> None:
+    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
+    gold = "SELECT name FROM customer"
+    with SqlEngine(Limits(timeout_s=5)) as engine:
+        poison, honest = engine.judge_many(
+            [Pair(database, gold + " WHERE id > 0", LEFT_BY_DUCKDB[0]), Pair(database, gold, gold)], ["strict"]
+        )
+        assert (poison.scores, honest.scores) == ({"strict": 0.0}, {"strict": 1.0})
+        (after,) = engine.execute_many([(database, gold)])
+        assert len(after.rows) == 4
+
+
+def session_of_sqlite(session: Any) -> list[Any]:
+    connection: sqlite3.Connection = session._connection
+    connection.set_authorizer(None)
+    try:
+        asked = (
+            "SELECT * FROM sqlite_temp_master",
+            "SELECT name, file FROM pragma_database_list",
+            "PRAGMA temp_store",
+            "PRAGMA cache_size",
+            "PRAGMA query_only",
+            "PRAGMA trusted_schema",
+            "PRAGMA case_sensitive_like",
+            "SELECT count(*) FROM customer",
+        )
+        rows = []
+        for sql in asked:
+            try:
+                rows.append(connection.execute(sql).fetchall())
+            except sqlite3.Error as error:
+                rows.append([(str(error),)])
+        return [*rows, connection.text_factory, connection.in_transaction]
+    finally:
+        connection.set_authorizer(session._guard)
+
+
+LEFT_BY_SQLITE = (
+    "CREATE TEMP TABLE customer AS SELECT 9 AS id",
+    "ATTACH ':memory:' AS scratch",
+    "PRAGMA temp_store = 2",
+    "PRAGMA case_sensitive_like = 1",
+    "PRAGMA query_only = 0",
+    "BEGIN",
+    "SAVEPOINT s",
+    "SELECT CAST(x'ff41fe' AS TEXT)",
+    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 300)"
+    " SELECT count(*) FROM (SELECT DISTINCT zeroblob(100000) || x FROM c)",
+)
+
+
+def test_sqlite_forgets_a_statement(tmp_path: Path) -> None:
+    session = SqliteSession(build_shop(tmp_path / "shop.sqlite").location, BOUNDS, NoClock())
+    before = session_of_sqlite(session)
+    for sql in LEFT_BY_SQLITE:
+        session.run(sql, 10)
+        assert session_of_sqlite(session) == before, sql
+    session.close()
+
+
+LEFT_BY_POSTGRES = (
+    "CREATE TEMP TABLE customer AS SELECT 9 AS id",
+    "SELECT 9 AS id INTO TEMP customer",
+    "SELECT set_config('search_path', 'pg_catalog', false)",
+    "SET search_path = pg_catalog",
+    "SELECT pg_advisory_lock(1)",
+    "PREPARE p AS SELECT 1",
+    "BEGIN",
+    "LISTEN x",
+    "DECLARE c CURSOR WITH HOLD FOR SELECT 1",
+    "SELECT setseed(0.5)",
+)
+
+
+def session_of_postgres(session: Any) -> list[Any]:
+    asked = (
+        "SELECT name, setting FROM pg_settings WHERE name NOT LIKE 'transaction%' ORDER BY 1",
+        "SELECT relname FROM pg_class WHERE relpersistence = 't'",
+        "SELECT name FROM pg_prepared_statements",
+        "SELECT name FROM pg_cursors WHERE is_holdable",
+        "SELECT locktype FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'",
+        "SELECT pg_listening_channels()",
+        "SELECT count(*) FROM customer",
+    )
+    return [session._connection.execute(sql.encode()).fetchall() for sql in asked]
+
+
+@pytest.mark.services
+def test_postgres_forgets_a_statement(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = PostgresSession(server.shop.location, BOUNDS, NoClock())
+    before = session_of_postgres(session)
+    for sql in LEFT_BY_POSTGRES:
+        assert session.run(sql, 10).status in ("refused", "error"), sql
+        assert session_of_postgres(session) == before, sql
+    allow: Callable[..., None] = lambda *_: None  # noqa: E731
+    monkeypatch.setattr("pipelines.sql.dialects.postgres.check", allow)
+    monkeypatch.setattr("pipelines.sql.dialects.postgres.refused_by_postgres", allow)
+    for sql in LEFT_BY_POSTGRES:
+        session.run(sql, 10)
+        assert session_of_postgres(session) == before, sql
+    session.close()
+
+
+@pytest.mark.parametrize("first", ["sort", "both"])
+def test_sqlite_gives_one_verdict_whatever_ran_before(tmp_path: Path, first: str) -> None:
+    """A sort that outgrows its cache and then meets text that is not UTF-8 needs both remedies, in either order."""
+    database = Database("bad", "sqlite", str(tmp_path / "bad.sqlite"))
+    with sqlite3.connect(database.location) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER, b BLOB, s TEXT)")
+        connection.executemany(
+            "INSERT INTO t VALUES (?, zeroblob(20000), CAST(x'ff41' AS TEXT))", [(n,) for n in range(300)]
+        )
+    connection.close()
+    both = "SELECT DISTINCT b || id, s FROM t ORDER BY 1"
+    before = {"sort": "SELECT count(*) FROM (SELECT DISTINCT b || id FROM t)", "both": both}
+    limits = Limits(timeout_s=20, memory_mb=256)
+    with SqlEngine(limits) as fresh, SqlEngine(limits) as used:
+        (alone,) = fresh.execute_many([(database, both)], 3)
+        _, after = used.execute_many([(database, before[first]), (database, both)], 3)
+    assert alone.ok, alone
+    assert [row[1] for row in alone.rows] == ["\ufffdA"] * 3
+    assert (after.status, after.rows, after.work) == (alone.status, alone.rows, alone.work)
