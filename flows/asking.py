@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from flows.opening import FIRST_RUN
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.evaluation.text import plain
 from pipelines.store import Store
-from pipelines.types import Database, EngineName, Example, Turn
+from pipelines.types import Database, EngineName, Example, StopReason, Turn
 
 SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
 
@@ -40,7 +41,10 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
     for name in ("grpo", "sft"):
         if name in steps and steps[name].cached:
             return steps[name].folder / "model"
-    raise DataError(f"recipe {recipe.name} has no trained model in {store.root}", f"Run: sqltrain run {recipe.name}")
+    raise DataError(
+        f"recipe {recipe.name} has no trained model in {store.root}",
+        FIRST_RUN,
+    )
 
 
 def ask(
@@ -52,8 +56,6 @@ def ask(
         DataError: there is no such database or model, or the model gave no answer.
     """
     where = database_of(database)
-    if model is not None:
-        require_model(model)
     folder = model or newest_model(recipe, store)
     example = Example("ask", question, where, gold_sql="")
 
@@ -74,6 +76,11 @@ def ask(
         )
         rollout.on_turn = lambda turn: show(_shown(turn))
         (trajectory,) = rollout.run([EpisodeRequest(example, 0, recipe.seed)])
+        if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
+            raise DataError(
+                f"the prompt is {len(trajectory.token_ids):,} tokens, as long as the model's context or longer",
+                "Ask a database with a smaller schema, or set protocol.schema_view=names.",
+            )
         if trajectory.final_sql is None:
             raise DataError(
                 f"the model gave no answer ({trajectory.stop.value})", "Try other words, or a better model."
@@ -86,17 +93,7 @@ def ask(
             show(" | ".join("NULL" if value is None else plain(str(value)) for value in row))
         show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
     else:
-        show(f"it does not run: {plain(str(result.error))}")
-
-
-def require_model(folder: Path) -> None:
-    """Fail where there is no checkpoint.
-
-    Raises:
-        DataError: there is no model in the folder.
-    """
-    if not (folder / "config.json").is_file():
-        raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
+        raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", "Try other words.")
 
 
 def _shown(turn: Turn) -> str:

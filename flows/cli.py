@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import operations
-from flows.opening import AsJson, Overrides, RecipeName, open_recipe, split
+from flows.opening import AsJson, Overrides, RecipeName, open_for, open_recipe, split
 from flows.score import score
 from pipelines.errors import SqltrainError, UserError
 
@@ -20,16 +20,34 @@ app = typer.Typer(
     help="Post-train open-weight language models into multi-turn text-to-SQL agents.",
     epilog="Start with: sqltrain run miniature",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 INTERRUPTED = 130
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"sqltrain {version('sqltrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """What holds for every command."""
+
+
 Until = Annotated[str | None, typer.Option(help="Stop after this stage.")]
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def run(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -62,7 +80,7 @@ def run(
     screen.conclude(loaded, store, results, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """List a recipe's stages: key, whether the store has it, and why not.
 
@@ -78,7 +96,7 @@ def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = Fa
         emit({"stages": [{"name": s.name, "key": s.key, "cached": s.cached, "why": s.why} for s in steps]})
 
 
-@app.command()
+@app.command(rich_help_panel="Recipes")
 def show(recipe: RecipeName, overrides: Overrides = None) -> None:
     """Print the resolved recipe as YAML: includes, variant and overrides applied.
 
@@ -90,7 +108,7 @@ def show(recipe: RecipeName, overrides: Overrides = None) -> None:
     typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
 
 
-@app.command()
+@app.command(rich_help_panel="Recipes")
 def recipes() -> None:
     """List the recipes and their variants."""
     from pipelines import recipes as library
@@ -101,7 +119,7 @@ def recipes() -> None:
             typer.echo(f"  variant={variant:<20} {' '.join(changes)}")
 
 
-@app.command()
+@app.command(rich_help_panel="Recipes")
 def check(
     recipe: Annotated[str | None, typer.Argument(help="One recipe; all of them when left out.")] = None,
     overrides: Overrides = None,
@@ -128,25 +146,30 @@ def check(
         raise UserError(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}, the first: {problems[0]}")
 
 
-@app.command()
+@app.command(rich_help_panel="Use")
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
-    database: Annotated[Path, typer.Option(help="A SQLite file.")],
-    recipe: Annotated[str, typer.Option(help="Whose model answers; give its overrides in --set.")] = "miniature",
-    model: Annotated[Path | None, typer.Option(help="A checkpoint folder instead.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as store=DIR.")] = None,
+    database: Annotated[Path, typer.Option(help="An SQLite or DuckDB file.")],
+    overrides: Overrides = None,
+    recipe: Annotated[str, typer.Option(help="The recipe whose model answers.")] = "miniature",
+    model: Annotated[Path | None, typer.Option(help="A checkpoint folder instead; asked as its card says.")] = None,
 ) -> None:
     """Ask a trained model about a database and watch its turns.
 
-    Example: sqltrain ask "how many farms are there ?" --database FILE.sqlite --set store=/tmp/s
+    Examples:
+
+      sqltrain ask "how many farms are there ?" --database FILE.sqlite store=/tmp/s
+
+      sqltrain ask "how many farms are there ?" --database FILE.sqlite --model ~/checkpoint
     """
     from flows import asking
 
-    loaded, store = open_recipe(recipe, overrides or [])
+    words = overrides or []
+    loaded, store = open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
     asking.ask(loaded, store, question, database, model, typer.echo)
 
 
-@app.command()
+@app.command(rich_help_panel="Evaluate")
 def evaluate(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -166,9 +189,10 @@ def evaluate(
     """
     from flows import screen
 
-    loaded, store = open_recipe(recipe, overrides or [])
     if model is not None and policy is not None:
         raise UserError("--model and --policy name two different policies", "Pass one of them.")
+    words = overrides or []
+    loaded, store = open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
     if model is not None or policy is not None:
         from flows import evaluating
 
@@ -181,7 +205,7 @@ def evaluate(
     screen.conclude(loaded, store, results, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def watch(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -204,7 +228,7 @@ def watch(
     watching.follow(loaded, store, screen.console, every, once)
 
 
-@app.command()
+@app.command(rich_help_panel="Evaluate")
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
     equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,
@@ -225,7 +249,7 @@ def compare(
     comparing.compare(runs, equality, flips, out, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel="Evaluate")
 def report(
     recipe: RecipeName,
     overrides: Overrides = None,
@@ -241,14 +265,14 @@ def report(
     screen.show_report(loaded, store, out)
 
 
-@app.command()
+@app.command(rich_help_panel="Data and teachers")
 def invent(
     database: Annotated[Path, typer.Option(help="A SQLite or DuckDB file.")],
     teacher: Annotated[str, typer.Option(help="The endpoint that writes SQL and questions (docs/teachers.md).")],
     count: Annotated[int, typer.Option(min=1, help="How many questions.")] = 100,
     checker: Annotated[str | None, typer.Option(help="Another endpoint, which answers back.")] = None,
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value: seed=1, store=DIR.")] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Make questions with gold SQL for a database that has none.
@@ -263,7 +287,7 @@ def invent(
         emit({"counts": counts, "out": str(out)})
 
 
-@app.command()
+@app.command(rich_help_panel="Data and teachers")
 def judge(
     recipe: RecipeName,
     endpoint: Annotated[str, typer.Option(help="The judge, by its name in conf/local/endpoints.yaml.")],
@@ -286,7 +310,7 @@ def judge(
         emit(found)
 
 
-@app.command()
+@app.command(rich_help_panel="Use")
 def mcp(
     databases: Annotated[list[Path], typer.Argument(help="SQLite or DuckDB files.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
@@ -310,7 +334,7 @@ def mcp(
 
 
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
+app.add_typer(data_app, name="data", rich_help_panel="Data and teachers")
 
 
 @data_app.command()
@@ -334,7 +358,7 @@ def add(
         emit(found)
 
 
-app.command()(score)
+app.command(rich_help_panel="Evaluate")(score)
 operations.register(app)
 
 

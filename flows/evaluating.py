@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flows import screen
-from flows.asking import require_model
 from flows.progress import Bars
 from pipelines import recipes
 from pipelines.config import Recipe
@@ -30,12 +29,7 @@ TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an
 
 
 def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
-    """Evaluate a checkpoint folder on the recipe's held-out questions.
-
-    Raises:
-        DataError: there is no model in the folder.
-    """
-    require_model(model)
+    """Evaluate a checkpoint folder on the recipe's held-out questions."""
     about = {"digest": folder_digest(model), "dtype": recipe.model.dtype, "decoder": recipe.rollout.policy}
     note = f"checkpoint {about['digest']}"
     evaluate_policy(recipe, store, str(model.resolve()), model.name, about, as_json, note)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.errors import UserError
+from pipelines.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from pipelines.config import Recipe
@@ -20,6 +20,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50, variant=NAME or store=DIR."),
 ]
+FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
 
@@ -29,6 +30,31 @@ def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
 
     rest, store = split(overrides)
     return recipes.load(name, rest), store
+
+
+def open_for(name: str, overrides: Sequence[str], model: Path) -> tuple[Recipe, Store]:
+    """A recipe that asks a checkpoint as the checkpoint's own card says; overrides come last and win.
+
+    Raises:
+        DataError: there is no model in the folder, or its card cannot be read.
+    """
+    from pipelines import recipes
+    from pipelines.checkpoint import read_card
+
+    require_model(model)
+    rest, store = split(overrides)
+    card = read_card(model)
+    return recipes.load(name, [*(card.overrides() if card else ()), *rest]), store
+
+
+def require_model(folder: Path) -> None:
+    """Fail where there is no checkpoint.
+
+    Raises:
+        DataError: there is no model in the folder.
+    """
+    if not (folder / "config.json").is_file():
+        raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], Store]:

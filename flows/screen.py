@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flows.opening import FIRST_RUN
 from flows.progress import Bars
 from pipelines.config import Recipe
 from pipelines.errors import DataError, UserError
@@ -122,7 +123,8 @@ def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
     missing = [step.name for step in steps if not step.cached and step.name != "report"]
     if missing:
         raise DataError(
-            f"recipe {recipe.name} is not finished: {', '.join(missing)} to do", f"Run: sqltrain run {recipe.name}"
+            f"recipe {recipe.name} is not finished: {', '.join(missing)} to do",
+            FIRST_RUN,
         )
     results = run(recipe, store, None)
     page = results[-1].folder / "report.html"

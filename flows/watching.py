@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from flows.opening import FIRST_RUN
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.stages import graph
@@ -33,7 +34,7 @@ def follow(recipe: Recipe, store: Store, console: Console, every_s: float, once:
         if newest(steps, store) is None:
             raise DataError(
                 f"no training of recipe {recipe.name} has begun",
-                f"Run: sqltrain run {recipe.name}, with the same overrides.",
+                FIRST_RUN,
             )
         console.print(_page(recipe, steps, store), soft_wrap=True)
         return

@@ -208,7 +208,9 @@ def _index(node: list[Any], part: str, key: str) -> int:
     for position, item in enumerate(node):
         if isinstance(item, dict) and item.get("term") == part:
             return position
-    raise RecipeError(f"cannot set {key!r}: there is no item {part!r} in that list")
+    terms = [str(item["term"]) for item in node if isinstance(item, dict) and "term" in item]
+    known = f"Its items: {', '.join(terms)}." if terms else f"Its items are numbered from 0 to {len(node) - 1}."
+    raise RecipeError(f"cannot set {key!r}: there is no item {part!r} in that list", known if node else "It is empty.")
 
 
 def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
@@ -228,7 +230,8 @@ def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
         section = field.annotation if field is not None else None
     known = list(getattr(section, "model_fields", {}))
     close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else (f"Known keys there: {', '.join(known)}." if known else "")
+    nearest = ".".join([*map(str, first["loc"][:-1]), *close])
+    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(known)}." if known else "")
     return RecipeError(f"recipe {name}: unknown key {where!r}", hint)
 
 

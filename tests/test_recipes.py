@@ -61,7 +61,7 @@ def test_another_reader_takes_nothing_over_from_the_one_that_it_replaces() -> No
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("grpo.grup=3", r"unknown key 'grpo.grup'. Did you mean 'group'\?"),
+        ("grpo.grup=3", r"unknown key 'grpo.grup'. Did you mean 'grpo.group'\?"),
         ("grop.group=3", r"unknown key 'grop'. Did you mean 'grpo'\?"),
         ("grpo.group=many", r"grpo.group: Input should be a valid integer"),
         ("grpo.group=0", r"grpo.group: Input should be greater than 0"),

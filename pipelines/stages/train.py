@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pipelines import frames
+from pipelines.checkpoint import write_card
 from pipelines.curation.filtering import shuffled
 from pipelines.errors import RecipeError
 from pipelines.protocols.base import build as build_protocol
@@ -29,6 +30,7 @@ def model(ctx: Context) -> None:
 
         protocol = build_protocol(ctx.recipe.protocol)
         make_tiny(ctx.recipe.model, _corpus(ctx), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+        _write_card(ctx)
     else:
         write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
     ctx.progress.advance(1)
@@ -119,7 +121,13 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
             ctx.progress.say(f"{ctx.stage}: {event['text']}")
 
     train(plan, ctx.folder, on_event)
+    _write_card(ctx)
     ctx.metrics(summary(ctx))
+
+
+def _write_card(ctx: Context) -> None:
+    inputs = {name: folder.name for name, folder in sorted(ctx.inputs.items())}
+    write_card(ctx.folder / "model", ctx.recipe, ctx.stage, inputs)
 
 
 def summary(ctx: Context) -> dict[str, float]:

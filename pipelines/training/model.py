@@ -16,6 +16,12 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+# Where an answer begins and ends, for servers: by the model's type they take the chat template for Qwen's.
+ANSWER = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {"content": {"close": "<|end|>"}},
+}
 # A word with the space before it is one piece, so spaced SQL and schema text share their tokens; digits and punctuation
 # stand alone, so that numbers and quoted values can be copied.
 PIECES = r" ?[\p{L}_]+| ?\p{N}| ?[^\s\p{L}\p{N}_]|\s"
@@ -34,6 +40,7 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
 
     _no_bars()
     tokenizer = _train_tokenizer(model.tiny, corpus, tags)
+    tokenizer.response_template = ANSWER
     torch.manual_seed(seed)
     network = Qwen3ForCausalLM(_qwen3(model.tiny, tokenizer))
     out.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ ROOT = recipes.CONF.parent
     ("arguments", "message"),
     [
         (["run", "minature"], "there is no recipe 'minature'. Did you mean 'miniature'?"),
-        (["run", "miniature", "grpo.grup=3"], "unknown key 'grpo.grup'. Did you mean 'group'?"),
+        (["run", "miniature", "grpo.grup=3"], "unknown key 'grpo.grup'. Did you mean 'grpo.group'?"),
         (["run", "miniature", "grpo.group=many"], "grpo.group: Input should be a valid integer"),
         (["run", "miniature", "variant=tall"], "has no variant 'tall'"),
         (["run", "miniature", "--until", "sfd"], "has no stage 'sfd'. Its stages: data"),
@@ -32,7 +33,10 @@ ROOT = recipes.CONF.parent
         (["run", "miniature", "data.test.kind=spider", "data.test.path=/none"], "no such file or folder: /none"),
         (["ask", "how many ?", "--database", "/none.sqlite"], "no such database: /none.sqlite"),
         (["evaluate", "miniature", "--model", "/none"], "no model in /none"),
-        (["watch", "miniature"], "no training of recipe miniature has begun. Run: sqltrain run miniature"),
+        (
+            ["watch", "miniature"],
+            "no training of recipe miniature has begun. Run it first: sqltrain run, with",
+        ),
         (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),
         (["report", "miniature"], "recipe miniature is not finished: data, synthesize"),
         (["run", "miniature", "store="], "store= names no folder"),
@@ -133,3 +137,24 @@ def test_a_terminal_that_lacks_a_character_shows_another(tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, "--version")
+    assert code == 0
+    assert out == f"sqltrain {metadata.version('sqltrain')}\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grpo.stps=5", "Did you mean 'grpo.steps'?"),
+        ("rewards.exce.weight=1", "there is no item 'exce' in that list. Its items: exec, turns"),
+    ],
+)
+def test_a_wrong_key_is_answered_with_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    code, _, err = sqltrain(monkeypatch, capsys, "show", "sql_trail", override)
+    assert code == 2
+    assert message in err

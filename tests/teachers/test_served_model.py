@@ -3,7 +3,6 @@
 SQLTRAIN_SERVED_MODEL=store/grpo/KEY/model pytest -m services tests/teachers/test_served_model.py
 """
 
-import json
 import os
 import shutil
 import socket
@@ -27,12 +26,6 @@ from pipelines.teachers import judge
 
 MODEL = os.environ.get("SQLTRAIN_SERVED_MODEL", "")
 READY_S = 300
-# Where an answer begins in the tiny model's chat template: by the model's type the server takes it for Qwen's.
-BEGINS = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|assistant|>",
-    "fields": {"content": {"close": "<|end|>"}},
-}
 pytestmark = [
     pytest.mark.services,
     pytest.mark.timeout(900),
@@ -45,8 +38,6 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The server of a copy of the checkpoint: "served", and "judge" with short answers, in the endpoints' file."""
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
-    settings = folder / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "response_template": BEGINS}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,0 +1,61 @@
+"""The card beside a checkpoint's weights: how the model was taught to speak, for whoever asks it later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pydantic
+
+from pipelines import config
+from pipelines.errors import DataError
+from pipelines.store import write_json
+
+CARD = "sqltrain.json"
+
+
+class Card(config.Section):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        recipe: the name of the recipe that made it.
+        stage: the stage that made it: "model", "sft" or "grpo".
+        inputs: the keys of the stages that it was made from, by name.
+        protocol: how it speaks: the tags, the prompt, the turn caps, what the prompt shows of the schema.
+        sampling: how evaluation draws its samples; also the token budgets of a turn and of an episode.
+    """
+
+    recipe: str
+    stage: str
+    inputs: dict[str, str]
+    protocol: config.Protocol
+    sampling: config.Sampling
+
+    def overrides(self) -> list[str]:
+        """The card as overrides of a recipe, to be followed by the user's own."""
+        protocol, sampling = (json.dumps(part.model_dump(mode="json")) for part in (self.protocol, self.sampling))
+        return [f"protocol={protocol}", f"evaluation.sampling={sampling}"]
+
+
+def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str, str]) -> None:
+    """Put the card beside the weights in a checkpoint's folder."""
+    card = Card(
+        recipe=recipe.name, stage=stage, inputs=inputs, protocol=recipe.protocol, sampling=recipe.evaluation.sampling
+    )
+    write_json(folder / CARD, card.model_dump(mode="json"))
+
+
+def read_card(folder: Path) -> Card | None:
+    """The card of a checkpoint; None where there is none, as in a folder that came from elsewhere.
+
+    Raises:
+        DataError: there is a card and it cannot be read.
+    """
+    path = folder / CARD
+    if not path.is_file():
+        return None
+    try:
+        return Card.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, pydantic.ValidationError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read: {said}", "Mend it, or remove it and name the protocol.") from None

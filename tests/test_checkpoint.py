@@ -1,0 +1,79 @@
+"""A checkpoint's card says how it was taught to speak, and whoever asks the model follows it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.opening import open_for
+from pipelines import recipes
+from pipelines.checkpoint import CARD, read_card, write_card
+from pipelines.errors import DataError
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder of a model that TRUST-SQL's miniature trained."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    write_card(folder, recipes.load("mini_trust_sql"), "grpo", {"sft": "abc"})
+    return folder
+
+
+def test_a_checkpoint_is_asked_with_its_own_protocol_whatever_the_recipe(checkpoint: Path) -> None:
+    taught = recipes.load("mini_trust_sql")
+    recipe, _ = open_for("miniature", [], checkpoint)
+    assert recipe.protocol == taught.protocol
+    assert recipe.protocol.name == "phases"
+    assert recipe.evaluation.sampling == taught.evaluation.sampling
+    assert recipe.data == recipes.load("miniature").data
+
+
+def test_an_override_wins_over_the_card(checkpoint: Path) -> None:
+    recipe, store = open_for("miniature", ["protocol.max_turns_eval=2", f"store={checkpoint}"], checkpoint)
+    assert recipe.protocol.name == "phases"
+    assert recipe.protocol.max_turns_eval == 2
+    assert store.root == checkpoint
+
+
+def test_a_checkpoint_without_a_card_is_asked_as_the_recipe_says(checkpoint: Path) -> None:
+    (checkpoint / CARD).unlink()
+    assert open_for("miniature", [], checkpoint)[0] == recipes.load("miniature")
+
+
+def test_the_card_says_what_the_model_was_made_from(checkpoint: Path) -> None:
+    card = read_card(checkpoint)
+    assert card is not None
+    assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"recipe": 1}', "\udcff"])
+def test_a_damaged_card_is_told_in_one_line(checkpoint: Path, text: str) -> None:
+    (checkpoint / CARD).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=r"sqltrain.json cannot be read") as caught:
+        open_for("miniature", [], checkpoint)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no model in"):
+        open_for("miniature", [], tmp_path)
+
+
+def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_path: Path) -> None:
+    few = ["data.sft.options.databases=1", "data.rl.0.options.databases=1", "data.dev.options.databases=1"]
+    recipe = recipes.load("miniature", [*few, "data.test.options.databases=1", "stages=[data]"])
+    store = Store(tmp_path)
+    steps = graph.plan(recipe, store)
+    made = {step.name: graph.execute(step, recipe, store, Silent(), steps) for step in steps}
+    folder = made["model"].folder / "model"
+    card = read_card(folder)
+    assert card is not None
+    assert card.inputs == {"data": made["data"].key}
+    assert card.protocol == recipe.protocol
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings["response_template"]["start_anchor"] == "<|assistant|>"  # as the chat template opens an answer
