@@ -10,8 +10,8 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from flows.nights import night
-from flows.pipeline import RecipeName, open_form, walk, walk_on_gpu
+from flows.nights import night, title
+from flows.pipeline import RecipeName, open_form, tracked, walk, walk_on_gpu
 from tasks.promotion import announce
 from tasks.stage import show
 from tasks.summary import night_markdown
@@ -36,7 +36,12 @@ def retrain(
     """
     changes = [*overrides, *([f"nightly.inbox={inbox}"] if inbox else [])]
     loaded, opened = open_form(recipe, tuple(changes), store)
-    line = night(recipe, changes, loaded, opened, walk_on_gpu if gpu_pool else walk)
+    step_by_step = walk_on_gpu if gpu_pool else walk
+    with tracked(loaded, opened, title(loaded, opened)) as tracker:
+        line = night(
+            recipe, changes, loaded, opened, lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role)
+        )
+        tracker.decided(line)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
     announce(loaded.name, opened, line, get_run_logger().warning)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

@@ -20,7 +20,7 @@ from pipelines.stages.evaluate import records
 from pipelines.stages.inputs import examples
 from pipelines.store import Store
 
-Walk = Callable[[Recipe, Store, Sequence[graph.Step]], list[graph.StageResult]]
+Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
 CURATION = ("data", "synthesize", "filter", "gold_schema")
 TRAINING = ("sft", "grpo")
 Keys = Mapping[str, str]
@@ -32,7 +32,7 @@ class Site:
 
     Attributes:
         name, overrides: the recipe as the user names it; guards are laid over the same.
-        walk: makes stages: the plain run, or Prefect.
+        walk: makes stages: the plain run, or Prefect; its last argument says what for, in a word.
     """
 
     name: str
@@ -42,11 +42,23 @@ class Site:
     walk: Walk
     stages: list[graph.StageResult] = field(default_factory=list)
 
-    def make(self, recipe: Recipe, steps: Sequence[graph.Step]) -> dict[str, graph.StageResult]:
-        """Make steps, and remember their stages for the ledger."""
-        made = self.walk(recipe, self.store, steps)
+    def make(self, recipe: Recipe, steps: Sequence[graph.Step], role: str = "") -> dict[str, graph.StageResult]:
+        """Make steps, and remember their stages for the ledger.
+
+        Args:
+            role: what they are made for; "" for the challenger, whose figures one compares over the nights.
+        """
+        made = self.walk(recipe, self.store, steps, role)
         self.stages.extend(made)
         return {one.name: one for one in made}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that no night trained."""
+
+    stage: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -54,19 +66,27 @@ class Challenger:
     """What a night trained.
 
     Attributes:
+        base: key of the model that it started from.
         learned: names of the batches that it has seen, its champion's included.
     """
 
     stage: str
     key: str
+    base: str
     learned: tuple[str, ...]
+
+
+def title(recipe: Recipe, store: Store) -> str:
+    """A name that tells this night from the others of its recipe."""
+    nights = sum(row["event"] == "night" for row in Ledger(store, recipe.name).lines())
+    return f"{recipe.name} night {nights + 1}"
 
 
 def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, walk: Walk) -> dict[str, Any]:
     """Run one night and return its line of the ledger.
 
-    Nothing is trained when the inbox holds nothing new. A batch that breaks a contract is set aside and stops the
-    night; the next one goes on without it.
+    Nothing is trained when the inbox holds nothing new. A batch that breaks a contract stops the night and is taken
+    back: its rows are new again, so what was mended and what was good come with the next night.
 
     Raises:
         UserError: a broken contract, or something else that the user can mend.
@@ -79,8 +99,8 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
         fresh, champion = ledger.undecided(), ledger.champion()
         if champion is not None and not fresh:
             return ledger.add("night", decision="nothing", reason="no new questions", new=[])
-        base = _curate(site, recipe)
-        parts = {path.name: _admit(site, ledger, path, base) for path in ledger.usable()}
+        base = _curate(site, recipe, "base")
+        parts = {path.name: _admit(site, ledger, path, base, path in fresh) for path in ledger.usable()}
         challenger = _train(site, ledger, base, parts, champion)
         verdict = _judge(site, base, challenger, champion, ledger.withdrawn())
         return ledger.add(
@@ -98,27 +118,52 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
         )
 
 
-def _curate(site: Site, recipe: Recipe) -> Keys:
-    """The keys of a part's curated stages, each held to its contract."""
+def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
+    """The keys of a part's curated stages, each held to its contract; what is finished is not walked again."""
+    steps = _curated(site, recipe)
+    if not all(step.cached for step in steps):
+        return {name: one.key for name, one in site.make(recipe, steps, role).items()}
+    from tasks import contracts
+
+    for step in steps:
+        contracts.check(_found(step), recipe)
+    return {step.name: step.key for step in steps}
+
+
+def _curated(site: Site, recipe: Recipe) -> list[graph.Step]:
     last = [stage.name for stage in graph.active(recipe) if stage.name in CURATION][-1]
-    steps = [step for step in graph.plan(recipe, site.store, last) if step.name in CURATION]
-    made = site.make(recipe, steps)
-    return {name: one.key for name, one in made.items()}
+    return [step for step in graph.plan(recipe, site.store, last) if step.name in CURATION]
 
 
-def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys) -> Keys:
-    """A batch's curated stages; one that breaks a contract is set aside in the ledger.
+def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
+    """A batch's curated stages.
 
     Raises:
-        DataError: it breaks a contract.
+        DataError: it breaks a contract, and was taken back.
     """
+    recipe = _recipe_of(site.recipe, batch)
     try:
-        keys = _curate(site, _recipe_of(site.recipe, batch))
-        _hold_drift(site, keys, base)
+        keys = _curate(site, recipe, "batch")
+        if fresh:
+            _hold_drift(site, keys, base)
     except DataError as error:
-        ledger.add("night", decision="refused", reason=str(error), new=[batch.name], rows=inbox.size(batch))
-        raise
+        raise _refused(site, ledger, recipe, [batch], error) from error
     return keys
+
+
+def _refused(site: Site, ledger: Ledger, recipe: Recipe | None, batches: Sequence[Path], error: DataError) -> DataError:
+    """Take batches back, note it, and say where the rows are that the data stage set aside, with their reasons.
+
+    Args:
+        recipe: whose data stage read the batch; None where it is not one batch that is refused.
+    """
+    read = [] if recipe is None else _curated(site, recipe)[:1]
+    places = [folder for step in read for folder in (step.folder, site.store.work(step.name, step.key))]
+    bad = next((path for folder in places if (path := folder / inbox.QUARANTINE).is_file()), None)
+    rows, kept = sum(map(inbox.size, batches)), [ledger.take_back(path, bad) for path in batches]
+    ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)
+    where = f"The bad rows, with their reasons, are in {kept[0] / inbox.QUARANTINE}. " if bad and kept else ""
+    return DataError(error.message, f"{error.hint} {where}All rows of the batch are new again.".strip())
 
 
 def _recipe_of(recipe: Recipe, batch: Path) -> Recipe:
@@ -157,12 +202,10 @@ def _train(
             if step.name in given:
                 contracts.check(_found(step), recipe)
     except DataError as error:
-        fresh = [path.name for path in ledger.undecided()]
-        ledger.add("night", decision="refused", reason=str(error), new=fresh)
-        raise
+        raise _refused(site, ledger, None, ledger.undecided(), error) from error
     made = site.make(trained, steps)
     last = [name for name in TRAINING if name in made][-1]
-    return Challenger(last, made[last].key, tuple(batches))
+    return Challenger(last, made[last].key, made["model"].key, tuple(batches))
 
 
 def _challenging(recipe: Recipe, store: Store, champion: Champion | None, rl_sources: int) -> Recipe:
@@ -193,18 +236,21 @@ def _judge(site: Site, base: Keys, challenger: Challenger, champion: Champion | 
     """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
     recipe = site.recipe
     given = {name: base[name] for name in ("data", "gold_schema") if name in base}
-    after = _evaluated(site, recipe, given, challenger)
     guards = {name: _guard(site, name) for name in recipe.nightly.guards}
-    after_guards = {name: _evaluated(site, guard, keys, challenger) for name, (guard, keys) in guards.items()}
+    # Before the first champion, the model that training began with has its place: who beats nothing is none.
+    before = champion or Model("model", challenger.base)
+
+    def held(part: Recipe, keys: Keys, role: str) -> Held:
+        after = _evaluated(site, part, keys, challenger, role)
+        return _held(_evaluated(site, part, keys, before, f"champion {role}".strip()), after, part)
+
+    test = held(recipe, given, "")
+    verdict = decide(
+        test, {name: held(guard, keys, name) for name, (guard, keys) in guards.items()}, recipe.nightly, recipe.seed
+    )
     if champion is None:
-        ex = after.metrics["ex"]
-        return Verdict("promoted", f"the first champion: {100 * ex:.1f} %", {"challenger_ex": ex})
-    test = _held(_evaluated(site, recipe, given, champion), after, recipe)
-    held = {
-        name: _held(_evaluated(site, guard, keys, champion), after_guards[name], guard)
-        for name, (guard, keys) in guards.items()
-    }
-    verdict = decide(test, held, recipe.nightly, recipe.seed)
+        reason = f"no champion yet, against the base model: {verdict.reason}"
+        return Verdict("kept" if verdict.decision == "worse" else verdict.decision, reason, verdict.numbers)
     if verdict.decision == "promoted" and challenger.key in withdrawn:
         return Verdict("kept", f"it was rolled back before; {verdict.reason}", verdict.numbers)
     return verdict
@@ -217,14 +263,16 @@ def _held(before: graph.StageResult, after: graph.StageResult, recipe: Recipe) -
 def _guard(site: Site, include: str) -> tuple[Recipe, Keys]:
     """A guard's recipe, and the keys of its questions, made once."""
     recipe = recipes.load(site.name, [*site.overrides, f"include={include}"])
-    made = site.make(recipe, graph.plan(recipe, site.store, "data"))
+    made = site.make(recipe, graph.plan(recipe, site.store, "data"), include)
     return recipe, {"data": made["data"].key}
 
 
-def _evaluated(site: Site, recipe: Recipe, given: Keys, who: Challenger | Champion) -> graph.StageResult:
+def _evaluated(
+    site: Site, recipe: Recipe, given: Keys, who: Challenger | Champion | Model, role: str
+) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
     name = f"evaluate_{who.stage}"
     alone = recipe.model_copy(update={"stages": (*(set(given) & {"gold_schema"}), who.stage, "evaluate")})
     found = {**given, who.stage: who.key}
     steps = [step for step in graph.plan(alone, site.store, name, found) if step.name in (*found, name)]
-    return site.make(alone, steps)[name]
+    return site.make(alone, steps, role)[name]

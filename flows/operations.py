@@ -34,19 +34,22 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
 
     """
     from flows import run, screen
-    from flows.nights import night
+    from flows.nights import night, title
     from flows.progress import Bars
     from tasks.promotion import announce
+    from tasks.tracking import Tracker
 
     loaded, store = open_recipe(recipe, overrides or [])
     with Bars(screen.console) as bars:
-        line = night(
-            recipe,
-            split(overrides or [])[0],
-            loaded,
-            store,
-            lambda part, at, steps: run.walk(part, at, steps, bars, lambda result, seconds: None),
-        )
+        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
+            line = night(
+                recipe,
+                split(overrides or [])[0],
+                loaded,
+                store,
+                lambda part, at, steps, role: run.walk(part, at, steps, bars, lambda *_: None, tracker, role),
+            )
+            tracker.decided(line)
         announce(loaded.name, store, line, bars.say)
     if as_json:
         typer.echo(json.dumps(line, sort_keys=True))

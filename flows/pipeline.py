@@ -34,23 +34,34 @@ RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_na
 CURATION = ("filter", "gold_schema")
 
 
-def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[graph.StageResult]:
+def tracked(recipe: Recipe, store: Store, name: str = "") -> Tracker:
+    """The tracker of this flow run and of all that it starts elsewhere: they share one parent run in MLflow.
+
+    Args:
+        name: of the run, for people.
+    """
+    tags = {"flow_run": str(runtime.flow_run.id), "flow_run_name": str(runtime.flow_run.name)}
+    return Tracker(recipe, store, get_run_logger().warning, name, tags, str(runtime.flow_run.root_flow_run_id))
+
+
+def walk(
+    recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
+) -> list[graph.StageResult]:
     """Walk steps of the stage graph inside a flow run, one task a stage, and publish what people want to see.
+
+    Args:
+        role: what the stages are made for, where one run makes several of a name.
 
     Raises:
         UserError: something the user can mend.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
     done: dict[str, graph.StageResult] = {}
-    tags = {"flow_run": str(runtime.flow_run.id), "flow_run_name": str(runtime.flow_run.name)}
     ready.check(recipe, steps)
     names = [(step.name, step.key) for step in steps]
     try:
-        with (
-            claimed(store, names, {"recipe": recipe.name, **tags}),
-            Tracker(recipe, store, get_run_logger().warning, tags) as tracker,
-        ):
-            shared = Walk(steps, recipe, store, tracker)
+        with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
+            shared = Walk(steps, recipe, store, tracker, role)
             for step in steps:
                 task = run_stage.with_options(name=step.name, task_run_name=step.name)
                 done[step.name] = task(step, shared, [done[name] for name in step.needs])
@@ -101,7 +112,8 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
             store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         """
         loaded, opened = open_form(recipe, overrides, store)
-        return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)))
+        with tracked(loaded, opened) as tracker:
+            return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)), tracker)
 
     return deployed
 
@@ -127,16 +139,18 @@ def retrain(
         gpu_pool: Training and evaluation run as train/gpu and evaluate/gpu; all workers must see the same store.
     """
     loaded, opened = open_form(recipe, overrides, store)
-    if gpu_pool:
-        walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)))
-        for deployment in ("train/gpu", "evaluate/gpu"):
-            run_elsewhere(deployment, {"recipe": recipe, "overrides": list(overrides), "store": store})
-    return walk(loaded, opened, graph.plan(loaded, opened))
+    with tracked(loaded, opened) as tracker:
+        if gpu_pool:
+            walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)), tracker)
+            tracker.begin()  # what runs elsewhere adds to this run
+            for deployment in ("train/gpu", "evaluate/gpu"):
+                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(overrides), "store": store})
+        return walk(loaded, opened, graph.plan(loaded, opened), tracker)
 
 
 @flow(name="make", flow_run_name="make {name}", persist_result=False)
 def make(
-    name: str, recipe: dict[str, Any], store: str, given: dict[str, str], stages: list[str]
+    name: str, recipe: dict[str, Any], store: str, given: dict[str, str], stages: list[str], role: str = ""
 ) -> list[graph.StageResult]:
     """Stages of a recipe that another flow has put together; deployed where the device is.
 
@@ -146,20 +160,25 @@ def make(
         store: Folder of datasets and checkpoints, which all workers see under this path.
         given: Keys of finished stages to go on from, by name.
         stages: Names of the stages to walk, in order, those given among them.
+        role: What they are made for: "champion", say.
     """
     opened = Store(Path(store))
     loaded = Recipe.model_validate(recipe)
     steps = graph.plan(loaded, opened, stages[-1], given)
-    return walk(loaded, opened, [step for step in steps if step.name in stages])
+    with tracked(loaded, opened) as tracker:
+        return walk(loaded, opened, [step for step in steps if step.name in stages], tracker, role)
 
 
-def walk_on_gpu(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[graph.StageResult]:
+def walk_on_gpu(
+    recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
+) -> list[graph.StageResult]:
     """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for."""
     if not any(step.name.startswith(ON_DEVICE) and not step.cached for step in steps):
-        return walk(recipe, store, steps)
+        return walk(recipe, store, steps, tracker, role)
+    tracker.begin()  # what runs elsewhere adds to this run
     given = {step.name: step.key for step in steps if step.cached}
     about = {"name": recipe.name, "recipe": recipe.model_dump(mode="json"), "store": str(store.root)}
-    run_elsewhere("make/gpu", {**about, "given": given, "stages": [step.name for step in steps]})
+    run_elsewhere("make/gpu", {**about, "given": given, "stages": [step.name for step in steps], "role": role})
     metrics = {step.name: read_json(step.folder / "metrics.json") for step in steps}
     return [graph.StageResult(step.name, step.key, step.folder, metrics[step.name], step.cached) for step in steps]
 
@@ -168,7 +187,8 @@ def walk_on_gpu(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> li
 def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -> list[graph.StageResult]:
     """A recipe that the command line has resolved already: `sqltrain run NAME --engine prefect`."""
     opened = Store(store)
-    return walk(recipe, opened, graph.plan(recipe, opened, until))
+    with tracked(recipe, opened) as tracker:
+        return walk(recipe, opened, graph.plan(recipe, opened, until), tracker)
 
 
 def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None) -> list[graph.StageResult]:

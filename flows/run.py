@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pipelines.config import Recipe
 from pipelines.housekeeping import claimed
 from pipelines.stages import graph, ready
 from pipelines.stages.context import Progress
 from pipelines.store import Store
+
+if TYPE_CHECKING:
+    from tasks.tracking import Tracker
 
 Done = Callable[[graph.StageResult, float], None]
 
@@ -25,23 +29,36 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
         UserError: something the user can mend.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
-    return walk(recipe, store, graph.plan(recipe, store, until), progress, done)
+    from tasks.tracking import Tracker
+
+    with Tracker(recipe, store, progress.say) as tracker:
+        return walk(recipe, store, graph.plan(recipe, store, until), progress, done, tracker)
 
 
 def walk(
-    recipe: Recipe, store: Store, steps: Sequence[graph.Step], progress: Progress, done: Done
+    recipe: Recipe,
+    store: Store,
+    steps: Sequence[graph.Step],
+    progress: Progress,
+    done: Done,
+    tracker: Tracker,
+    role: str = "",
 ) -> list[graph.StageResult]:
-    """Make those of some steps that the store lacks, in order; raises what `run` does."""
+    """Make those of some steps that the store lacks, in order; raises what `run` does.
+
+    Args:
+        role: what the stages are made for, where one run makes several of a name.
+    """
     if all(step.cached for step in steps):  # nothing to make is nothing to track, but a breach stays one
         return [_timed(done, functools.partial(_found, step, steps, recipe, store, progress)) for step in steps]
     ready.check(recipe, steps)
     from tasks.step import run_step
-    from tasks.tracking import Tracker
 
     names = [(step.name, step.key) for step in steps]
-    with claimed(store, names, {"recipe": recipe.name}), Tracker(recipe, store, progress.say) as tracker:
+    with claimed(store, names, {"recipe": recipe.name}):
         return [
-            _timed(done, functools.partial(run_step, step, steps, recipe, store, progress, tracker)) for step in steps
+            _timed(done, functools.partial(run_step, step, steps, recipe, store, progress, tracker, role))
+            for step in steps
         ]
 
 

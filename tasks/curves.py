@@ -31,13 +31,20 @@ def metric_name(name: str, stage: str) -> str:
     return f"{_NOT_ALLOWED.sub('_', group)}/{_NOT_ALLOWED.sub('_', rest.replace('/', '.'))}"[:250]
 
 
-def to_metrics(rows: Sequence[Row], stage: str) -> list[Metric]:
-    """The finite numbers of some rows as MLflow's metrics, all at this moment."""
+def to_metrics(
+    rows: Sequence[Row], stage: str, run_id: str | None = None, model: Mapping[str, str] | None = None
+) -> list[Metric]:
+    """The finite numbers of some rows as MLflow's metrics, all at this moment.
+
+    Args:
+        run_id, model: the run, and the checkpoint and dataset (MLflow's `model_id`, `dataset_name`, `dataset_digest`),
+            of numbers that belong to a checkpoint.
+    """
     from mlflow.entities import Metric
 
-    now = int(time.time() * 1000)
+    now, about = int(time.time() * 1000), {"run_id": run_id, **(model or {})}
     return [
-        Metric(metric_name(name, stage), float(value), now, step)
+        Metric(metric_name(name, stage), float(value), now, step, **about)
         for step, numbers in rows
         for name, value in numbers.items()
         if isinstance(value, (int, float)) and math.isfinite(value)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
+from tasks.connection import connect, tracking_uri, trouble
 from tasks.registry import find, model_name
-from tasks.tracking import connect, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -22,6 +22,10 @@ def announce(recipe: str, store: Store, line: Mapping[str, Any], say: Callable[[
     The ledger stays the truth: a registry that cannot be written is said in one line, and mended by the next night.
     """
     uri = tracking_uri(store.root)
+    reason = trouble(uri)
+    if reason:
+        say(f"the registry in {uri} was not told: {reason}")
+        return
     try:
         client = connect(uri, store.root)
         challenger = (line.get("challenger") or {}).get("key")

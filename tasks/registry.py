@@ -1,19 +1,28 @@
-"""Checkpoints in MLflow's model registry, by reference: a file URI, digests and accuracy as tags, no copy."""
+"""Checkpoints as MLflow's logged models and registered versions: a card and a reference into the store, no copy."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.stages.graph import StageResult, Step
+from pipelines.config import Recipe
+from pipelines.stages.graph import StageResult
 from pipelines.store import MANIFEST, read_json
+from tasks.served import write_folder
 from tasks.summary import HEADLINE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion
+
+    from tasks.tracking import Child, Tracker
+
+PARAMS, LONGEST = 100, 250  # of a logged model: settings, and characters of one
 
 
 def model_name(recipe: str) -> str:
@@ -21,35 +30,89 @@ def model_name(recipe: str) -> str:
     return f"sqltrain-{recipe}"
 
 
-def register(client: MlflowClient, recipe: str, result: StageResult, run_id: str) -> None:
-    """A version for a training stage's checkpoint, unless its key has one already."""
-    name = model_name(recipe)
+def register(tracker: Tracker, result: StageResult, run_id: str) -> None:
+    """A logged model and a version for a training stage's checkpoint, each unless its key has one already.
+
+    The version's source is the logged model, whose few small files the server holds: a server refuses a path of a
+    machine, and weights are found by stage and key in whatever store the reader has.
+
+    Args:
+        run_id: of the run that trained it; "" when it was there already.
+    """
+    client, recipe = tracker.client, tracker.recipe
+    name = model_name(recipe.name)
+    model = logged(client, tracker.experiment_id, result.key) or _log(tracker, result, run_id)
     _ensure(client, name)
-    if find(client, name, result.key) is not None:
-        return
-    manifest = result.folder / MANIFEST
-    tags: dict[str, Any] = {
-        "stage": result.name,
-        "key": result.key,
-        "digest": _digest(read_json(manifest)),
-        "manifest": manifest.as_uri(),
-    }
-    client.create_model_version(name, (result.folder / "model").as_uri(), run_id=run_id, tags=tags)
+    if find(client, name, result.key) is None:
+        source, tags = f"models:/{model.model_id}", _facts(result)
+        client.create_model_version(name, source, run_id=run_id or None, tags=tags, model_id=model.model_id)
 
 
-def tag_accuracy(client: MlflowClient, recipe: str, needs: Sequence[Step], metrics: Mapping[str, float]) -> None:
-    """Put an evaluation's headline figures on the version of the checkpoint that it evaluated."""
-    name = model_name(recipe)
-    for version in filter(None, (find(client, name, step.key) for step in needs)):
-        for key in HEADLINE:
-            if key in metrics:
-                client.set_model_version_tag(name, version.version, key, f"{metrics[key]:.4f}")
+def note_accuracy(child: Child, result: StageResult) -> None:
+    """Put an evaluation's figures on the checkpoint that it evaluated: the logged model, and its version's tags."""
+    from tasks.tracking import dataset_facts
+
+    tracker = child.tracker
+    asked = [facts for need in child.needs if need.name == "data" and (facts := dataset_facts(need))]
+    dataset = {"dataset_name": asked[0][0], "dataset_digest": asked[0][1]} if asked else {}
+    for step in child.needs:
+        model = logged(tracker.client, tracker.experiment_id, step.key)
+        if model is not None:
+            about = {"model_id": model.model_id, **dataset}
+            tracker.send(child.run_id, result.name, [(0, result.metrics)], about)
+        version = find(tracker.client, model_name(tracker.recipe.name), step.key)
+        if version is None:
+            continue
+        for key in (key for key in HEADLINE if key in result.metrics):
+            tracker.client.set_model_version_tag(version.name, version.version, key, f"{result.metrics[key]:.4f}")
 
 
 def find(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
     """The version whose checkpoint has that store key."""
     versions = client.search_model_versions(f"name = '{name}' and tags.key = '{key}'", max_results=1)
     return versions[0] if versions else None
+
+
+def logged(client: MlflowClient, experiment_id: str, key: str) -> LoggedModel | None:
+    """The logged model whose checkpoint has that store key."""
+    models = client.search_logged_models([experiment_id], filter_string=f"tags.`key` = '{key}'", max_results=1)
+    return models[0] if models else None
+
+
+def _log(tracker: Tracker, result: StageResult, run_id: str) -> LoggedModel:
+    """A logged model of a card, a signature and a reference; an output of the run that trained it."""
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+    client = tracker.client
+    model = client.create_logged_model(
+        tracker.experiment_id,
+        name=f"{result.name}-{result.key[:8]}",
+        source_run_id=run_id or None,
+        tags=_facts(result),
+        params=_params(tracker.recipe, result.name),
+        model_type="text-to-sql agent",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(Path(folder), tracker.recipe, result, model.model_id)
+        client.log_model_artifacts(model.model_id, folder)
+    model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    if run_id:
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, int(result.metrics.get("steps", 0)))])
+    return model
+
+
+def _params(recipe: Recipe, stage: str) -> dict[str, str]:
+    """The settings of the training stage, flat."""
+    from tasks.tracking import flatten
+
+    settings = flatten(recipe.slice("model", stage, "seed"))
+    return {key: value[:LONGEST] for key, value in list(settings.items())[:PARAMS]}
+
+
+def _facts(result: StageResult) -> dict[str, Any]:
+    manifest = read_json(result.folder / MANIFEST)
+    place = f"{result.name}/{result.key}"
+    return {"stage": result.name, "key": result.key, "digest": _digest(manifest), "manifest": f"{place}/{MANIFEST}"}
 
 
 def _ensure(client: MlflowClient, name: str) -> None:
@@ -62,7 +125,7 @@ def _ensure(client: MlflowClient, name: str) -> None:
             raise
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def _digest(manifest: Mapping[str, Any]) -> str:
     """One digest over the files of the checkpoint, from the manifest's own digests."""
     files = {name: facts["sha256"] for name, facts in manifest["files"].items() if name.startswith("model/")}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -41,6 +41,7 @@ class Walk:
     recipe: Recipe
     store: Store
     tracker: Tracker
+    role: str = ""
 
 
 def artifact_key(*parts: str) -> str:
@@ -167,7 +168,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
     with device_slot(step, walk.recipe), TaskProgress(step.name) as progress:
         begun = time.perf_counter()
         try:
-            result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker)
+            result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker, walk.role)
         finally:
             verdict = read_json(step.folder / "contract.json")
             if verdict:

@@ -19,14 +19,18 @@ def run_step(
     store: Store,
     progress: Progress,
     tracker: Tracker,
+    role: str = "",
 ) -> graph.StageResult:
     """Make one step unless the store has it, and check and record what it made.
+
+    Args:
+        role: what it is made for, where one run makes several of a name.
 
     Raises:
         UserError: something the user can mend; a broken contract is one.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
-    with tracker.stage(step, steps) as child:
+    with tracker.stage(step, steps, recipe, role) as child:
         result = graph.execute(step, recipe, store, progress, steps)
         try:
             contracts.check(result, recipe)

@@ -1,74 +1,158 @@
-"""A few trajectories of an evaluation as MLflow traces: one span an episode, one a turn, one an execution."""
+"""A few trajectories of an evaluation as MLflow traces, and our verdicts on them as MLflow's evaluation.
+
+A trace's input is the question and its output the SQL; one span a turn, one an execution. The verdict and the class of
+the error are feedback on the trace, put there by `mlflow.genai.evaluate` with our verdicts as its scorers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
 
 from pipelines import frames
-from pipelines.types import Trajectory, Turn
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.stages.evaluate import RECORDS, records
+from pipelines.stages.graph import StageResult
+from pipelines.stages.inputs import examples
+from pipelines.types import Example, Trajectory, Turn
+from tasks.connection import destination
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-SAMPLE = 5  # a trace costs some 50 ms: never every rollout
+    from tasks.tracking import Child
+
+SAMPLE = 5  # a trace costs some 100 ms, and its evaluation as much again: never every rollout
+# MLflow asks its server about each trace; the defaults start ten threads for five rows.
+QUIET = {"MLFLOW_GENAI_EVAL_MAX_WORKERS": "1", "MLFLOW_GENAI_EVAL_MAX_SCORER_WORKERS": "1"}
 
 
-def log(client: MlflowClient, uri: str, experiment_id: str, run_id: str, folder: Path) -> None:
-    """Send an evenly spaced sample of an evaluation's trajectories.
+def log(child: Child, result: StageResult) -> None:
+    """Send an evenly spaced sample of an evaluation's greedy trajectories, and what was found right and wrong."""
+    from tasks import registry
 
-    Args:
-        uri: of the client's own tracking store; traces go to MLflow's global one.
-    """
-    frame = frames.read(folder / "data.parquet")
-    every = max(1, frame.height // SAMPLE)
-    picked = frame.gather_every(every).head(SAMPLE)
-    with warnings.catch_warnings(), _destination(uri):
+    tracker = child.tracker
+    questions = _questions(child)
+    verdicts = _verdicts(result.folder)
+    with warnings.catch_warnings(), destination(tracker.uri):
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
-        for trajectory in frames.from_frame(picked, Trajectory):
-            _episode(client, experiment_id, run_id, trajectory)
+        logged = {
+            _episode(tracker.client, tracker.experiment_id, child.run_id, one, questions.get(one.example_id)): one
+            for one in _sample(result.folder)
+        }
+        judged = {trace: verdicts[one.example_id] for trace, one in logged.items() if one.example_id in verdicts}
+        gold = {
+            trace: questions[one.example_id].gold_sql for trace, one in logged.items() if one.example_id in questions
+        }
+        if judged:
+            models = (registry.logged(tracker.client, tracker.experiment_id, step.key) for step in child.needs)
+            model = next((one.model_id for one in models if one is not None), None)
+            _evaluate(tracker.client, child.run_id, model, judged, gold, child.recipe.headline)
 
 
-@contextlib.contextmanager
-def _destination(uri: str) -> Iterator[None]:
-    """Point MLflow's global store at `uri`; it also exports a variable, which no child or later run may inherit."""
+def _sample(folder: Path) -> list[Trajectory]:
+    frame = frames.read(folder / "data.parquet")
+    if "pass" in frame.columns:
+        frame = frame.filter(pl.col("pass") == "greedy")
+    return frames.from_frame(frame.gather_every(max(1, frame.height // SAMPLE)).head(SAMPLE), Trajectory)
+
+
+def _questions(child: Child) -> dict[str, Example]:
+    """The held-out questions by id; {} where the stage needs no data stage."""
+    folders = [step.folder for step in child.needs if step.name == "data"]
+    return {one.id: one for folder in folders for one in examples(folder, "test")}
+
+
+def _verdicts(folder: Path) -> dict[str, EpisodeRecord]:
+    """The greedy answers' verdicts by question."""
+    return {one.example_id: one for one in records(folder, "greedy")} if (folder / RECORDS).is_file() else {}
+
+
+def _evaluate(
+    client: MlflowClient,
+    run_id: str,
+    model: str | None,
+    judged: Mapping[str, EpisodeRecord],
+    gold: Mapping[str, str],
+    equality: str,
+) -> None:
+    """Put the verdicts on the traces, through MLflow's own evaluation, so that its pages show them."""
     import mlflow
+    from mlflow.entities import AssessmentSource, Feedback
+    from mlflow.genai.scorers import scorer
 
-    name = "MLFLOW_TRACKING_URI"
-    before = os.environ.get(name)
-    mlflow.set_tracking_uri(uri)
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+    source = AssessmentSource("CODE", f"sqltrain {equality}")
+
+    def execution_accuracy(trace: Any) -> Any:
+        record = judged[trace.info.trace_id]
+        return Feedback(value=record.right(equality), rationale=_why(record), source=source)
+
+    def error_class(trace: Any) -> Any:
+        return Feedback(value=_error(judged[trace.info.trace_id]), source=source)
+
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    expected = [{"expected_response": gold[trace]} if gold.get(trace) else {} for trace in judged]
+    rows = [
+        {"trace": client.get_trace(trace), "expectations": known} for trace, known in zip(judged, expected, strict=True)
+    ]
+    # It prints a summary and a bar; a command's output is for its user.
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with quiet[0], quiet[1], mlflow.start_run(run_id=run_id):
+        scorers = [scorer(execution_accuracy), scorer(error_class)]
+        mlflow.genai.evaluate(data=rows, scorers=scorers, model_id=model)
 
 
-def _episode(client: MlflowClient, experiment_id: str, run_id: str, trajectory: Trajectory) -> None:
+def _error(record: EpisodeRecord) -> str:
+    if record.broken:
+        return f"broken: {record.failure}"
+    return "none" if record.diagnosis is None else str(record.diagnosis.error)
+
+
+def _why(record: EpisodeRecord) -> str:
+    if record.diagnosis is None:
+        return f"{record.n_rows} rows, gold has {record.gold_rows}"
+    return record.diagnosis.evidence
+
+
+def _episode(
+    client: MlflowClient, experiment_id: str, run_id: str, trajectory: Trajectory, question: Example | None
+) -> str:
+    """Send one trajectory and return its trace's id."""
+    asked = question.question if question is not None else _last(trajectory.prompt)
     root = client.start_trace(
         trajectory.example_id,
         span_type="AGENT",
-        inputs={"prompt": [{"role": role, "content": text} for role, text in trajectory.prompt]},
+        inputs={"question": asked, **({"database": question.database.id} if question is not None else {})},
         experiment_id=experiment_id,
         run_id=run_id,
     )
+    prompt = [{"role": role, "content": text} for role, text in trajectory.prompt]
     for number, turn in enumerate(trajectory.turns, 1):
-        _turn(client, root.trace_id, root.span_id, number, turn)
+        _turn(client, root.trace_id, root.span_id, number, turn, prompt if number == 1 else None)
     client.end_trace(
         root.trace_id,
-        outputs={"final_sql": trajectory.final_sql},
+        outputs={"sql": trajectory.final_sql},
         attributes={"stop": trajectory.stop.value, "forced": trajectory.forced, "policy": trajectory.policy},
         status="ERROR" if trajectory.failure else "OK",
     )
+    return str(root.trace_id)
 
 
-def _turn(client: MlflowClient, trace_id: str, parent_id: str, number: int, turn: Turn) -> None:
-    span = client.start_span(f"turn {number}", trace_id, parent_id, span_type="LLM")
+def _last(prompt: Sequence[tuple[str, str]]) -> str:
+    return prompt[-1][1] if prompt else ""
+
+
+def _turn(client: MlflowClient, trace_id: str, parent_id: str, number: int, turn: Turn, prompt: Any) -> None:
+    inputs = None if prompt is None else {"messages": prompt}
+    span = client.start_span(f"turn {number}", trace_id, parent_id, span_type="LLM", inputs=inputs)
     client.end_span(
         trace_id,
         span.span_id,

@@ -1,7 +1,7 @@
-"""MLflow tracking: one run a walk of the graph, a child run a stage that was made; the store stays the truth.
+"""MLflow tracking: one parent run a pipeline run or night, a child a stage that was made; the store stays the truth.
 
-Nothing here may stop a run: the first failure is said in one plain line and tracking is off for the rest. Numbers go
-in batches, checkpoints and datasets by reference (a file URI and a digest), never as copies.
+Nothing here may stop a run: notes that cannot be written wait or are counted as missing (`recording.py`). Numbers go in
+batches, checkpoints and datasets by reference (a digest and a place within the store), never as copies.
 """
 
 from __future__ import annotations
@@ -14,30 +14,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from pipelines.config import Recipe
 from pipelines.recipes import digest
 from pipelines.stages import graph
 from pipelines.stages.graph import StageResult, Step
 from pipelines.store import MANIFEST, Store, read_json
+from tasks import connection
 from tasks.curves import Follower, Row, read_rows, to_metrics
+from tasks.recording import Recorder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-P = ParamSpec("P")
 
 # MLflow's own limits: of one batch, of one value, of one name.
 BATCH_METRICS, BATCH_PARAMS, MAX_PARAM, MAX_KEY = 1000, 100, 6000, 250
 TRAINING = ("sft", "grpo")
 EVALUATION = "evaluate_"
 SMALL_FILES = ("contract.json", "contract.html")
-
-
-def tracking_uri(store: Path) -> str:
-    """Where runs are recorded: `MLFLOW_TRACKING_URI` when the user set it, else a SQLite file in the store."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store / 'mlflow.db'}"
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -54,48 +49,37 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     return whole
 
 
-def _never_fatal(
-    method: Callable[Concatenate[Tracker, P], None],
-) -> Callable[Concatenate[Tracker, P], None]:
-    """Turn a failure into one plain line and switch the tracker off."""
-
-    def guarded(self: Tracker, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.off:
-            return
-        try:
-            method(self, *args, **kwargs)
-        except ImportError:
-            self.off = True
-            self.say("not tracked: mlflow is not installed (pip install 'sqltrain[ops]')")
-        except Exception as error:
-            told, self.off = self.off, True  # a guarded method within a guarded one has said it
-            if not told:
-                reason = " ".join(str(error).split())[:300] or repr(error)
-                self.say(f"tracking in {self.uri} failed, the run goes on without it: {reason}")
-
-    functools.update_wrapper(guarded, method)
-    return guarded
-
-
 class Tracker:
-    """One MLflow parent run around a walk of the graph, opened when the first stage is made: no work, no run.
+    """The parent run of one pipeline run or of one night, opened when there is something to make: no work, no run.
 
     Args:
-        say: takes the one line that tells of a failure.
+        say: takes the plain lines that tell of trouble.
+        name: of the run, for people; the moment is put behind it. The recipe and its seed when left out.
         tags: what else the parent run should be found by.
+        group: what all processes of one run share (Prefect's root flow run); "" where one process does all of it.
+            A process whose group has a parent run already adds to that one.
     """
 
     def __init__(
-        self, recipe: Recipe, store: Store, say: Callable[[str], None], tags: Mapping[str, str] | None = None
+        self,
+        recipe: Recipe,
+        store: Store,
+        say: Callable[[str], None],
+        name: str = "",
+        tags: Mapping[str, str] | None = None,
+        group: str = "",
     ) -> None:
         self.recipe = recipe
         self.store = store
-        self.say = say
+        self.name = f"{name or f'{recipe.name} seed {recipe.seed}'}, {time.strftime('%d %b %H:%M:%S')}"
         self.tags = dict(tags or {})
-        self.uri = tracking_uri(store.root)
+        self.group = group
+        self.uri = connection.tracking_uri(store.root)
+        self.recorder = Recorder(self.uri, say)
         self.experiment_id = ""
         self.run_id = ""
-        self.off = False
+        self._begun = self._joined = False
+        self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
 
     def __enter__(self) -> Tracker:
         return self
@@ -103,144 +87,235 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(self.run_id, _status(error))
+        if self._begun and not self._joined:
+            self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
+        self.recorder.close()
 
     @property
     def client(self) -> MlflowClient:
         """The connection, made at first use."""
-        return connect(self.uri, self.store.root)
+        return connection.connect(self.uri, self.store.root)
+
+    def begin(self) -> None:
+        """Open the parent run, unless it is open, and note what was found finished before."""
+        if self._begun:
+            return
+        self._begun = True
+        from tasks import prompts
+
+        self.recorder.note("the run and its parameters", self._open)
+        self.recorder.note("the prompt", lambda: prompts.register(self, self.recipe.protocol))
+        for role, result in self._cached:
+            self._note_cached(role, result)
+        self._cached.clear()
 
     @contextlib.contextmanager
-    def stage(self, step: Step, steps: Sequence[Step]) -> Iterator[Child]:
-        """A child run around the making of one stage; a stage that is there already has none."""
-        child = Child(self, step, [other for other in steps if other.name in step.needs])
+    def stage(self, step: Step, steps: Sequence[Step], recipe: Recipe, role: str = "") -> Iterator[Child]:
+        """A child run around the making of one stage; one that is there already only gives the parent its numbers.
+
+        Args:
+            role: what the stage is made for, where one run makes several of a name: a night's "champion", say.
+        """
+        child = Child(self, step, [other for other in steps if other.name in step.needs], recipe, role)
         if not step.cached:
-            self._begin()
-            self._begin_child(child)
+            self.begin()
+            child.begin()
         try:
             yield child
         except BaseException as error:
             child.status = _status(error)
             raise
         finally:
-            if child.follower is not None:
-                child.follower.stop()
-            self._end(child.run_id, child.status)
+            child.end()
 
-    @_never_fatal
-    def _begin(self) -> None:
-        """Open the parent run, unless it is open, with the resolved recipe as its parameters and as a file."""
-        if self.run_id:
+    def found(self, role: str, result: StageResult) -> None:
+        """Note a stage that was there, in the parent once there is one: a comparison of runs has no holes."""
+        if self._begun:
+            self._note_cached(role, result)
+        else:
+            self._cached.append((role, result))
+
+    def decided(self, line: Mapping[str, Any]) -> None:
+        """Note what a night decided."""
+        if not self._begun:
             return
-        resolved = self.recipe.model_dump(mode="json")
-        name = self.recipe.name
-        about = {"recipe": name, "recipe_digest": digest(resolved), "store": str(self.store.root), **self.tags}
-        about |= {"host": platform.node(), "pid": str(os.getpid())}
-        self.experiment_id = _experiment(self.client, name, self.store.root)
-        _close_dead(self.client, self.experiment_id)
-        run = self.client.create_run(self.experiment_id, tags=_own(about), run_name=f"{name} seed {self.recipe.seed}")
-        self.run_id = run.info.run_id
-        self._params(self.run_id, resolved)
-        self.client.log_dict(self.run_id, resolved, "recipe.yaml")
 
-    def _end(self, run_id: str, status: str) -> None:
-        """Close a run, also after tracking was given up: it may be that it can be reached again."""
-        if run_id:
-            with contextlib.suppress(Exception):
-                self.client.set_terminated(run_id, status)
+        def write() -> None:
+            for tag, value in (("decision", line["decision"]), ("reason", line["reason"])):
+                self.client.set_tag(self.run_id, f"sqltrain.{tag}", str(value)[:MAX_PARAM])
+            self.send(self.run_id, "night", [(0, line.get("numbers", {}))])
 
-    @_never_fatal
-    def _begin_child(self, child: Child) -> None:
-        step = child.step
-        tags = _own({"stage": step.name, "key": step.key, "why": step.why, "folder": step.folder.as_uri()})
-        tags["mlflow.parentRunId"] = self.run_id
-        child.run_id = self.client.create_run(self.experiment_id, tags=tags, run_name=step.name).info.run_id
-        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.name)
-        self._params(child.run_id, self.recipe.slice(*reads))
-        self._inputs(child)
-        paths = (self.store.work(step.name, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
-        child.follower = Follower(paths, functools.partial(self._send, child.run_id, step.name))
-        child.follower.start()
+        self.recorder.note("the night's decision", write)
 
-    @_never_fatal
-    def _record(self, child: Child, result: StageResult) -> None:
-        from tasks import registry, traces
+    def send(self, run_id: str, stage: str, rows: Sequence[Row], model: Mapping[str, str] | None = None) -> None:
+        """Log rows of (step, numbers) in as few batches as MLflow allows.
 
-        numbers = {**result.metrics, "seconds": time.perf_counter() - child.begun}
-        self._send(self.run_id, result.name, [(0, numbers)])
-        if child.follower is not None:
-            child.follower.flush()
-            numbers = {name: value for name, value in numbers.items() if name not in child.follower.names}
-        self._send(child.run_id, result.name, [(0, numbers)])
-        timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
-        self._send(child.run_id, "timing", timing)
-        for path in (result.folder / name for name in SMALL_FILES):
-            if path.is_file():
-                self.client.log_artifact(child.run_id, str(path))
-        if result.name == "report":
-            self.client.log_artifact(self.run_id, str(result.folder / "report.html"))
-        if result.name in TRAINING:
-            registry.register(self.client, self.recipe.name, result, child.run_id)
-        if result.name.startswith(EVALUATION):
-            registry.tag_accuracy(self.client, self.recipe.name, child.needs, result.metrics)
-            traces.log(self.client, self.uri, self.experiment_id, child.run_id, result.folder)
-
-    @_never_fatal
-    def _send(self, run_id: str, stage: str, rows: Sequence[Row]) -> None:
-        """Log rows of (step, numbers) in as few batches as MLflow allows."""
-        metrics = to_metrics(rows, stage)
+        Args:
+            model: the checkpoint and the dataset that the numbers belong to, by MLflow's names of the fields.
+        """
+        metrics = to_metrics(rows, stage, run_id if model else None, model or {})
         for start in range(0, len(metrics), BATCH_METRICS):
             self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
 
-    def _params(self, run_id: str, values: Mapping[str, Any]) -> None:
+    def params(self, run_id: str, values: Mapping[str, Any]) -> None:
+        """Log nested settings as flat parameters."""
         from mlflow.entities import Param
 
         params = [Param(key, value) for key, value in flatten(values).items()]
         for start in range(0, len(params), BATCH_PARAMS):
             self.client.log_batch(run_id, params=params[start : start + BATCH_PARAMS])
 
-    def _inputs(self, child: Child) -> None:
-        """The datasets that a stage reads, by reference."""
-        from mlflow.entities import DatasetInput, InputTag
+    def _open(self) -> None:
+        """The run of this group where there is one; else a new one, with the resolved recipe in it."""
+        self.experiment_id = connection.experiment(self.client, self.recipe.name, self.store.root)
+        _close_dead(self.client, self.experiment_id)
+        if self.group:
+            known = self.client.search_runs([self.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
+            if known:
+                self.run_id, self._joined = known[0].info.run_id, True
+                return
+        resolved = self.recipe.model_dump(mode="json")
+        about = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}
+        about |= {"host": platform.node(), "process": process_mark(os.getpid())}
+        run = self.client.create_run(self.experiment_id, tags=_own(about), run_name=self.name)
+        self.run_id = run.info.run_id
+        self.params(self.run_id, resolved)
+        self.client.log_dict(self.run_id, resolved, "recipe.yaml")
 
-        context = [InputTag("mlflow.data.context", child.step.name)]
-        found = [_dataset(other) for other in child.needs]
-        inputs = [DatasetInput(dataset, context) for dataset in found if dataset is not None]
-        if inputs:
-            self.client.log_inputs(child.run_id, inputs)
+    def _end(self, run_id: str, status: str) -> None:
+        if run_id:
+            self.client.set_terminated(run_id, status)
+
+    def _note_cached(self, role: str, result: StageResult) -> None:
+        def write() -> None:
+            from tasks import registry
+
+            self.summarise(role, result, result.metrics)
+            if result.name in TRAINING:
+                registry.register(self, result, "")
+
+        self.recorder.note(f"the numbers of {_label(result.name, role)}", write)
+
+    def summarise(self, role: str, result: StageResult, numbers: Mapping[str, float]) -> None:
+        """A stage's summary and key in the parent run: what one compares across runs."""
+        group = f"{role}.{result.name}" if role else result.name
+        self.send(self.run_id, group, [(0, {name.replace("/", "."): value for name, value in numbers.items()})])
+        self.client.set_tag(self.run_id, f"sqltrain.key.{group}"[:MAX_KEY], result.key)
 
 
 class Child:
-    """One stage's run under its parent; a child without a run id records nothing."""
+    """One stage's run under its parent; of a stage that was there already, only its numbers are noted."""
 
-    def __init__(self, tracker: Tracker, step: Step, needs: Sequence[Step]) -> None:
+    def __init__(self, tracker: Tracker, step: Step, needs: Sequence[Step], recipe: Recipe, role: str) -> None:
         self.tracker = tracker
         self.step = step
         self.needs = needs
+        self.recipe = recipe
+        self.role = role
+        self.label = _label(step.name, role)
         self.run_id = ""
         self.status = _status(None)
-        self.follower: Follower | None = None
         self.begun = time.perf_counter()
+        self._follower: Follower | None = None
+
+    def begin(self) -> None:
+        """Open the run, and follow the stage's curves."""
+        self._note("its run", self._open)
+        store, step = self.tracker.store, self.step
+        paths = (store.work(step.name, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
+        self._follower = Follower(paths, lambda rows: self._note("its curves", lambda: self._send(rows)))
+        self._follower.start()
 
     def record(self, result: StageResult) -> None:
         """Note what the finished stage made: numbers, files, and what its kind has besides."""
-        if self.run_id:
-            self.tracker._record(self, result)
+        if self._follower is None:
+            self.tracker.found(self.role, result)
+            return
+        numbers = {**result.metrics, "seconds": time.perf_counter() - self.begun}
+        self._follower.flush()
+        own = {name: value for name, value in numbers.items() if name not in self._follower.names}
+        timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
+        self._note("its numbers", lambda: self._send([(0, own)]))
+        self._note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
+        self._note("its timing", lambda: self.tracker.send(self.run_id, "timing", timing))
+        for path in (result.folder / name for name in SMALL_FILES):
+            if path.is_file():
+                self._note(path.name, functools.partial(self._file, path))
+        if result.name == "report":
+            self._note("the report", lambda: self._report(result.folder / "report.html"))
+        self._note_checkpoint(result)
+
+    def end(self) -> None:
+        """Stop following, and close the run."""
+        if self._follower is not None:
+            self._follower.stop()
+            self._note("its end", lambda: self.tracker._end(self.run_id, self.status))
+
+    def _note_checkpoint(self, result: StageResult) -> None:
+        """The checkpoint that a stage trained; the evaluation of one."""
+        from tasks import registry, traces
+
+        if result.name in TRAINING:
+            self._note("its checkpoint", lambda: registry.register(self.tracker, result, self.run_id))
+        if result.name.startswith(EVALUATION):
+            self._note("its checkpoint's accuracy", lambda: registry.note_accuracy(self, result))
+            self._note("its traces", lambda: traces.log(self, result))
+
+    def _note(self, what: str, write: Callable[[], None]) -> None:
+        self.tracker.recorder.note(f"{self.label}: {what}", write)
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        self.tracker.send(self.run_id, self.step.name, rows)
+
+    def _file(self, path: Path) -> None:
+        self.tracker.client.log_artifact(self.run_id, str(path))
+
+    def _report(self, page: Path) -> None:
+        self.tracker.client.log_artifact(self.tracker.run_id, str(page))
+
+    def _open(self) -> None:
+        tracker, step = self.tracker, self.step
+        tags = _own({"stage": step.name, "key": step.key, "why": step.why, "role": self.role})
+        tags["mlflow.parentRunId"] = tracker.run_id
+        run = tracker.client.create_run(tracker.experiment_id, tags=tags, run_name=self.label)
+        self.run_id = run.info.run_id
+        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.name)
+        tracker.params(self.run_id, self.recipe.slice(*reads))
+        self._inputs()
+
+    def _inputs(self) -> None:
+        """The datasets that the stage reads, by reference."""
+        from mlflow.entities import DatasetInput, InputTag
+
+        context = [InputTag("mlflow.data.context", self.step.name)]
+        datasets = [_dataset(other) for other in self.needs]
+        inputs = [DatasetInput(dataset, context) for dataset in datasets if dataset is not None]
+        if inputs:
+            self.tracker.client.log_inputs(self.run_id, inputs)
+
+
+def dataset_facts(step: Step) -> tuple[str, str] | None:
+    """The name and the digest of a stage's dataset; None when it has none."""
+    facts = read_json(step.folder / MANIFEST).get("files", {}).get("data.parquet")
+    return None if facts is None else (step.name, facts["sha256"][:16])
 
 
 def _dataset(step: Step) -> Any:
-    """A stage's dataset by reference, with the digest of its bytes; None when it has none."""
+    """A stage's dataset by its place within the store: the store may move."""
     from mlflow.entities import Dataset
 
-    facts = read_json(step.folder / MANIFEST).get("files", {}).get("data.parquet")
+    facts = dataset_facts(step)
     if facts is None:
         return None
-    source = (step.folder / "data.parquet").as_uri()
-    return Dataset(name=step.name, digest=facts["sha256"][:16], source_type="local", source=source)
+    return Dataset(*facts, source_type="sqltrain-store", source=f"{step.name}/{step.key}/data.parquet")
 
 
 def _own(tags: Mapping[str, str]) -> dict[str, str]:
-    return {f"sqltrain.{key}": value for key, value in tags.items()}
+    return {f"sqltrain.{key}": value for key, value in tags.items() if value}
+
+
+def _label(stage: str, role: str) -> str:
+    return f"{stage} ({role})" if role else stage
 
 
 def _status(error: BaseException | None) -> str:
@@ -249,49 +324,22 @@ def _status(error: BaseException | None) -> str:
     return "FAILED" if isinstance(error, Exception) else "KILLED"
 
 
-def _experiment(client: MlflowClient, name: str, store: Path) -> str:
-    """The experiment of that name; its artifacts lie in the store unless the user named a tracking server."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        own = not os.environ.get("MLFLOW_TRACKING_URI")
-        try:
-            return str(client.create_experiment(name, (store / "mlflow" / name).as_uri() if own else None))
-        except MlflowException:  # another run was first
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    return str(found.experiment_id)
+def process_mark(pid: int) -> str:
+    """A process's number and the moment it began, which tell it from a later one of that number; "" when it is gone."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return f"{pid}/{facts.rpartition(')')[2].split()[19]}"
 
 
 def _close_dead(client: MlflowClient, experiment_id: str) -> None:
     """Mark as killed the runs of this machine that still say RUNNING although their process is gone (kill -9)."""
     here = f"attributes.status = 'RUNNING' and tags.`sqltrain.host` = '{platform.node()}'"
     for parent in client.search_runs([experiment_id], here):
-        if Path(f"/proc/{parent.data.tags['sqltrain.pid']}").exists():
+        mark = parent.data.tags.get("sqltrain.process", "0/")
+        if process_mark(int(mark.partition("/")[0])) == mark:
             continue
         children = f"attributes.status = 'RUNNING' and tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
         for run in (*client.search_runs([experiment_id], children), parent):
             client.set_terminated(run.info.run_id, "KILLED")
-
-
-@functools.cache
-def connect(uri: str, store: Path) -> MlflowClient:
-    """A client of the tracking store; its tables are made once, behind a lock, by whoever comes first."""
-    import fcntl
-    import logging
-    import warnings
-
-    os.environ["MLFLOW_ENABLE_ASYNC_TRACE_LOGGING"] = "false"
-    store.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(), (store / ".mlflow.lock").open("w") as lock:
-        warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        import mlflow
-
-        for noisy in ("mlflow", "alembic"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-        client = mlflow.MlflowClient(uri)
-        client.search_experiments(max_results=1)  # the connection is lazy: this makes the tables
-        return client

@@ -1,7 +1,8 @@
 """New questions from a folder or a table: each row is taken once, and a night's new rows become one frozen batch.
 
 A batch is a folder that nobody edits: `questions.jsonl`, links to its databases, and the digests of its rows. A row
-that was edited is a new row; a batch whose folder is removed was never there, and its rows are new again.
+that was edited is a new row; a batch whose folder is removed was never there, and its rows are new again. A batch that
+was refused is such a one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pipelines.sections import Nightly
 from pipelines.store import read_json, write_json
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
+QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
 DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/data/jsonl.py
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the data stage sets it aside

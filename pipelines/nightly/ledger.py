@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from pipelines.errors import DataError, ResourceError
 from pipelines.store import Store
 from pipelines.types import read_lines
 
-HOME, LINES, BATCHES = "nightly", "ledger.jsonl", "batches"
-TAKEN = ("promoted", "kept", "worse", "refused")  # decisions after which a night's batches are not new any more
-SET_ASIDE = ("refused", "worse")  # whose batches are not trained on again
+HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
+TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
+SET_ASIDE = ("worse",)  # whose batches are not trained on again
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,20 @@ class Ledger:
         """Batches about which no night has decided."""
         decided = self.decided()
         return [path for path in self._folders() if path.name not in decided]
+
+    def take_back(self, batch: Path, bad: Path | None) -> Path:
+        """Put a refused batch where it counts as never taken, with the rows that were bad; returns its new place.
+
+        Args:
+            bad: a file of the rows that were set aside, with their reasons.
+        """
+        place = self.folder / REFUSED / batch.name
+        shutil.rmtree(place, ignore_errors=True)  # the same rows were refused before
+        place.parent.mkdir(parents=True, exist_ok=True)
+        batch.rename(place)
+        if bad is not None:
+            shutil.copyfile(bad, place / bad.name)
+        return place
 
     def _folders(self) -> list[Path]:
         return sorted(self.batches.glob("[0-9]*"))

@@ -19,6 +19,8 @@ from pipelines.stages.inputs import DATA, LEAKAGE, each_example, examples, sql_e
 from pipelines.store import write_json
 from pipelines.types import Example
 
+QUARANTINE = "quarantine.jsonl"
+
 
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
@@ -42,28 +44,35 @@ def build_held_out(ctx: Context) -> None:
 
 def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
     """Read the sources of these (pool, part, source), and write what `build` says."""
-    parts, bad = [], []
+    parts, bad, faults = [], [], []
     numbers: dict[str, float] = {}
     ctx.progress.begin(ctx.stage, len(sources), "pools")
     with sql_engine(ctx.recipe) as sql:
         for pool, part, source in sources:
-            kept, rejected = _read(ctx, pool, source, sql)
+            kept, rejected, fault = _read(ctx, pool, source, sql)
+            faults += [fault] if fault else []
             kept, flagged, figures = ask_experts(ctx, pool, kept)
             rejected += flagged
             numbers |= {f"{pool}{part or ''}_{name}": value for name, value in figures.items()}
-            parts.append(frames.to_frame(kept, extra=[{"pool": pool, "part": part}] * len(kept)))
+            if kept:
+                parts.append(frames.to_frame(kept, extra=[{"pool": pool, "part": part}] * len(kept)))
             bad += [{"pool": pool, **dataclasses.asdict(row)} for row in rejected]
             numbers[f"{pool}_examples"] = numbers.get(f"{pool}_examples", 0.0) + len(kept)
             ctx.progress.advance(1, f"{pool}: {len(kept)} questions")
+    write_lines(ctx.folder / QUARANTINE, bad)
+    if faults:
+        raise DataError(
+            "; ".join(faults),
+            f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
+        )
     frames.write(
         ctx.folder / DATA, pl.concat(parts, how="vertical_relaxed").unique(["id", "pool"], maintain_order=True)
     )
-    write_lines(ctx.folder / "quarantine.jsonl", bad)
     ctx.metrics({**numbers, "quarantined": len(bad)})
 
 
-def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list[Example], list[base.Rejected]]:
-    """One source's good examples and its bad rows."""
+def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list[Example], list[base.Rejected], str]:
+    """One source's good examples, its bad rows, and why it cannot be used, "" where it can."""
     loaded = base.read(source, ctx.recipe.seed, ctx.folder)
     drop_empty = ctx.recipe.data.drop_empty and pool in ("sft", "rl")
     kept, broken = base.check_gold(loaded.examples, sql, ctx.folder, drop_empty)
@@ -71,10 +80,8 @@ def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list
     # A benchmark whose databases are not all there is evaluated on what can run, and the report says so.
     fine = (base.EMPTY, *(("missing_database",) if pool == "test" else ()))
     bad = [row for row in rejected if row.reason not in fine]
+    fault = ""
     if not kept or len(bad) / (len(kept) + len(bad)) > ctx.recipe.data.max_bad_share:
         first = f"; the first: {rejected[0].row}: {rejected[0].reason} ({rejected[0].detail})" if rejected else ""
-        raise DataError(
-            f"pool {pool}: {len(bad)} of {len(kept) + len(bad)} rows of the {source.kind} source are bad{first}",
-            "Mend them, or raise data.max_bad_share.",
-        )
-    return kept, rejected
+        fault = f"pool {pool}: {len(bad)} of {len(kept) + len(bad)} rows of the {source.kind} source are bad{first}"
+    return kept, rejected, fault

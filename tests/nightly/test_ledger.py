@@ -41,12 +41,22 @@ def test_promotions_push_and_rollbacks_pop(tmp_path: Path) -> None:
 
 def test_a_batch_that_was_set_aside_is_not_used_and_one_that_was_kept_is(tmp_path: Path) -> None:
     book = ledger(tmp_path)
-    night(book, "refused", new=("0001-bad",))
     night(book, "kept", "k1", ("0002-plain",))
     night(book, "worse", "k2", ("0003-poison",))
     (book.batches / "0004-new").mkdir()
     assert [path.name for path in book.usable()] == ["0002-plain", "0004-new"]
     assert [path.name for path in book.undecided()] == ["0004-new"]
+
+
+def test_a_refused_batch_was_never_taken_and_may_come_again(tmp_path: Path) -> None:
+    book, bad = ledger(tmp_path), tmp_path / "quarantine.jsonl"
+    bad.write_text("{}\n")
+    for _ in range(2):  # the same rows, two nights in a row
+        night(book, "refused", new=("0001-bad",))
+        assert [path.name for path in book.undecided()] == ["0001-bad"]
+        place = book.take_back(book.batches / "0001-bad", bad)
+        assert (place / "quarantine.jsonl").is_file()
+        assert book.usable() == book.undecided() == []
 
 
 def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:

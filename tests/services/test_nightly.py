@@ -104,11 +104,12 @@ def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights: Nigh
 
 def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights: Nights) -> None:
     before = nights.aliases()
-    nights.drop("tuesday.jsonl", 20, [2, 3], poison=("SELECT nothing FROM nowhere",) * 4)
+    nights.drop("tuesday.jsonl", 20, [2, 3], poison=("SELECT size FROM nowhere",) * 4)
     code, line = nights.run()
     assert (code, line["decision"]) == (1, "refused")
     assert "4 of 40 rows" in line["reason"]
     assert nights.aliases() == before
+    nights.drop("tuesday.jsonl", 20, [2, 3])  # the four are mended: all forty rows come with the next night
 
 
 def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) -> None:
@@ -117,6 +118,7 @@ def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) ->
     code, line = nights.run()
     print(json.dumps(line, indent=1))
     assert (code, line["decision"] in ("kept", "worse")) == (0, True)
+    assert line["rows"] == 80
     assert nights.aliases()["champion"] == before
 
 

@@ -1,5 +1,6 @@
 """A toy graph of four stages that take no time, walked by the real store, trackers and contracts."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 
 from pipelines import frames
 from pipelines.config import Recipe
+from pipelines.evaluation.record import Diagnosis, EpisodeRecord
 from pipelines.stages import graph
 from pipelines.stages.context import Context
 from pipelines.store import Store
-from pipelines.types import Action, ActionKind, Database, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.types import Action, ActionKind, Database, ExecutionStatus, StopReason, Trajectory, Turn, to_dict
+from tests.evaluation.evaluation_world import RECORD
 
 FARMS = Database("farms", "sqlite", "databases/farms.sqlite")
 
@@ -61,8 +64,19 @@ def make_sft(ctx: Context) -> None:
 
 
 def make_evaluation(ctx: Context) -> None:
-    frames.write(ctx.folder / "data.parquet", frames.to_frame([trajectory(f"t{n}") for n in range(12)]))
+    """Twelve greedy answers of which every third is wrong."""
+    made = [trajectory(f"t{n}") for n in range(12)]
+    frames.write(ctx.folder / "data.parquet", frames.to_frame(made, extra=[{"pass": "greedy"}] * len(made)))
+    judged = [_judged(one.example_id, right=n % 3 != 2) for n, one in enumerate(made)]
+    rows = [{"pass": "greedy", "record": to_dict(record)} for record in judged]
+    (ctx.folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ctx.metrics({"ex": 0.75, "ex_sampled": 0.5})
+
+
+def _judged(name: str, right: bool) -> EpisodeRecord:
+    wrong = Diagnosis("semantic", "a string literal differs from the gold SQL's")
+    scores = {Recipe(name="toy").headline: float(right)}
+    return dataclasses.replace(RECORD, example_id=name, scores=scores, diagnosis=None if right else wrong)
 
 
 def make_report(ctx: Context) -> None:

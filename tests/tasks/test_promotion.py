@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
-from tasks import promotion, tracking
+from tasks import connection, promotion
 
 NAME = "sqltrain-farms"
 
@@ -16,7 +16,7 @@ NAME = "sqltrain-farms"
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry with versions of three checkpoints, and no alias."""
     folder = tmp_path_factory.mktemp("registry")
-    client = tracking.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
+    client = connection.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
     client.create_registered_model(NAME)
     for key in ("k1", "k2", "k3"):
         client.create_model_version(NAME, f"file:///store/sft/{key}/model", tags={"key": key})
@@ -32,7 +32,7 @@ def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> St
 
 def alias(store: Store, name: str) -> tuple[str, dict[str, str]]:
     """The key that an alias stands for, and the tags that tell of a decision."""
-    version = tracking.connect(f"sqlite:///{store.root / 'mlflow.db'}", store.root).get_model_version_by_alias(
+    version = connection.connect(f"sqlite:///{store.root / 'mlflow.db'}", store.root).get_model_version_by_alias(
         NAME, name
     )
     return version.tags["key"], {tag: text for tag, text in version.tags.items() if tag.startswith("decision")}

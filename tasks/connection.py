@@ -1,0 +1,157 @@
+"""The way to MLflow: which tracking store a run is recorded in, whether it answers, and paths that follow the store."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import sqlite3
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PROBE_S = 3.0  # a server that lives answers its health check at once
+# MLflow's own client tries a dead server for more than four minutes, with 120 seconds a request.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+QUIET = {"MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
+# Columns of MLflow's own tables that hold the place of artifacts as an absolute URI.
+PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "storage_location"),
+)
+
+
+def tracking_uri(store: Path) -> str:
+    """Where runs are recorded: `MLFLOW_TRACKING_URI` when the user set it, else a SQLite file in the store."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or own_uri(store)
+
+
+def own_uri(store: Path) -> str:
+    """The tracking database that lies in a store."""
+    return f"sqlite:///{store / 'mlflow.db'}"
+
+
+def trouble(uri: str) -> str:
+    """Why a tracking store does not answer, in a few words; "" when it does. Takes `PROBE_S` seconds at most."""
+    parsed = urllib.parse.urlparse(uri)
+    try:
+        if parsed.scheme in ("http", "https"):
+            _ask(f"{uri.rstrip('/')}/health")
+        elif parsed.scheme == "sqlite":
+            _open(Path(uri.removeprefix("sqlite:///").partition("?")[0]))
+        elif parsed.hostname:
+            port = parsed.port or PORTS.get(parsed.scheme.partition("+")[0], 80)
+            socket.create_connection((parsed.hostname, port), PROBE_S).close()
+    except (OSError, ValueError, sqlite3.Error) as error:
+        return " ".join(str(getattr(error, "reason", error)).split())[:200] or type(error).__name__
+    return ""
+
+
+def _ask(url: str) -> None:
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_S):
+            pass
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:  # anything else comes from a server that is up
+            raise OSError(f"it answers with status {error.code}") from None
+
+
+def _open(path: Path) -> None:
+    """Take the write lock of a SQLite file and give it back; one that is not there yet can be made."""
+    with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("ROLLBACK")
+
+
+def forget_connections() -> None:
+    """Connect anew at the next use: what a connection could not do before may work now."""
+    connect.cache_clear()
+
+
+@functools.cache
+def connect(uri: str, store: Path) -> MlflowClient:
+    """A client of the tracking store; its tables are made once, behind a lock, by whoever comes first."""
+    import fcntl
+    import logging
+    import warnings
+
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(QUIET)
+    store.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(), (store / ".mlflow.lock").open("w") as lock:
+        warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if uri == own_uri(store):
+            follow(store)
+        import mlflow
+
+        for noisy in ("mlflow", "alembic"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        client = mlflow.MlflowClient(uri)
+        client.search_experiments(max_results=1)  # the connection is lazy: this makes the tables
+        return client
+
+
+def follow(store: Path) -> None:
+    """Let the places in a store's own tracking database follow the store, which was moved or copied.
+
+    MLflow keeps absolute URIs and has no call that changes them, so its tables are written here; the database is ours.
+    """
+    path, home = store / "mlflow.db", (store / "mlflow").as_uri()
+    if not path.is_file():
+        return
+    with closing(sqlite3.connect(path, timeout=30)) as database, database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "experiments" not in tables:
+            return
+        rows = database.execute("SELECT name, artifact_location FROM experiments").fetchall()
+        ends = ((place, f"/mlflow/{urllib.parse.quote(name)}") for name, place in rows if place)
+        homes = {place.removesuffix(end) + "/mlflow" for place, end in ends if place.endswith(end)} - {home}
+        for old in homes:
+            for table, column in (pair for pair in PLACES if pair[0] in tables):
+                change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
+                database.execute(change, (home, len(old) + 1, len(old) + 1, f"{old}/"))
+
+
+@contextlib.contextmanager
+def destination(uri: str) -> Iterator[None]:
+    """Point MLflow's global store at `uri`; it also exports a variable, which no child or later run may inherit."""
+    import mlflow
+
+    name = "MLFLOW_TRACKING_URI"
+    before = os.environ.get(name)
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def experiment(client: MlflowClient, name: str, store: Path) -> str:
+    """The id of the experiment of that name; its artifacts lie in the store unless the user named a tracking server."""
+    from mlflow.exceptions import MlflowException
+
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        own = not os.environ.get("MLFLOW_TRACKING_URI")
+        try:
+            return str(client.create_experiment(name, (store / "mlflow" / name).as_uri() if own else None))
+        except MlflowException:  # another run was first
+            known = client.get_experiment_by_name(name)
+            if known is None:
+                raise
+    return str(known.experiment_id)

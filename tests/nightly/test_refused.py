@@ -1,0 +1,56 @@
+"""A night whose batch breaks a contract: every bad row is named, and no good row is lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows import nights, run
+from pipelines import recipes
+from pipelines.config import Recipe
+from pipelines.errors import DataError
+from pipelines.nightly.ledger import Ledger
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store, read_json
+from tasks.tracking import Tracker
+
+from . import farms
+
+BROKEN = "SELECT size FROM nowhere"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
+    return recipes.load("miniature", [*farms.overrides(tmp_path, base), "stages=[data, sft]"])
+
+
+def a_night(recipe: Recipe, store: Store) -> None:
+    def walk(part: Recipe, at: Store, steps: list[graph.Step], role: str) -> list[graph.StageResult]:
+        with Tracker(part, at, pytest.fail) as tracker:
+            tracker.recorder.off = True  # what a night records is another test's
+            return run.walk(part, at, steps, Silent(), lambda *_: None, tracker, role)
+
+    nights.night("miniature", (), recipe, store, walk)  # type: ignore[arg-type]
+
+
+def test_after_mending_the_bad_rows_all_rows_come_again(tmp_path: Path, recipe: Recipe) -> None:
+    store, names = Store(tmp_path / "store"), farms.named("n", 20)
+    book = Ledger(store, "miniature")
+    farms.questions(tmp_path / "inbox", "new.jsonl", names, [2, 3], poison=[BROKEN] * 4)
+    with pytest.raises(DataError, match=r"4 of 40 rows .* are in .*All rows of the batch are new again"):
+        a_night(recipe, store)
+    assert book.undecided() == []
+    (line,) = book.lines()
+    assert (line["decision"], line["rows"]) == ("refused", 40)
+    (file,) = (book.folder / "refused").glob("*/quarantine.jsonl")
+    bad = [json.loads(row) for row in file.read_text().splitlines() if '"sft"' in row]
+    assert len(bad) == 4  # each of them, with its reason
+    assert {row["reason"] for row in bad} == {"gold_no_such_table"}
+    farms.questions(tmp_path / "inbox", "new.jsonl", names, [2, 3])  # the four are mended
+    from pipelines.nightly import inbox
+
+    batch = inbox.collect(recipe.nightly, book.batches)
+    assert batch is not None
+    assert len(read_json(batch / "rows.json")) == 40

@@ -1,0 +1,163 @@
+"""Tracking over HTTP, on a real MLflow server: nothing is refused, and what a dead server missed comes later."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pipelines.config import Recipe
+from pipelines.stages import graph
+from pipelines.stages.context import Silent
+from pipelines.store import Store
+from tasks import connection, registry
+from tasks.recording import Recorder
+from tasks.step import run_step
+from tasks.tracking import Tracker
+
+from ..tasks.conftest import recipe, store, toy
+from .conftest import end, free_port, wait_for
+
+__all__ = ["recipe", "store", "toy"]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+
+class Server:
+    """`mlflow server` on a port of its own, with its database and artifacts in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [str(Path(sys.executable).parent / "mlflow"), "server", "--workers", "1", "--port", str(self.port)]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        wait_for(lambda: not connection.trouble(self.uri), 300, "MLflow's server is up")
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("mlflow"))
+    made.start()
+    yield made
+    end(made.process)
+
+
+@pytest.fixture(autouse=True)
+def named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+
+
+def walk(recipe: Recipe, store: Store, said: list[str], between: Any = None) -> Tracker:
+    """Make the toy's stages.
+
+    Args:
+        between: called with the name of each stage before it is made.
+    """
+    steps = graph.plan(recipe, store)
+    with Tracker(recipe, store, said.append) as tracker:
+        for step in steps:
+            if between is not None:
+                between(step.name)
+            run_step(step, steps, recipe, store, Silent(), tracker)
+    return tracker
+
+
+def children(tracker: Tracker) -> dict[str, Any]:
+    query = f"tags.`mlflow.parentRunId` = '{tracker.run_id}'"
+    return {run.info.run_name: run for run in tracker.client.search_runs([tracker.experiment_id], query)}
+
+
+def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    said: list[str] = []
+    tracker = walk(recipe, store, said)
+    assert said == []
+    runs = children(tracker)
+    assert {name: run.info.status for name, run in runs.items()} == dict.fromkeys(
+        ("filter", "sft", "evaluate_sft", "report"), "FINISHED"
+    )
+    key = graph.plan(recipe, store)[1].key
+    model = registry.logged(tracker.client, tracker.experiment_id, key)
+    assert model is not None
+    assert (str(model.status), model.source_run_id) == ("READY", runs["sft"].info.run_id)
+    assert {one.key: one.value for one in model.metrics}["evaluate_sft/ex"] == 0.75
+    version = registry.find(tracker.client, "sqltrain-toy", key)
+    assert version is not None
+    assert (version.source, version.tags["ex"]) == (f"models:/{model.model_id}", "0.7500")
+    found = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=runs["evaluate_sft"].info.run_id)
+    assert [{one.name for one in trace.info.assessments} for trace in found] == [
+        {"execution_accuracy", "error_class"}
+    ] * 5
+    assert tracker.client.get_prompt_version("sqltrain-react-full", 1).template
+
+
+def test_the_registered_version_holds_card_and_signature(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    import mlflow
+
+    tracker = walk(recipe.model_copy(update={"seed": 4}), store, [])
+    with connection.destination(tracker.uri):
+        info = mlflow.models.get_model_info("models:/sqltrain-toy/2")
+        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri="models:/sqltrain-toy/2"))
+    assert {path.name for path in folder.iterdir()} >= {"MLmodel", "README.md", "checkpoint.json"}
+    assert info.signature is not None
+    assert [column.name for column in info.signature.inputs] == ["question", "database"]
+
+
+def test_what_a_server_missed_is_written_when_it_is_back(
+    toy: ModuleType, recipe: Recipe, store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.recording.RETRY_S", 0.0)
+    said: list[str] = []
+
+    def disturb(stage: str) -> None:
+        if stage == "sft":
+            server.kill()
+        if stage == "report":
+            server.start()
+
+    tracker = walk(recipe.model_copy(update={"seed": 5}), store, said, disturb)
+    assert len(said) == 1
+    assert said[0].endswith("the run goes on, its notes wait")
+    assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
+    assert tracker.client.get_run(tracker.run_id).data.metrics["evaluate_sft/ex"] == 0.75
+    assert len(tracker.client.get_metric_history(children(tracker)["sft"].info.run_id, "sft/loss")) == 5
+
+
+def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
+    toy: ModuleType, recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    looks: list[str] = []
+    probe = connection.trouble
+    monkeypatch.setattr("tasks.recording.trouble", lambda uri: looks.append(uri) or probe(uri))
+    said: list[str] = []
+    walk(recipe, store, said)
+    assert [line.partition(" ")[0] for line in said] == ["MLflow", "not"]
+    assert "Connection refused" in said[0]
+    assert len(looks) == 2  # at the first note, and once more at the end
+    assert all(step.cached for step in graph.plan(recipe, store))
+
+
+def test_a_refused_note_is_counted_and_the_next_ones_are_written(server: Server) -> None:
+    said: list[str] = []
+    recorder = Recorder(server.uri, said.append)
+    client = connection.connect(server.uri, server.folder)
+    recorder.note("sft: its checkpoint", lambda: client.set_model_version_tag("no-such-model", "1", "a", "b"))
+    recorder.note("sft: its numbers", lambda: client.create_experiment("afterwards"))
+    recorder.close()
+    assert client.get_experiment_by_name("afterwards") is not None
+    assert len(said) == 2
+    assert "1 of 2 notes (sft 1)" in said[1]
