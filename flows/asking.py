@@ -10,7 +10,7 @@ from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.evaluation.text import plain
 from pipelines.store import Store
-from pipelines.types import Database, EngineName, Example, StopReason, Turn
+from pipelines.types import Database, EngineName, Example, StopReason, Turn, text_of
 
 SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
 
@@ -90,7 +90,7 @@ def ask(
     if result.ok:
         show(" | ".join(map(plain, result.columns)))
         for row in result.rows:
-            show(" | ".join("NULL" if value is None else plain(str(value)) for value in row))
+            show(" | ".join("NULL" if value is None else plain(text_of(value)) for value in row))
         show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
     else:
         raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", "Try other words.")

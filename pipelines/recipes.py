@@ -25,6 +25,7 @@ from pipelines.errors import RecipeError
 from pipelines.registry import UNKNOWN_NAME, WRONG_OPTION
 from pipelines.types import is_sayable
 
+MOST_VALUES = 100_000  # of one file; ten aliases of ten aliases, nine levels deep, stand for a billion
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
@@ -67,12 +68,25 @@ def _parse(text: str) -> Any:
     """A YAML value.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or nests too deep.
+        yaml.YAMLError: it is not YAML, nests too deep, or grows too large where aliases repeat its parts.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
+        if _size(value, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values with its aliases written out")
+        return value
     except RecursionError:
-        raise yaml.YAMLError("it nests too deep") from None
+        raise yaml.YAMLError("it nests too deep, or holds itself") from None
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are when every alias is written out, each object counted once and looked up after that."""
+    if not isinstance(value, dict | list | set):
+        return 1
+    if id(value) not in known:
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(value)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

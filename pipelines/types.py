@@ -314,6 +314,19 @@ def is_sayable(text: str) -> bool:
     return text.isascii() or not _HALF.search(text)
 
 
+LONGEST_INTEGER = 128  # bits; `str` refuses an integer of more than 4,300 digits
+
+
+def text_of(value: object) -> str:
+    """Any value of a database as text. Total: whatever a worker sent, nothing raises here."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+        return hex(value)
+    try:
+        return str(value)
+    except (ValueError, RecursionError):  # a value that no database has, with such an integer or depth in it
+        return f"a {type(value).__name__} that cannot be shown"
+
+
 def escaped(text: str) -> str:
     r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -161,3 +161,18 @@ def test_digest_depends_on_values_and_not_on_order() -> None:
 def test_digest_takes_half_a_character() -> None:
     halves = {recipes.digest({"question": text}) for text in ("a \ud83d", "a \ude00", "a \\ud83d", "a ?")}
     assert len(halves) == 4
+
+
+def test_aliases_that_grow_beyond_measure_are_refused(tmp_path: Path) -> None:
+    """Nine lines that stand for a billion values, which merging would write out."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    with pytest.raises(RecipeError, match="more than 100,000 values"):
+        recipes.load(write(tmp_path, "\n".join(lines) + "\n"))
+    with pytest.raises(RecipeError, match="holds itself"):
+        recipes.load(write(tmp_path, "title: &t [*t]\n"))
+
+
+def test_an_anchor_that_is_used_as_people_use_it_is_read(tmp_path: Path) -> None:
+    text = "include: [models/tiny, data/miniature]\nvariants:\n  a: &steps [seed=3]\n  b: *steps\n"
+    assert recipes.variants(write(tmp_path, text)) == {"a": ["seed=3"], "b": ["seed=3"]}

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.errors import DataError
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
-from pipelines.types import Example, ExecutionResult, ExecutionStatus, Scalar
+from pipelines.types import Example, ExecutionResult, ExecutionStatus, Scalar, text_of
 
 EQUALITY = "spider2"
 META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order
@@ -85,7 +85,7 @@ def score(gold: Gold, result: ExecutionResult) -> float:
 
 def _text(cell: Scalar) -> str:
     """A value as it stands in a CSV file that pandas writes."""
-    return "" if cell is None else str(cell)
+    return "" if cell is None else text_of(cell)
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:

@@ -28,6 +28,8 @@ from pipelines.types import (
     StopReason,
     Trajectory,
     Turn,
+    escaped,
+    text_of,
 )
 
 PREVIEW_ROWS = 8
@@ -123,7 +125,9 @@ def previews(
                 totals[example.database, example.gold_sql] = record.gold_rows
     results = sql.execute_many(list(totals), PREVIEW_ROWS)
     return {
-        (database.id, text): Preview(result.columns, tuple(tuple(map(_cell, row)) for row in result.rows), total)
+        (database.id, text): Preview(
+            tuple(map(_cell, result.columns)), tuple(tuple(map(_cell, row)) for row in result.rows), total
+        )
         for ((database, text), total), result in zip(totals.items(), results, strict=True)
         if result.ok
     }
@@ -142,7 +146,7 @@ def accepted(example: Example) -> Preview | None:
 def _cell(value: Scalar) -> str:
     if value is None:
         return "NULL"
-    text = value.hex() if isinstance(value, bytes) else str(value)
+    text = escaped(value.hex() if isinstance(value, bytes) else text_of(value))
     return text if len(text) <= CELL_CHARS else text[: CELL_CHARS - 1] + "…"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pipelines import config
-from pipelines.types import ExecutionResult, Scalar
+from pipelines.types import ExecutionResult, Scalar, text_of
 
 MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
 
@@ -112,8 +112,8 @@ def _canonical(cell: Scalar) -> str:
         return "bytes:" + cell.hex()
     if isinstance(cell, str):
         return "text:" + cell.replace("\\", "\\\\").replace("\x1e", "\\e").replace("\x1d", "\\d")
-    if math.isfinite(cell) and cell == int(cell):
-        return f"number:{int(cell)}"  # exact: ten digits would merge neighbouring identifiers
+    if isinstance(cell, int) or cell.is_integer():
+        return f"number:{text_of(int(cell))}"  # exact: ten digits would merge neighbouring identifiers
     return f"number:{cell:.10g}"
 
 

@@ -1,32 +1,56 @@
 r"""Turns an execution result into text that an agent may read: rows in order, cut, and unable to end or forge a tag.
 
 The escape, one rule everywhere (tables, error messages, questions, schemas): a `<` that could begin a tag or a chat
-template's marker is written `\x3c` (`\u003c` in JSON), so no text of a database, a question or an error message can
-hold `</observation>`, `<sql>` or `<|im_end|>`. In cells, characters that do not print (control characters, line
-breaks, bidirectional marks, lone surrogates) are shown by their escapes, and ` | ` cannot forge a column (`\|`).
+template's marker is written `\x3c` (`\u003c` in JSON), and the `[` of a marker such as `[INST]` or `[TOOL_CALLS]` is
+written `\x5b`. So no text of a database, a question or an error message can hold `</observation>`, `<|im_end|>` or
+`[/INST]`, which an endpoint that takes text would read as its own. Characters that nobody sees (control characters,
+bidirectional marks, invisible letters, lone surrogates) are shown by their escapes; line breaks and tabs stay where
+the text has lines. In cells they are escaped, too, and ` | ` cannot forge a column (`\|`). Where untrusted texts stand
+under headings, their lines are indented, so that none of them can be a heading (`indented`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from typing import Any
 
-from pipelines.types import ExecutionResult, Scalar
+from pipelines.types import LONGEST_INTEGER, ExecutionResult, Scalar, text_of
 
-_OPENING = re.compile(r"[<\uff1c](?=[^\W\d]|[/|\uff5c!?\[])")  # "a < b", "a <= 3" and "<>" stay as they are
+# "a < b", "a <= 3" and "<>" stay as they are, and so do names in brackets that hold a small letter.
+_OPENING = re.compile(r"[<\uff1c](?=[^\W\d]|[/|\uff5c!?\[])|\[(?=/?(?:[A-Z][A-Z_]{2,31}|gMASK)\])")
+_UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))  # Unicode's categories
+_KEPT = frozenset("\n\t\u200c\u200d")  # lines, and the joiners that some scripts and emoji need
 CUT = "\u2026"
 
 
 def defuse(text: str) -> str:
-    """The text with every `<` that could begin a tag or a marker escaped; line breaks stay."""
-    return _OPENING.sub(lambda found: "\\x3c" if found[0] == "<" else "\\uff1c", text)
+    """The text with every sign that could begin a tag or a marker escaped, and all that cannot be seen; lines stay."""
+    return _OPENING.sub(lambda match: _escape(match[0]), _visible(text.replace("\r\n", "\n")))
+
+
+def indented(text: str) -> str:
+    """A defused text that stands under a heading: every line, whatever ends it, behind four spaces."""
+    return "\n".join(f"    {line}" for line in defuse(text).splitlines())
+
+
+def _visible(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c in _KEPT or unicodedata.category(c) not in _UNSEEN else _escape(c) for c in text)
 
 
 def _printable(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(text: str) -> str:
+    r"""`\x3c` for `<`: what `unicode_escape` gives characters that it does not take for plain ones."""
+    code = ord(text)
+    return f"\\x{code:02x}" if 32 <= code < 127 else text.encode("unicode_escape").decode("ascii")
 
 
 def cell(value: Scalar, limit: int) -> str:
@@ -38,7 +62,7 @@ def cell(value: Scalar, limit: int) -> str:
         return "NULL"
     if isinstance(value, bytes):
         return f"x'{value[: limit // 2].hex()}{CUT if len(value) > limit // 2 else ''}'"
-    text = str(value)
+    text = text_of(value)
     if text == "":
         return "''"
     shown = text if len(text) <= limit else text[:limit] + CUT
@@ -111,7 +135,7 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
     spent = 0
     for row in result.rows[:rows]:
         values = [_json_cell(value, cell_chars) for value in row]
-        spent += sum(len(str(value)) + 4 for value in values)
+        spent += sum(len(text_of(value)) + 4 for value in values)
         if spent > total_chars:
             break
         data.append(values)
@@ -120,10 +144,11 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
 
 
 def _json_cell(value: Scalar, limit: int) -> Any:
-    if value is None or isinstance(value, int):
+    if value is None or (isinstance(value, int) and value.bit_length() <= LONGEST_INTEGER):
         return value
     if isinstance(value, float):
         return value if value - value == 0.0 else str(value)
     if isinstance(value, bytes):
         return cell(value, limit)
-    return value if len(value) <= limit else value[:limit] + CUT
+    text = text_of(value)
+    return text if len(text) <= limit else text[:limit] + CUT

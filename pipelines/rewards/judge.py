@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from pipelines.protocols.observations import defuse
+from pipelines.protocols.observations import indented
 from pipelines.types import Example, Outcome
 
 Messages = tuple[tuple[str, str], ...]
@@ -40,13 +40,8 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
         ("Hint", example.evidence or "none"),
         *(reversed(queries) if predicted_first else queries),
     )
-    case = "\n\n".join(f"{heading}:\n{_indented(text)}" for heading, text in parts)
+    case = "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts)
     return (("system", RUBRIC.format(scale=scale)), ("user", case))
-
-
-def _indented(text: str) -> str:
-    """Every line, whatever ends it, behind four spaces."""
-    return "\n".join(f"    {line}" for line in defuse(text).splitlines())
 
 
 def read_grade(text: str | None, scale: float = 2.0) -> float | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipelines.sql import analyst
 from pipelines.sql.analyst import TieProbe
 from pipelines.sql.engine import SqlEngine
-from pipelines.types import Example, ExecutionResult
+from pipelines.types import Example, ExecutionResult, Scalar, text_of
 
 SLOW_MS = 1000.0
 SHOWN = 10
@@ -104,4 +104,8 @@ def _of_ties(probe: TieProbe, result: ExecutionResult) -> Iterator[tuple[str, st
         return  # a subquery that needs its outer query does not run alone
     kept, left = result.rows[at - 1], result.rows[at]
     if kept[width:] == left[width:] and kept[:width] != left[:width]:
-        yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(repr, kept[width:]))}"
+        yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(_told, kept[width:]))}"
+
+
+def _told(value: Scalar) -> str:
+    return repr(value) if isinstance(value, str | bytes) else text_of(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.types import Database, Scalar, SchemaItems
+from pipelines.types import Database, Scalar, SchemaItems, text_of
 
 Style = Literal["ddl", "compact", "names"]
 VALUE_CHARS = 40
@@ -78,7 +78,7 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
     """
     tables = [kept for table in schema.tables if (kept := _kept(table, keep)) is not None]
     if style == "names":
-        return " , ".join(table.name for table in tables)
+        return " , ".join(_named(table.name) for table in tables)
     if style == "compact":
         return _compact(tables)
     return "\n".join(_ddl(table) for table in tables)
@@ -100,11 +100,12 @@ def _kept(table: Table, keep: SchemaItems | None) -> Table | None:
 def _compact(tables: list[Table]) -> str:
     parts = []
     for table in tables:
-        names = [" ".join([column.name, *_shown_values(column)]) for column in table.columns]
-        parts.append(f"{table.name} : {' , '.join(names)}")
+        names = [" ".join([_named(column.name), *_shown_values(column)]) for column in table.columns]
+        parts.append(f"{_named(table.name)} : {' , '.join(names)}")
     for table in tables:
         for key in table.foreign_keys:
-            parts.append(f"{table.name} . {key.column} = {key.to_table} . {key.to_column}")
+            joined = map(_named, (table.name, key.column, key.to_table, key.to_column))
+            parts.append("{} . {} = {} . {}".format(*joined))
     return " ; ".join(parts)
 
 
@@ -125,18 +126,30 @@ def _ddl(table: Table) -> str:
     return "\n".join([f"CREATE TABLE {_bare(table.name)} (", *body, ");"])
 
 
+def _named(text: str) -> str:
+    """A name or a declared type on one line: a database's file can hold any text there."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def _ddl_column(table: Table, column: Column) -> tuple[str, str]:
     alone = column.primary_key and sum(other.primary_key for other in table.columns) == 1
-    text = " ".join(filter(None, [_bare(column.name), column.type, "PRIMARY KEY" if alone else ""]))
+    text = " ".join(filter(None, [_bare(column.name), _named(column.type), "PRIMARY KEY" if alone else ""]))
     return text, f" -- e.g. {', '.join(map(_short, column.values))}" if column.values else ""
 
 
 def _bare(name: str) -> str:
     """A name, quoted only when it must be."""
+    name = _named(name)
     return name if name.replace("_", "a").isalnum() and not name[0].isdigit() else quoted(name)
 
 
 def _short(value: Scalar) -> str:
     """A value on one line, cut."""
-    text = "".join(c if c.isprintable() else "?" for c in repr(value) if c)
+    text = "".join(
+        c if c.isprintable() else "?" for c in (repr(value) if isinstance(value, str | bytes) else text_of(value))
+    )
     return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."

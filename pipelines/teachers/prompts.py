@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from pipelines.protocols.observations import defuse
+from pipelines.protocols.observations import indented
 from pipelines.rollout.policies.base import Message
 from pipelines.sql.schema import Schema, render
 from pipelines.teachers.answers import whole
@@ -31,9 +31,9 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
 def about(schema: Schema, question: str, hint: str, **parts: str) -> str:
-    """The user's message: schema, question, hint, and further parts under their names."""
+    """The user's message: schema, question, hint, and further parts under their names, their lines indented."""
     known = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
-    return "\n\n".join(f"{name}:\n{defuse(text)}" for name, text in known.items())
+    return "\n\n".join(f"{name}:\n{indented(text)}" for name, text in known.items())
 
 
 def conversation(rules: str, case: str) -> tuple[Message, ...]:

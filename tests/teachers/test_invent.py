@@ -4,6 +4,7 @@ import collections
 import json
 import re
 import sqlite3
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def reply(messages: list[dict[str, str]]) -> str:
         number = int(re.search(r"number (\d+)", case)[1])  # type: ignore[index]
         return f"Here:\n```sql\n{PROPOSALS[number % len(PROPOSALS)]};\n```"
     if "into words" in rules:
-        query = case.partition("SQL:\n")[2]
+        query = textwrap.dedent(case.partition("SQL:\n")[2])
         return f'"What is {PROPOSALS.index(query)}?"\n'
     number = int(re.search(r"What is (\d+)", case)[1])  # type: ignore[index]
     return "SELECT min(age) FROM singer" if number == 6 else PROPOSALS[number]
@@ -93,10 +94,10 @@ def test_the_command_balances_levels_and_varies_styles(
         if "people who work with" in rules:
             return LEVELS[int(re.search(r"number (\d+)", case)[1]) % len(LEVELS)]  # type: ignore[index]
         style = next(name for name, text in STYLES.items() if text in rules)
-        return f"{style} {LEVELS.index(case.partition('SQL:' + chr(10))[2].replace(ESCAPED, '<'))}"
+        return f"{style} {LEVELS.index(textwrap.dedent(case.partition('SQL:' + chr(10))[2]).replace(ESCAPED, '<'))}"
 
     def answer(messages: list[dict[str, str]]) -> str:
-        return LEVELS[int(re.search(r"Question:\n\w+ (\d+)", messages[1]["content"])[1])]  # type: ignore[index]
+        return LEVELS[int(re.search(r"Question:\n +\w+ (\d+)", messages[1]["content"])[1])]  # type: ignore[index]
 
     name_endpoint(servers(propose), servers(answer))
     out = tmp_path / "mine.jsonl"
