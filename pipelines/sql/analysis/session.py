@@ -25,19 +25,20 @@ class AnalysisSession(Session):
     """Answers requests about SQL text. It is no database, and is kept as one."""
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
-        self._seconds, self._clock = bounds.timeout_s, clock
+        super().__init__(bounds, clock)
 
-    def run(self, sql: Any, max_rows: int) -> Raw:
+    def answer(self, sql: Any, max_rows: int) -> Raw:
         """Answer the request (kind, *arguments)."""
-        self._clock.arm(self._seconds)
         kind, *arguments = sql
-        try:
-            answer = KINDS[kind](*arguments)
-        except MemoryError:
-            raise
-        except Exception as error:  # sqlglot raises freely on trees that parse but make no sense
-            return failure(ERROR, "unreadable", type(error).__name__)
-        return Raw(OK, ("answer",), [(json.dumps(answer),)])
+        return Raw(OK, ("answer",), [(json.dumps(KINDS[kind](*arguments)),)])
+
+    def explain(self, error: Exception) -> Raw:
+        """The text cannot be read: sqlglot raises freely on trees that parse but make no sense."""
+        return failure(ERROR, "unreadable", type(error).__name__)
+
+    def is_healthy(self) -> bool:
+        """Always: there is no database."""
+        return True
 
     def close(self) -> None:
         """Nothing is held."""
