@@ -50,12 +50,12 @@ def collect(store: Store, days: float, delete: bool) -> Iterator[str]:
 def damaged(store: Store, say: Callable[[str], None]) -> int:
     """Check every finished stage against its manifest, saying what is wrong; returns how many are damaged."""
     bad = count = 0
-    for one in store.entries():
+    for stage, key in store.names():
         count += 1
-        wrong = store.verify(one)
+        wrong = store.damage(stage, key, whole=True)
         if wrong:
             bad += 1
-            say(f"damaged: {one.folder}: {', '.join(wrong[:5])}")
+            say(f"damaged: {store.folder(stage, key)}: {', '.join(wrong[:5])}")
     say(f"{count} stages, {bad} damaged")
     return bad
 
@@ -64,7 +64,7 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     """Upload the finished stages that are not there yet, saying each."""
     remote = Remote(url)
     there = set(remote.names())
-    wanted = chosen([(one.stage, one.key) for one in store.entries()], names, str(store.root))
+    wanted = chosen(list(store.names()), names, str(store.root))
     _copy([name for name in wanted if name not in there], lambda name: remote.push(store, *name), "pushed", say)
 
 

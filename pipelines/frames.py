@@ -55,12 +55,17 @@ def read(path: Path) -> pl.DataFrame:
     Raises:
         DataError: it is missing or is not Parquet.
     """
+    return _collect(path, pl.scan_parquet(path, glob=False))
+
+
+def _collect(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
     try:
-        return pl.read_parquet(path, glob=False)
+        return frame.collect()
     except FileNotFoundError:
         raise DataError(f"no such dataset: {path}") from None
-    except pl.exceptions.PolarsError as error:
-        raise DataError(f"{path} is not a Parquet file: {error}") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is not a Parquet file, or a damaged one: {reason}") from None
 
 
 def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
@@ -68,11 +73,15 @@ def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
 
     Args:
         rows: row numbers, 0-based; they may repeat.
+
+    Raises:
+        DataError: it is missing or is not Parquet.
     """
     if not len(rows):
-        return pl.scan_parquet(path, glob=False).head(0).collect()
+        return _collect(path, pl.scan_parquet(path, glob=False).head(0))
     first, last = min(rows), max(rows)
-    return pl.scan_parquet(path, glob=False).slice(first, last - first + 1).collect()[[row - first for row in rows]]
+    frame = _collect(path, pl.scan_parquet(path, glob=False).slice(first, last - first + 1))
+    return frame[[row - first for row in rows]]
 
 
 def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
@@ -81,7 +90,7 @@ def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterat
     Args:
         rows: rising row numbers; None for all.
     """
-    count = pl.scan_parquet(path, glob=False).select(pl.len()).collect().item()
+    count = _collect(path, pl.scan_parquet(path, glob=False).select(pl.len())).item()
     wanted = np.arange(count) if rows is None else np.asarray(rows)
     cuts = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
     yield from (take(path, wanted[start:end].tolist()) for start, end in itertools.pairwise(cuts) if end > start)

@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import REFERENCE
-from pipelines.store import MIN_FREE_MB, Entry, Store, read_json, require_room, write_json
+from pipelines.store import DAMAGED, MIN_FREE_MB, Entry, Store, read_json, require_room, write_json
 
 RUNS, PINS = ".runs", "pins.json"
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
@@ -92,7 +92,7 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     """
     stage, _, start = name.partition("/")
     known = pins(store)
-    among = [(one.stage, one.key) for one in store.entries()] if keep else known
+    among = list(store.names()) if keep else known
     found = [one for one in among if one[0] == stage and start and one[1].startswith(start)]
     if len(found) != 1:
         how = "no" if not found else "more than one"
@@ -176,6 +176,9 @@ def doomed(store: Store, days: float) -> list[Doomed]:
         name = (work.parent.name, work.name.removeprefix(".work-"))
         if work.is_dir() and name not in claimed_keys and work.stat().st_mtime < before and not _locked(work):
             found.append(Doomed(work, _size(work)))
+    for aside in sorted(store.root.glob(f"*/{DAMAGED}*")):
+        if aside.stat().st_mtime < before:
+            found.append(Doomed(aside, _size(aside)))
     graves = sorted(store.root.glob("*/.gone-*"))  # what an earlier gc was killed over
     return [*found, *(Doomed(grave, _size(grave)) for grave in graves)]
 

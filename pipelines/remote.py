@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines import arrival
 from pipelines.errors import DataError, ResourceError
-from pipelines.store import MANIFEST, Store, sha256
+from pipelines.store import MANIFEST, MIN_FREE_MB, Store, require_room
 
 LINKS = "links.json"
 
@@ -39,7 +40,8 @@ class Remote:
     def names(self) -> list[tuple[str, str]]:
         """The finished stages there, as (stage, key)."""
         found = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
-        return sorted((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in found))
+        names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in found))
+        return sorted(name for name in names if all(map(arrival.is_plain, name)))
 
     def push(self, store: Store, stage: str, key: str) -> None:
         """Upload a finished stage, its manifest last."""
@@ -56,25 +58,50 @@ class Remote:
     def pull(self, store: Store, stage: str, key: str) -> None:
         """Download a stage into the store, check its bytes against its manifest, and put it in place.
 
+        Nothing that the other side says is trusted: only files that the manifest lists, and the store's own side
+        files, are fetched, into an empty folder, no more bytes than the manifest says, and none outside that folder.
+
         Raises:
-            DataError: its bytes are not those of its manifest, or a name in it points out of its folder.
+            DataError: its bytes are not those of its manifest, or a name or a link in it points out of its place.
+            ResourceError: the disk has no room for it.
         """
         there = f"{self.root}/{stage}/{key}"
-        manifest: dict[str, Any] = json.loads(self._try(lambda: self.files.cat_file(f"{there}/{MANIFEST}")))
+        manifest = self._json(f"{there}/{MANIFEST}")
+        claims = arrival.files(manifest, stage, key)
+        links = arrival.links(self._json(f"{there}/{LINKS}"), claims, store, stage, key)
 
         def build(work: Path) -> None:
-            for path in self._try(lambda: self.files.find(there)):
-                name = str(path).removeprefix(there).lstrip("/")
-                if name not in (MANIFEST, LINKS):
-                    self._get(str(path), _inside(work, name))
-            for name, target in json.loads(self._try(lambda: self.files.cat_file(f"{there}/{LINKS}"))).items():
-                spot = _inside(work, name)
+            arrival.emptied(work)
+            require_room(work, MIN_FREE_MB + sum(facts["bytes"] for facts in claims.values()) // 2**20)
+            for name, size in self._sizes(there).items():
+                if name in (MANIFEST, LINKS) or not (name in claims or arrival.is_side_file(name)):
+                    continue
+                most = claims[name]["bytes"] if name in claims else arrival.SIDE_BYTES
+                if size > most:
+                    raise arrival.refused(f"{stage}/{key}", f"{name!r} has {size} bytes, {most} at most are expected")
+                self._get(f"{there}/{name}", arrival.inside(work, name))
+            arrival.hold(work, claims, f"{stage}/{key}", self.url)
+            for name, target in links.items():
+                spot = arrival.inside(work, name)
                 spot.parent.mkdir(parents=True, exist_ok=True)
-                spot.unlink(missing_ok=True)
                 spot.symlink_to(target)
 
         about = {name: value for name, value in manifest.items() if name not in ("files", "stage", "key")}
-        store.make(stage, key, lambda work: _checked(work, build, manifest, self.url), about, lambda: None)
+        store.make(stage, key, build, about, lambda: None)
+
+    def _json(self, there: str) -> Any:
+        """A JSON file of the other side; huge ones and broken ones are refused."""
+        if self._try(lambda: self.files.size(there)) > arrival.JSON_BYTES:
+            raise arrival.refused(there, "it is too long")
+        try:
+            return json.loads(self._try(lambda: self.files.cat_file(there)))
+        except (ValueError, RecursionError):
+            raise arrival.refused(there, "it is not JSON") from None
+
+    def _sizes(self, there: str) -> dict[str, int]:
+        """Files below a place by their names there, with their sizes in bytes."""
+        found = self._try(lambda: self.files.find(there, detail=True))
+        return {str(path).removeprefix(there).lstrip("/"): int(facts["size"]) for path, facts in found.items()}
 
     def _put(self, path: Path, there: str) -> None:
         self._try(lambda: self.files.makedirs(there.rpartition("/")[0], exist_ok=True))
@@ -115,22 +142,6 @@ def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) 
             raise DataError(f"{where} has no stage {one!r}", f"It has: {kinds}.")
         found += mine
     return sorted(set(found))
-
-
-def _checked(work: Path, build: Callable[[Path], None], manifest: dict[str, Any], url: str) -> None:
-    build(work)
-    for name, facts in manifest["files"].items():
-        path = _inside(work, name)
-        whole = path.is_file() and sha256(path) == facts["sha256"]
-        if not whole:
-            raise DataError(f"{name} of {manifest['stage']}/{manifest['key']} is damaged in {url}", "Push it again.")
-
-
-def _inside(work: Path, name: str) -> Path:
-    path = work / name
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise DataError(f"{name!r} points out of its stage's folder")
-    return path
 
 
 def _plain(path: Path) -> bool:

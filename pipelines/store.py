@@ -3,6 +3,9 @@
 A stage is made in a work folder beside its final place and renamed into it, manifest and all, in one step. A killed
 run leaves the work folder; the next one takes it up and the stage resumes inside. A lock that the kernel drops with
 its holder lets one run wait for another's stage, and outlives no kill -9.
+
+A stage's files are held against its manifest before another stage reads them: sizes each time, digests the first time
+in a process and whenever a file's time has changed. A damaged stage is set aside under another name.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -22,9 +26,10 @@ from pipelines.errors import DataError, ResourceError
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
+DAMAGED = ".damaged-"  # before the key of a stage that was set aside
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
-_NOT_CONTENT = frozenset(
+NOT_CONTENT = frozenset(
     {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
 )
 
@@ -59,8 +64,38 @@ class Store:
         return self.root / stage / f".work-{key}"
 
     def has(self, stage: str, key: str) -> bool:
-        """Whether that stage is complete."""
+        """Whether that stage is complete: it has a manifest."""
         return (self.folder(stage, key) / MANIFEST).is_file()
+
+    def damage(self, stage: str, key: str, whole: bool) -> list[str]:
+        """Names of a finished stage's files that are not what its manifest says; the manifest's own if it is damaged.
+
+        Args:
+            whole: hold the bytes against their digests, of each file once in a process unless its time changes (some
+                0.4 to 2 GB a second); else only their sizes, for a look at each file's entry.
+        """
+        try:
+            files = self.manifest(stage, key)["files"]
+            folder = self.folder(stage, key)
+            return [name for name, facts in files.items() if not _is_sound(folder / name, facts, whole)]
+        except (DataError, KeyError, TypeError, AttributeError):
+            return [MANIFEST]
+
+    def set_aside(self, stage: str, key: str, whole: bool) -> Path | None:
+        """Rename a damaged stage, so that it is made again; None where another run has done so already.
+
+        Args:
+            whole: as `damage` takes it.
+        """
+        work = self.work(stage, key)
+        with _locked(work.with_name(f"{work.name}.lock"), lambda: None):
+            if not self.has(stage, key) or not self.damage(stage, key, whole):
+                return None
+            for number in itertools.count():
+                aside = self.root / stage / f"{DAMAGED}{key}-{number}"
+                if not aside.exists():
+                    return self.folder(stage, key).rename(aside)
+        return None
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
         """What a finished stage says of itself.
@@ -71,16 +106,20 @@ class Store:
         path = self.folder(stage, key) / MANIFEST
         try:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError, RecursionError):
             raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.") from None
         return value
 
+    def names(self) -> Iterator[tuple[str, str]]:
+        """The (stage, key) of all finished stages, in order."""
+        for path in sorted(self.root.glob(f"[!.]*/[!.]*/{MANIFEST}")):
+            yield path.parent.parent.name, path.parent.name
+
     def entries(self) -> Iterator[Entry]:
-        """All finished stages, by stage and key."""
-        for path in sorted(self.root.glob(f"*/*/{MANIFEST}")):
-            stage, key = path.parent.parent.name, path.parent.name
-            if not key.startswith("."):
-                yield Entry(stage, key, path.parent, self.manifest(stage, key))
+        """All finished stages whose manifest can be read, by stage and key; `damage` tells of the others."""
+        for stage, key in self.names():
+            with contextlib.suppress(DataError):
+                yield Entry(stage, key, self.folder(stage, key), self.manifest(stage, key))
 
     def make(
         self, stage: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any], waiting: Callable[[], None]
@@ -126,14 +165,6 @@ class Store:
                 raise
             shutil.rmtree(work, ignore_errors=True)
 
-    def verify(self, entry: Entry) -> list[str]:
-        """Files of an entry that are missing or whose bytes have changed."""
-        return [
-            name
-            for name, facts in entry.manifest["files"].items()
-            if not (entry.folder / name).is_file() or sha256(entry.folder / name) != facts["sha256"]
-        ]
-
 
 def require_room(path: Path, megabytes: int) -> None:
     """Fail before work starts when the disk under `path` has less room than that.
@@ -161,8 +192,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote; {} where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """Read what `write_json` wrote; {} where there is none.
+
+    Raises:
+        DataError: it is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        hint = "See which files of a store are damaged: sqltrain store verify"
+        raise DataError(f"{path} is damaged: it is not JSON", hint) from None
 
 
 @contextlib.contextmanager
@@ -180,7 +219,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     """List every file with its digest in the manifest, written last."""
     files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _noted(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink() and _is_content(path.relative_to(folder))
     }
@@ -188,7 +227,27 @@ def _seal(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _is_content(path: Path) -> bool:
-    return path.name not in _NOT_CONTENT and path.parts[0] != SHARDS
+    return path.name not in NOT_CONTENT and path.parts[0] != SHARDS
+
+
+_KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests that this process has made, by what tells a file's state
+
+
+def _noted(path: Path) -> str:
+    """A file's digest, made once in this process for a state of the file; a rename changes none."""
+    facts = path.stat()
+    state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    if state not in _KNOWN:
+        _KNOWN[state] = sha256(path)
+    return _KNOWN[state]
+
+
+def _is_sound(path: Path, facts: Mapping[str, Any], whole: bool) -> bool:
+    try:
+        size = path.lstat().st_size
+        return bool(size == facts["bytes"] and (not whole or _noted(path) == facts["sha256"]))
+    except OSError:
+        return False
 
 
 def sha256(path: Path) -> str:

@@ -144,7 +144,7 @@ def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
     for one in housekeeping.doomed(store, 0.0):
         housekeeping.remove(one)
     assert {f"{one.stage}/{one.key}" for one in store.entries()} == {"data/d2", "sft/s2", "report/r2"}
-    assert all(store.verify(one) == [] for one in store.entries())
+    assert all(store.damage(one.stage, one.key, whole=True) == [] for one in store.entries())
     assert not list(store.root.glob("*/.gone-*"))
 
 

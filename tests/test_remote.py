@@ -45,7 +45,7 @@ def there_and_back(url: str, folder: Path) -> None:
     assert said[-2:] == ["pulled sft/s1", "1 stage pulled"]
     assert other.manifest("sft", "s1") == here.manifest("sft", "s1")
     (entry,) = other.entries()
-    assert other.verify(entry) == []
+    assert other.damage(entry.stage, entry.key, whole=True) == []
     assert (entry.folder / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 100
     assert (entry.folder / "timing.jsonl").read_text() == "{}\n"
     assert os.readlink(entry.folder / "parts" / "0") == "../../d1"
@@ -142,3 +142,77 @@ def test_an_address_that_cannot_be_is_said_plainly(url: str, error: type[Excepti
     with pytest.raises(error, match=said) as caught:
         Remote(url)
     assert "\n" not in str(caught.value)
+
+
+HASH = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # of no bytes
+ABOVE = {"../../../escaped": {"bytes": 0, "sha256": HASH}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "links", "said"),
+    [
+        ({}, {"/etc/escaped": "/etc"}, "points out"),
+        ({}, {"databases/../../../escaped": "/etc"}, "points out"),
+        ({}, {"data.txt": "/etc/passwd"}, "points out"),
+        ({}, {"databases": "/etc"}, "points out"),
+        ({}, {"databases/a\0b": "/etc"}, "points out"),
+        ({}, {"databases/a": 7}, "leads nowhere"),
+        ({}, {"parts/0": "../../../../../etc"}, "points out of the store"),
+        ({}, {"databases/a": "/tmp", "databases/a/b": "/etc"}, "stands where a file is to lie"),
+        ({}, {f"databases/{'a' * 300}": "/etc"}, "points out"),
+        ({}, [], "no mapping"),
+        ({"files": ABOVE}, {}, "points out"),
+        ({"files": {"/etc/escaped": {"bytes": 0, "sha256": HASH}}}, {}, "points out"),
+        ({"files": {"a\0b": {"bytes": 0, "sha256": HASH}}}, {}, "points out"),
+        ({"files": {"data.txt": {"bytes": 10**18, "sha256": HASH}}}, {}, "only .* MiB free"),
+        ({"files": {"data.txt": {"bytes": -1, "sha256": HASH}}}, {}, "no size or digest"),
+        ({"files": {"data.txt": {"bytes": 1, "sha256": HASH}}}, {}, "4 bytes, 1 at most"),
+        ({"files": [1]}, {}, "lists no files"),
+        ({"stage": "sft"}, {}, "another stage's"),
+    ],
+)
+def test_a_hostile_remote_writes_nothing_elsewhere(
+    tmp_path: Path, manifest: dict[str, object], links: object, said: str
+) -> None:
+    there, other = tmp_path / "there", Store(tmp_path / "other")
+    storing.push(filled(tmp_path / "here"), f"file://{there}", ["data"], lambda line: None)
+    folder = there / "data" / "d1"
+    (folder / "manifest.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text()) | manifest))
+    (folder / "links.json").write_text(json.dumps(links))
+    with pytest.raises((DataError, ResourceError), match=said) as caught:
+        storing.pull(other, f"file://{there}", ["data"], lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert not other.has("data", "d1")
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_what_an_earlier_pull_left_is_not_written_through(tmp_path: Path) -> None:
+    """A link in the work folder, planted by a pull that was refused, leads a second pull's file out of the store."""
+    storing.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
+    other, outside = Store(tmp_path / "other"), tmp_path / "outside"
+    outside.mkdir()
+    other.work("sft", "s1").mkdir(parents=True)
+    (other.work("sft", "s1") / "model").symlink_to(outside)
+    storing.pull(other, f"file://{tmp_path}/there", ["sft"], lambda line: None)
+    assert not list(outside.iterdir())
+    assert other.damage("sft", "s1", whole=True) == []
+
+
+def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path: Path) -> None:
+    storing.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
+    (tmp_path / "there" / "sft" / "s1" / "model" / "modeling_evil.py").write_text("import os")
+    (tmp_path / "there" / "sft" / "...").mkdir()
+    (tmp_path / "there" / "sft" / "..." / "manifest.json").write_text("{}")
+    other = Store(tmp_path / "other")
+    storing.pull(other, f"file://{tmp_path}/there", [], lambda line: None)
+    assert sorted(path.name for path in other.folder("sft", "s1").rglob("*")) == [
+        "0", "manifest.json", "model", "parts", "timing.jsonl", "weights.bin",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"7"])
+def test_a_broken_manifest_elsewhere_is_one_plain_line(tmp_path: Path, content: bytes) -> None:
+    storing.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["data"], lambda line: None)
+    (tmp_path / "there" / "data" / "d1" / "manifest.json").write_bytes(content)
+    with pytest.raises(DataError, match="is refused"):
+        storing.pull(Store(tmp_path / "other"), f"file://{tmp_path}/there", [], lambda line: None)

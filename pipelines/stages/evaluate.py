@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import write_json
-from pipelines.types import Example, Trajectory, from_dict, to_dict
+from pipelines.types import Example, Trajectory, from_dict, read_lines, to_dict
 
 RECORDS = "records.jsonl"
 ONCE = "once"  # the greedy pass in which the agent must answer without looking
@@ -115,9 +114,8 @@ def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[
 
 def records(folder: Path, *passes: str) -> list[EpisodeRecord]:
     """The evaluation records of a finished stage, of these passes ("greedy", "sampled", "once")."""
-    with (folder / RECORDS).open(encoding="utf-8") as file:
-        rows = map(json.loads, file)
-        return [from_dict(EpisodeRecord, row["record"]) for row in rows if row["pass"] in passes]
+    rows = (row for _, row in read_lines(folder / RECORDS))
+    return [from_dict(EpisodeRecord, row["record"]) for row in rows if row["pass"] in passes]
 
 
 def headline(figures: summary.Summary) -> dict[str, float]:

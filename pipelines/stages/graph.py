@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Recipe
-from pipelines.errors import RecipeError
+from pipelines.errors import DataError, RecipeError
 from pipelines.provenance import facts, version
 from pipelines.recipes import digest
 from pipelines.registry import plugin_code
 from pipelines.stages import causes
-from pipelines.stages.context import Context, Progress
-from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, weights
+from pipelines.stages.context import REFERENCE, Context, Progress
+from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, stage_at, weights
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
@@ -146,19 +146,33 @@ def plan(recipe: Recipe, store: Store, until: str | None = None, given: Mapping[
         needs = tuple(name for name in stage.needs if name in keys)
         about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
         keys[stage.name] = key = digest(about)
-        cached = store.has(stage.name, key)
-        why = "there" if cached else _why(stage, about, store)
+        wrong = store.damage(stage.name, key, whole=False) if store.has(stage.name, key) else []
+        cached = store.has(stage.name, key) and not wrong
+        why = "there" if cached else f"damaged: {wrong[0]}" if wrong else _why(stage, about, store)
         steps.append(Step(stage.name, key, store.folder(stage.name, key), cached, why, needs))
     return steps
 
 
 def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> StageResult:
-    """Make one step unless the store has it; its needs must be there already."""
+    """Make one step unless the store has it. Of its needs, what is damaged is set aside and made again first.
+
+    Raises:
+        DataError: a stage that this recipe does not make, such as a champion, is damaged or gone.
+    """
     stage = next(stage for stage in GRAPH if stage.name == step.name)
-    folders = {other.name: other.folder for other in steps if other.name in step.needs}
-    keys = {other.name: other.key for other in steps if other.name in step.needs}
+    needs = [other for other in steps if other.name in step.needs]
+    folders, keys = {other.name: other.folder for other in needs}, {other.name: other.key for other in needs}
+    _set_aside(step.name, step.key, store, progress, whole=False)
     if store.has(step.name, step.key):
         return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
+    if digest(deciding(stage, recipe, keys, store)) != step.key:
+        raise _gone(step.name, step.key)
+    for other in needs:
+        _set_aside(other.name, other.key, store, progress, whole=True)
+        if not store.has(other.name, other.key):
+            execute(other, recipe, store, progress, steps)
+        if other.name == "model":
+            _hold_base(other.folder, store, progress)
 
     def build(folder: Path) -> None:
         module, _, function = stage.build.partition(":")
@@ -170,6 +184,30 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         step.name, step.key, build, about, lambda: progress.say(f"{step.name}: another run is making it; waiting")
     )
     return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
+
+
+def _set_aside(stage: str, key: str, store: Store, progress: Progress, whole: bool) -> None:
+    """Set a damaged stage aside, and say so in one line; `whole` as `Store.damage` takes it."""
+    wrong = store.damage(stage, key, whole) if store.has(stage, key) else []
+    aside = store.set_aside(stage, key, whole) if wrong else None
+    if aside is not None:
+        progress.say(f"{stage}/{key} is damaged ({wrong[0]}): set aside as {aside.name}")
+
+
+def _hold_base(model: Path, store: Store, progress: Progress) -> None:
+    """Look at the weights of another run's checkpoint that a `model` stage refers to."""
+    base = stage_at(str(read_json(model / REFERENCE).get("source", "")), store)
+    if base is not None:
+        _set_aside(*base, store, progress, whole=True)
+        if not store.has(*base):
+            raise _gone(*base)
+
+
+def _gone(stage: str, key: str) -> DataError:
+    return DataError(
+        f"{stage}/{key} is damaged or gone, and this run does not make it",
+        "Run what made it again (a night puts its parts together anew); for a champion: sqltrain champion rollback.",
+    )
 
 
 def _upto(stages: list[Stage], until: str | None) -> list[Stage]:

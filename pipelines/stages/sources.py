@@ -121,13 +121,20 @@ def weights(source: str, store: Store) -> str | None:
     path = Path(source).expanduser()
     if source == "tiny" or not path.exists():
         return None
-    path = path.resolve()
-    if path.is_relative_to(store.root):  # a finished stage's: its manifest has the digests
-        stage, key, *rest = path.relative_to(store.root).parts
-        if rest and store.has(stage, key):
-            files = store.manifest(stage, key)["files"]
-            return digest({name: facts["sha256"] for name, facts in files.items() if name.startswith(f"{rest[0]}/")})
-    return folder_digest(path, store.root)
+    made = stage_at(source, store)
+    if made is not None:  # its manifest has the digests
+        files = store.manifest(*made)["files"]
+        return digest({name: facts["sha256"] for name, facts in files.items()})
+    return folder_digest(path.resolve(), store.root)
+
+
+def stage_at(source: str, store: Store) -> tuple[str, str] | None:
+    """The finished stage of this store that a model's source lies in; None for any other."""
+    path = Path(source).expanduser().resolve()
+    if not source or not path.is_relative_to(store.root):
+        return None
+    stage, key, *_ = (*path.relative_to(store.root).parts, "", "")
+    return (stage, key) if key and store.has(stage, key) else None
 
 
 def walk(path: Path) -> Iterator[Path]:
