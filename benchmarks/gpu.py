@@ -90,7 +90,7 @@ def recipe_of(options: argparse.Namespace, micro: int, slots: int) -> Recipe:
     return recipes.load(
         "miniature",
         [
-            f"model.dtype={options.dtype}",
+            f"model.compute_dtype={options.dtype}",
             f"protocol.prompt={prompt}",
             "protocol.forced_final=false",
             "protocol.max_turns=2",

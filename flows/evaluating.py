@@ -30,7 +30,7 @@ TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an
 
 def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
     """Evaluate a checkpoint folder on the recipe's held-out questions."""
-    about = {"digest": folder_digest(model), "dtype": recipe.model.dtype, "decoder": recipe.rollout.policy}
+    about = {"digest": folder_digest(model), "dtype": recipe.model.compute_dtype, "decoder": recipe.rollout.policy}
     note = f"checkpoint {about['digest']}"
     evaluate_policy(recipe, store, str(model.resolve()), model.name, about, as_json, note)
 

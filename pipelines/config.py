@@ -39,12 +39,16 @@ class Lora(Section):
 
 
 class Model(Section):
-    """What is trained: `source: tiny` is made from scratch, anything else is a local path or a hub name."""
+    """What is trained: `source: tiny` is made from scratch, anything else is a local path or a hub name.
+
+    `compute_dtype` is what products are computed in. Weights under training are kept in float32 whatever it is: at the
+    rates of fine-tuning, bfloat16 rounds nearly all updates away. With `lora`, the frozen base is held in it.
+    """
 
     source: str = "tiny"
     tiny: TinyModel = TinyModel()
     lora: Lora | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
     revision: str | None = None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
+import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from pipelines.config import Recipe
@@ -34,7 +35,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
         raise DataError("there are no questions to train on", "Loosen difficulty.*, or name a pool under data.rl.")
     recipe = plan.recipe
     _check(recipe)
-    network, tokenizer = model.load(plan.checkpoint_in, recipe.model)
+    network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     timings: dict[str, float] = {}
     with sql_engine(recipe) as sql:
         rollouts = Rollouts(
@@ -82,7 +83,8 @@ def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
     """What makes the rollouts: the network itself, or vLLM servers that its weights are sent to."""
     rollout = plan.recipe.rollout
     if rollout.policy == "transformers":
-        return TransformersPolicy(network, tokenizer, rollout.slots, rollout.deterministic)
+        compute = torch.bfloat16 if plan.recipe.model.compute_dtype == "bfloat16" else None
+        return TransformersPolicy(network, tokenizer, rollout.slots, rollout.deterministic, compute)
     from pipelines.rollout.policies.vllm import VllmPolicy
 
     return VllmPolicy(rollout.servers, plan.checkpoint_in)

@@ -48,8 +48,11 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
     network.save_pretrained(out)
 
 
-def load(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer from a checkpoint folder or a hub name, ready to train.
+def load(path_or_name: str | Path, model: Model, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer from a checkpoint folder or a hub name.
+
+    Args:
+        dtype: of the weights; None takes `model.compute_dtype`, which is right where they only sample.
 
     Raises:
         DataError: there is no such folder or hub name, or it holds no whole causal language model with its tokenizer.
@@ -60,12 +63,15 @@ def load(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
 
     _no_bars()
     where, revision = str(path_or_name), None if Path(path_or_name).is_dir() else model.revision
-    if model.dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
-        raise ResourceError("this CUDA device has no bfloat16", "Set model.dtype=float32.")
+    if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        raise ResourceError("this CUDA device has no bfloat16", "Set model.compute_dtype=float32.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, padding_side="left")
         network = AutoModelForCausalLM.from_pretrained(
-            where, revision=revision, dtype=getattr(torch, model.dtype), attn_implementation="sdpa"
+            where,
+            revision=revision,
+            dtype=dtype or getattr(torch, model.compute_dtype),
+            attn_implementation="sdpa",
         )
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -79,6 +85,14 @@ def load(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer
+
+
+def load_to_train(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
+    """What `load` gives, with the weights under training in float32: all of them, or none of a base under adapters.
+
+    Raises: what `load` does.
+    """
+    return load(path_or_name, model, torch.float32 if model.lora is None else None)
 
 
 def adapters(lora: Lora | None) -> Any:

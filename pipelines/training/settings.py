@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -17,6 +18,8 @@ from pipelines.recipes import CONF
 from pipelines.training import model, optim
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 from pipelines.training.record import last_whole_checkpoint
+
+COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's name for a run without float32 weights
 
 
 class Common:
@@ -84,7 +87,8 @@ def deepspeed_file(plan: Plan) -> str | None:
     """DeepSpeed's configuration: a file of one's own, or one of `infra/deepspeed/` by name ("zero2", "zero3").
 
     Raises:
-        RecipeError: there is no such file, or the optimiser needs whole matrices, which ZeRO cuts up.
+        RecipeError: there is no such file, it keeps no float32 weights, or the optimiser needs whole matrices, which
+            ZeRO cuts up.
     """
     name = plan.recipe.hardware.deepspeed
     if name is None:
@@ -96,7 +100,26 @@ def deepspeed_file(plan: Plan) -> str | None:
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in ours.parent.glob("*.json")))
         raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {known}.")
+    if json.loads(path.read_text(encoding="utf-8")).get("bf16", {}).get(COARSE_MASTERS):
+        raise RecipeError(f"{path}: {COARSE_MASTERS} rounds small updates away", "Let ZeRO keep its float32 weights.")
     return str(path)
+
+
+def keeps_small_updates(network: nn.Module) -> None:
+    """Refuse to train weights that cannot hold what the optimiser adds to them.
+
+    An update of 1e-6 is below half of bfloat16's spacing at any weight over 3e-4: 98 % of the weights would never move.
+    DeepSpeed makes its own float32 copies later, from these weights.
+
+    Raises:
+        RecipeError: some weight under training is not float32.
+    """
+    coarse = {str(one.dtype).removeprefix("torch.") for one in network.parameters() if one.requires_grad}
+    if coarse - {"float32"}:
+        raise RecipeError(
+            f"weights under training are in {', '.join(sorted(coarse))}, which rounds small updates away",
+            "Keep them in float32: model.compute_dtype says what products are computed in.",
+        )
 
 
 def state_bytes(network: nn.Module) -> int:
@@ -115,7 +138,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
         "warmup_steps": int(steps * plan.optimizer.warmup_ratio),
         "seed": plan.recipe.seed,
         "use_cpu": cpu,
-        "bf16": not cpu and plan.recipe.model.dtype == "bfloat16",
+        "bf16": plan.recipe.model.compute_dtype == "bfloat16",
         "activation_checkpointing": not cpu,
         "dataloader_pin_memory": not cpu,
         "deepspeed": deepspeed_file(plan),
@@ -133,6 +156,7 @@ def run(trainer: Any, plan: Plan) -> None:
     """Train, from the last whole checkpoint when there is one, then write the final model."""
     from transformers import PrinterCallback
 
+    keeps_small_updates(trainer.model)
     score_labels_only()
     trainer.remove_callback(PrinterCallback)
     with warnings.catch_warnings():
@@ -167,7 +191,7 @@ def _save(trainer: Any, plan: Plan) -> None:
 def _merge(plan: Plan, tokenizer: Any) -> None:
     from peft import PeftModel
 
-    base, _ = model.load(plan.checkpoint_in, plan.recipe.model)
+    base, _ = model.load(plan.checkpoint_in, plan.recipe.model, torch.float32)
     merged = PeftModel.from_pretrained(base, str(plan.out / ADAPTER)).merge_and_unload()
     merged.save_pretrained(plan.out / f"{MODEL}.partial")
     tokenizer.save_pretrained(plan.out / f"{MODEL}.partial")

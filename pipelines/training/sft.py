@@ -57,7 +57,7 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
         DataError: no trajectory is left within `sft.max_tokens`.
     """
     recipe = plan.recipe
-    network, tokenizer = model.load(plan.checkpoint_in, recipe.model)
+    network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     samples = encode(plan, trajectories, tokenizer, emit)
     micro, accumulate = batching.split_batch(recipe.sft.batch, recipe.sft.micro_batch, settings.world_size())
     steps = batching.steps(len(samples), recipe.sft.epochs, recipe.sft.batch)

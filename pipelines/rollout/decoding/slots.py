@@ -57,7 +57,7 @@ class _Group:
 class Slots:
     """Keys and values of up to `count` conversations, for all layers of a model.
 
-    A layer's tensors are (count, H_kv, capacity, D), made when the layer first attends, in its own dtype. They hold
+    A layer's tensors are (count, H_kv, capacity, D), made when the layer first attends, in its values' dtype. They hold
     zeros and never garbage: a masked key has weight 0, and 0 times NaN is NaN.
     """
 
@@ -101,6 +101,7 @@ class Slots:
         """Keep the new keys and values, then attend: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
         q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))  # (N, H, D)
         keys, values = self._layer(layer, k, v)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a norm of queries and keys gives them in float32
         keys[self._slot_of, :, self._position] = k
         values[self._slot_of, :, self._position] = v
         parts = [_attend(group, keys, values, q, scale) for group in self._groups]
@@ -135,7 +136,7 @@ class Slots:
         held = self._layers.get(layer)
         if held is not None and held[0].shape[2] == self._capacity:
             return held
-        grown = tuple(new.new_zeros((self._count, new.shape[1], self._capacity, new.shape[2])) for new in (k, v))
+        grown = tuple(v.new_zeros((self._count, new.shape[1], self._capacity, new.shape[2])) for new in (k, v))
         for old, new in zip(held or (), grown, strict=False):
             new[:, :, : old.shape[2]] = old
         self._layers[layer] = (grown[0], grown[1])

@@ -78,6 +78,7 @@ class TransformersPolicy(Policy):
         model: a causal LM whose attention goes through transformers' attention interface.
         slots: episodes that are decoded together.
         deterministic: see the module's docstring.
+        compute: what products are computed in, where the weights are kept in float32 for training; None: as they are.
 
     Attributes:
         waiting_s: seconds of the policy's life with nothing to decode, or held back for an episode that was due: the
@@ -86,12 +87,19 @@ class TransformersPolicy(Policy):
 
     name = "transformers"
 
-    def __init__(self, model: Any, tokenizer: Any, slots: int = 64, deterministic: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        slots: int = 64,
+        deterministic: bool = True,
+        compute: torch.dtype | None = None,
+    ) -> None:
         self.live = slots
         self.codec: ChatCodec = ChatCodec(tokenizer)
         self.context = getattr(model.config, "max_position_embeddings", None)
         self.waiting_s = 0.0
-        self._model, self._deterministic = model, deterministic
+        self._model, self._deterministic, self._compute = model, deterministic, compute
         self._sessions: dict[str, _Session] = {}  # in the order of their opening
         self._step = 0
         self._changed = asyncio.Event()
@@ -145,7 +153,9 @@ class TransformersPolicy(Policy):
     async def _decode(self) -> None:
         """Step until cancelled."""
         decoder = Decoder(self._model, self.codec, self.live)
-        with attending(self._model):
+        # Entered once: the weights are cast once a run, and not at each step.
+        casting = torch.autocast(self._model.device.type, self._compute, enabled=self._compute is not None)
+        with attending(self._model), casting:
             while True:
                 try:
                     await self._wait(decoder)
