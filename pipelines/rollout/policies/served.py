@@ -99,7 +99,7 @@ def probe(checkpoint: str, model: Model) -> Probe:
             text = json.dumps(_answers(checkpoint, model))
             stream.write(text)
     ids, logprobs = json.loads(text)
-    return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.dtype])
+    return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.compute_dtype])
 
 
 def _facts(checkpoint: str) -> list[tuple[str, int, int]]:
