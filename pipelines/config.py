@@ -104,6 +104,8 @@ class Protocol(Section):
         schema_view: how much of the schema the prompt shows.
         schema_values: example values that the prompt shows beside each column.
         reasoning: whether a reasoning block is demanded in every turn.
+        format: what makes a turn malformed: "tags" looks at the tags alone, as the papers' checks do; "strict" also
+            refuses text outside them, another order, and an answer without its fence.
         forced_final: whether the turn cap forces one last answer (SQL-Trail, algorithm 1, line 29).
         options: what only that protocol knows (phases, tag names).
     """
@@ -118,6 +120,7 @@ class Protocol(Section):
     schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
     schema_values: Count = 0
     reasoning: bool = True
+    format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True
     options: Annotated[dict[str, Any], pydantic.AfterValidator(PROTOCOLS.options_of("name"))] = {}
 
@@ -167,11 +170,13 @@ class Synthesis(Section):
 
     Attributes:
         mix: several teachers, each with its share of the episodes, in place of `teacher`.
+        every: each teacher of the mix answers every sample of every question, whatever its share (TRUST-SQL, A.2).
         rationalise: run what ended wrong once more with the gold SQL as a hint that is not trained on (STaR).
     """
 
     teacher: Teacher = Teacher()
     mix: tuple[Teacher, ...] = ()
+    every: bool = False
     samples: Positive = 1
     rationalise: bool = False
 
@@ -260,7 +265,8 @@ class Grpo(Section):
     Attributes:
         questions_per_step: prompts of one generation; each is expanded `group` times.
         updates_per_rollout: optimiser steps on one generation (1 is on-policy).
-        steps: optimiser steps in all.
+        steps: optimiser steps in all, where `epochs` is null.
+        epochs: passes over the questions, however many are left for RL; null counts by `steps`.
         clip_low, clip_high: epsilon bounds (SQL-Trail, equation 2); on-policy no ratio leaves 1, and neither acts.
         beta: KL coefficient; 0 for none.
         scale: what the advantage is divided by: its group's standard deviation, the whole generation's
@@ -284,6 +290,7 @@ class Grpo(Section):
     questions_per_step: Positive = 16
     updates_per_rollout: Positive = 1
     steps: Positive = 100
+    epochs: Annotated[float, pydantic.Field(gt=0)] | None = None
     micro_batch: Positive = 8
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -350,12 +357,13 @@ class Rollout(Section):
 
 
 class Hardware(Section):
-    """What trains: this machine's CPU by default; `launch` prefixes the training child (torchrun, deepspeed).
+    """What trains: this machine's GPU where it has one, else its CPU.
 
+    `launch` prefixes the training child (torchrun, deepspeed).
     `slot` names the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
     """
 
-    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    device: Literal["cpu", "cuda", "auto"] = "auto"
     threads: Positive = 2
     sql_workers: Positive = 1
     python: str | None = None

@@ -56,6 +56,9 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "data.sft.count": 9217,
         "data.sft.options.complexity": ["Moderate", "Complex", "Highly Complex"],
         "synthesis.teacher.sampling.turn_tokens": 2048,
+        "difficulty.sampling.turn_tokens": 2048,
+        "grpo.sampling.turn_tokens": 2048,
+        "evaluation.sampling.turn_tokens": 2048,
         "filter.keep": None,
         "filter.per_example": None,
         "sft.batch": 256,
@@ -66,7 +69,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "difficulty.keep": None,
         "grpo.group": 8,
         "grpo.questions_per_step": 32,
-        "grpo.steps": -(-3 * 11_642 // 32),
+        "grpo.epochs": 3,
         "grpo.lambda_schema": 0.25,
         "grpo.scale": "group",
         "grpo.optimizer.lr": 1e-6,
@@ -81,7 +84,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "sft.optimizer.schedule": "cosine",
         "grpo.group": 6,
         "grpo.questions_per_step": 32,
-        "grpo.steps": -(-3 * 8_026 // 32),
+        "grpo.epochs": 3,
         "grpo.scale": "none",
         "grpo.optimizer.lr": 1e-6,
         "grpo.optimizer.schedule": "constant",
@@ -99,6 +102,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "grpo.steps": 35,
         "grpo.sampling.temperature": 0.6,
         "grpo.sampling.top_p": 0.95,
+        "grpo.sampling.turn_tokens": 3000,
+        "grpo.sampling.episode_tokens": 29000,
         "grpo.optimizer.lr": 1e-6,
     },
     "mtir_sql": {
@@ -111,6 +116,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "grpo.beta": 0,
         "grpo.drop": ["malformed", "no_answer"],
         "grpo.sampling.temperature": 0.6,
+        "grpo.sampling.turn_tokens": 8192,
         "grpo.sampling.episode_tokens": 8192,
         "grpo.optimizer.lr": 1e-6,
     },
@@ -160,7 +166,7 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("mtir_sql", "format_03"): {"grpo.drop": [], "rewards.mtir_format.options.value": 0.3},
     ("mtir_sql", "grpo"): {"grpo.drop": []},
     ("mtir_sql", "reinforce_pp"): {"grpo.drop": [], "grpo.scale": "batch"},
-    ("reasoning_sql", "star_sft"): {"synthesis.rationalise": True},
+    ("reasoning_sql", "star_sft"): {"synthesis.rationalise": True, "protocol.prompt": "divide"},
 }
 
 

@@ -34,6 +34,7 @@ from pipelines.data.base import (
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 
+OTHERS = "train_others.json"
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"
 
 
@@ -53,9 +54,7 @@ class Variant:
 
 
 VARIANTS = {
-    "spider": Variant(
-        {"train": ("train_spider.json", "train_others.json"), "dev": ("dev.json",), "test": ("test.json",)}
-    ),
+    "spider": Variant({"train": ("train_spider.json", OTHERS), "dev": ("dev.json",), "test": ("test.json",)}),
     # Gan et al., 2021b: 535 questions that need domain knowledge
     "dk": Variant(dict.fromkeys(("dev", "test"), ("Spider-DK.json",)), (".", "Spider-DK")),
     # Gan et al., 2021a: schema words replaced by synonyms; its files bear Spider's own names
@@ -75,10 +74,13 @@ class SpiderOptions(Section):
     Attributes:
         variant: Spider itself, or one of its robustness variants.
         databases: the folder of databases, relative to the path; null finds it.
+        others: whether train has the 1,659 questions of older benchmarks too (train_others.json), beside Spider's own
+            7,000.
     """
 
     variant: Literal["spider", "dk", "syn", "realistic"] = "spider"
     databases: str | None = None
+    others: bool = True
 
 
 @reader("spider", options=SpiderOptions)
@@ -91,7 +93,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     options = read_options(SpiderOptions, source)
     folder = source_folder(source)
     variant = VARIANTS[options.variant]
-    files = _files(folder, source.split, variant)
+    files = _files(folder, source.split, variant, options.others)
     homes = _homes(folder, source.split, options, files[0].parent)
     name = "spider" if options.variant == "spider" else f"spider_{options.variant}"
 
@@ -111,7 +113,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 def files(source: Source) -> Iterator[Path]:
     """The question files, and each database that they name in every folder where it may lie."""
     options, folder = read_options(SpiderOptions, source), source_folder(source)
-    found = _files(folder, source.split, VARIANTS[options.variant])
+    found = _files(folder, source.split, VARIANTS[options.variant], options.others)
     yield from found
     homes = _homes(folder, source.split, options, found[0].parent)
     for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
@@ -125,8 +127,8 @@ def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             yield f"{file.name}[{index}]", (f"{file.stem}_{index}", row)
 
 
-def _files(folder: Path, split: str, variant: Variant) -> list[Path]:
-    names = variant.files.get(split, ())
+def _files(folder: Path, split: str, variant: Variant, others: bool) -> list[Path]:
+    names = [name for name in variant.files.get(split, ()) if others or name != OTHERS]
     for home in variant.folders:
         found = [folder / home / name for name in names if (folder / home / name).is_file()]
         if found:

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 from pipelines import config
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols import observations
-from pipelines.protocols.blocks import literals
+from pipelines.protocols.blocks import Scan, literals, scan
 from pipelines.recipes import CONF
 from pipelines.registry import PROTOCOLS
 from pipelines.sql.schema import Schema, render
@@ -22,6 +22,7 @@ from pipelines.types import Action, Example, ExecutionResult, SchemaItems, Traje
 PROMPTS = CONF / "protocols" / "prompts"
 ENGINES = {"sqlite": "SQLite", "duckdb": "DuckDB", "postgres": "PostgreSQL"}
 ROLES = ("system", "user")
+THINK = "think"
 SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
     "names": "Only the names of the tables are given. Find out the columns yourself.",
     "hidden": "The schema is not given. Find out tables and columns yourself.",
@@ -42,6 +43,7 @@ class Protocol(abc.ABC):
         environment: names of the tags that only the environment writes.
         tags: literal tags that the two sides write; the tiny tokenizer makes each a single token.
         stop: closing tags that end an agent's turn; they stay in its text.
+        strict: whether more than the tags counts (`config.format`).
         opening: the tag that the environment writes for the agent where it forces the final answer, so that the turn
             can be nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
     """
@@ -58,12 +60,32 @@ class Protocol(abc.ABC):
     def __init__(self, config: config.Protocol) -> None:
         self.config = config
         self.brief = config.prompt.startswith("brief")
+        self.strict = config.format == "strict"
 
     def _speak(self, thought: str, actions: Sequence[str], environment: str, ends: Sequence[str]) -> None:
         """Fix the tags: the reasoning block's, the agent's others, the environment's, and what ends a turn."""
         self.thought, self.agent, self.environment = thought, (thought, *actions), (environment,)
         self.tags = literals(*self.agent, environment)
         self.stop = tuple(f"</{tag}>" for tag in ends)
+
+    @classmethod
+    def single(cls, given: config.Protocol) -> str:
+        """The prompt for an agent that has one turn and no look at the database.
+
+        Raises:
+            RecipeError: this protocol has none.
+        """
+        raise RecipeError(
+            f"the protocol {cls.name} has no prompt for one turn", "Set evaluation.forced_single_turn=false."
+        )
+
+    def scan(self, text: str) -> Scan:
+        """The blocks of an agent's turn. `<think>` is what thinking models write by themselves: its text is theirs."""
+        return scan(text, self.agent, self.environment, raw=self.thought if self.thought == THINK else "")
+
+    def thinking(self, text: str) -> bool:
+        """Whether a turn's text ends inside an open `<think>` block: a closing tag that it holds ends nothing."""
+        return self.thought == THINK and text.rfind(f"<{THINK}>") > text.rfind(f"</{THINK}>")
 
     @abc.abstractmethod
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
@@ -197,3 +219,18 @@ def build(config: config.Protocol) -> Protocol:
     """
     built: Protocol = PROTOCOLS[config.name](config)
     return built
+
+
+def at_once(given: config.Protocol) -> tuple[config.Protocol, int]:
+    """The same protocol for an agent that must answer in one turn, and the turn cap to run it under.
+
+    Its prompt is one of its own: it tells of one turn, and asks for the reasoning first. A brief prompt has no words
+    for that: there the environment opens the answer in the agent's place (a cap of 0).
+
+    Raises:
+        RecipeError: the protocol has no such prompt.
+    """
+    if given.prompt.startswith("brief"):
+        return given.model_copy(update={"forced_final": True}), 0
+    prompt = PROTOCOLS[given.name].single(given)
+    return given.model_copy(update={"prompt": prompt, "max_turns_eval": 1, "forced_final": False}), 1

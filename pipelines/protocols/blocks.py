@@ -57,7 +57,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<(?P<close>/?)(?P<name>{'|'.join(map(re.escape, names))})>|{CHAT_MARKER}")
 
 
-def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
+def scan(text: str, agent: Sequence[str], environment: Sequence[str], raw: str = "") -> Scan:
     """Split a text into blocks.
 
     Errors, by name: `empty_turn` (nothing but white space), `invalid_unicode` (a lone surrogate, which no file or
@@ -67,6 +67,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
     Args:
         agent: names of the tags that the agent may write.
         environment: names of the tags that only the environment writes.
+        raw: the tag of a block in which other tags are text: what a model thinks is its own affair.
     """
     text = _without_end(text)
     if not text.strip():
@@ -77,6 +78,8 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str]) -> Scan:
     stray, end, opened, start = False, 0, "", 0
     for match in _pattern((*agent, *environment)).finditer(text):
         name, closing = match["name"], match["close"] == "/"
+        if name is not None and raw and opened == raw and not (closing and name == raw):
+            continue
         error = _misplaced(name, closing, opened, environment)
         if error:
             return Scan(tuple(blocks), stray, error)
@@ -116,11 +119,11 @@ def invalid(error: str, found: Scan | None = None, reasoning_tag: str = "") -> A
     return Action(ActionKind.INVALID, reasoning=thoughts[0] if thoughts else "", format_error=error)
 
 
-def reasoning_error(found: Scan, tag: str, demanded: bool) -> str | None:
+def reasoning_error(found: Scan, tag: str, demanded: bool, strict: bool) -> str | None:
     """What is wrong with the reasoning block of an otherwise usable turn.
 
-    Errors, by name: `missing_reasoning`, `empty_reasoning`, `two_reasonings`, `wrong_order` (it must come first),
-    `text_outside_tags`.
+    Errors, by name: `missing_reasoning`, `empty_reasoning`, `two_reasonings`; if strict, also `wrong_order` (it must
+    come first) and `text_outside_tags`.
     """
     thoughts = found.bodies(tag)
     if demanded and not thoughts:
@@ -129,6 +132,6 @@ def reasoning_error(found: Scan, tag: str, demanded: bool) -> str | None:
         return "empty_reasoning"
     if len(thoughts) > 1:
         return "two_reasonings"
-    if thoughts and found.blocks[0].tag != tag:
+    if strict and thoughts and found.blocks[0].tag != tag:
         return "wrong_order"
-    return "text_outside_tags" if found.stray else None
+    return "text_outside_tags" if strict and found.stray else None

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 
 from pipelines.protocols.base import Protocol
-from pipelines.protocols.blocks import invalid, reasoning_error, scan
+from pipelines.protocols.blocks import invalid, reasoning_error
 from pipelines.types import Action, ActionKind, Trajectory
 
 
@@ -31,9 +31,9 @@ class OneAction(Protocol):
 
         Errors that leave nothing to execute, beside those of `blocks.scan` and of the content: `no_action`,
         `two_actions`, `empty_action`. A turn whose only fault is its reasoning block, text outside the tags or a
-        missing fence is executed, and its format error kept.
+        missing fence is executed, and its format error kept (the last two only where the recipe's format is strict).
         """
-        found = scan(text, self.agent, self.environment)
+        found = self.scan(text)
         actions = [block for block in found.blocks if block.tag in self.kinds]
         if found.error or len(actions) != 1:
             problem = found.error or ("two_actions" if actions else "no_action")
@@ -42,7 +42,8 @@ class OneAction(Protocol):
         if not sql:
             return invalid(fault or "empty_action", found, self.thought)
         reasoning = "".join(found.bodies(self.thought)[:1])
-        error = reasoning_error(found, self.thought, self.config.reasoning) or fault
+        error = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+        error = error or (fault if self.strict else None)
         return Action(self.kinds[actions[0].tag], sql, reasoning, error)
 
     def query(self, action: Action) -> str | None:

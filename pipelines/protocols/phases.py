@@ -15,7 +15,7 @@ from typing import Literal
 from pipelines import config
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_options
-from pipelines.protocols.blocks import Scan, invalid, reasoning_error, scan
+from pipelines.protocols.blocks import Scan, invalid, reasoning_error
 from pipelines.protocols.probes import is_probe
 from pipelines.registry import protocol
 from pipelines.sql.schema import Schema, render
@@ -43,9 +43,16 @@ WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
 class PhasesOptions(config.Section):
-    """`phases`: which there are: all four (EPGC), or the pilot study's EC and EGC."""
+    """What else a recipe may say.
+
+    Attributes:
+        phases: which there are: all four (EPGC), or the pilot study's EC and EGC.
+        probes_only: whether exploring is refused to a query that is more than a look (`probes.is_probe`). The paper's
+            prompt asks for metadata queries, and its tool runs any SQL.
+    """
 
     phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
+    probes_only: bool = False
 
 
 @protocol("phases", options=PhasesOptions)
@@ -56,7 +63,8 @@ class Phases(Protocol):
 
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
-        self.phases = read_options(PhasesOptions, config).phases
+        options = read_options(PhasesOptions, config)
+        self.phases, self.probes_only = options.phases, options.probes_only
         allowed = {knowledge.PHASES[phase] for phase in self.phases}
         self.names = {name: kind for name, kind in NAMES.items() if kind in allowed}
         self._speak("think", ("action", *TAGS), "tool_response", TAGS)
@@ -79,10 +87,10 @@ class Phases(Protocol):
 
         Errors that leave nothing to execute, beside those of `blocks` and `tools.read_call`: `no_action`,
         `two_actions`, `unknown_action`, `missing_content`, `two_contents`, `wrong_content` (not the one that the action
-        asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block, text outside the tags, or
-        a wrong order leaves the action usable.
+        asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block and, where the recipe's
+        format is strict, text outside the tags or a wrong order leave the action usable.
         """
-        found = scan(text, self.agent, self.environment)
+        found = self.scan(text)
         kind, error = self._kind(found)
         if error or kind is None:
             return invalid(error or "no_action", found, self.thought)
@@ -90,8 +98,8 @@ class Phases(Protocol):
         if error:
             return invalid(error, found, self.thought)
         tags = [block.tag for block in found.blocks]
-        fault = reasoning_error(found, self.thought, self.config.reasoning)
-        if not fault and tags.index("action") > tags.index(CONTENT[kind]):
+        fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+        if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
         return Action(kind, content, "".join(found.bodies(self.thought)[:1]), fault)
 
@@ -119,7 +127,7 @@ class Phases(Protocol):
             sql, error = body, None
         else:
             sql, error = tools.read_call(body)
-        if not error and kind is ActionKind.EXPLORE and not is_probe(sql):
+        if not error and self.probes_only and kind is ActionKind.EXPLORE and not is_probe(sql):
             return "", "not_a_probe"
         return sql, error
 

@@ -1,4 +1,4 @@
-"""What counts as a probe: the rule for TRUST-SQL's explore action, and the mark of an agent that lists everything.
+"""What counts as a probe: a rule for TRUST-SQL's explore action, and the mark of an agent that lists everything.
 
 TRUST-SQL's prompt allows metadata queries only, while its case study (appendix E) also probes the values of one column.
 The rule that covers both: an exploring query is a look into the engine's catalogue, or a look at one table: a single

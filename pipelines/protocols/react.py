@@ -27,10 +27,12 @@ class ReactOptions(config.Section):
     Attributes:
         reasoning_tag: what the reasoning block is called.
         scout: whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
+        headers: whether a result shows its column names (SQL-Trail, table 4).
     """
 
     reasoning_tag: Literal["reasoning", "think"] = "reasoning"
     scout: bool = False
+    headers: bool = True
 
 
 @protocol("react", options=ReactOptions)
@@ -44,9 +46,15 @@ class React(OneAction):
         super().__init__(config)
         self.kinds = {"sql": ActionKind.SQL, "solution": ActionKind.SOLUTION}
         options = read_options(ReactOptions, config)
+        self.headers = options.headers
         if options.scout:
             self.kinds["schema"] = ActionKind.PROPOSE
         self._speak(options.reasoning_tag, tuple(self.kinds), "observation", tuple(self.kinds))
+
+    @classmethod
+    def single(cls, given: config.Protocol) -> str:
+        """See `Protocol.single`; a model that thinks by itself is not asked to."""
+        return "single" if given.reasoning else "single_bare"
 
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
         """See `Protocol.prompt`."""
@@ -64,6 +72,8 @@ class React(OneAction):
         """A table with its header, an error message, or the sentence for an invalid action; then the turns left."""
         if result is not None:
             shown = self._show(result, as_json=False)
+            if result.ok and not self.headers:
+                shown = shown.partition("\n")[2]
         elif action.kind is ActionKind.PROPOSE:
             shown = " noted" if self.brief else NOTED
         else:

@@ -29,6 +29,11 @@ class SingleTurn(OneAction):
         self.kinds = {"answer": ActionKind.SOLUTION}
         self._speak("reasoning", tuple(self.kinds), "observation", tuple(self.kinds))
 
+    @classmethod
+    def single(cls, given: config.Protocol) -> str:
+        """See `Protocol.single`: any of its prompts."""
+        return given.prompt
+
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
         """See `Protocol.prompt`."""
         return self._fill(example, schema, max_turns)

@@ -30,6 +30,11 @@ class ToolCall(OneAction):
         self.kinds = {"tool_call": ActionKind.SQL, "answer": ActionKind.SOLUTION}
         self._speak("think", tuple(self.kinds), "tool_response", tuple(self.kinds))
 
+    @classmethod
+    def single(cls, given: config.Protocol) -> str:
+        """See `Protocol.single`."""
+        return "single"
+
     def prompt(self, example: Example, schema: Schema, max_turns: int) -> Messages:
         """See `Protocol.prompt`."""
         return self._fill(example, schema, max_turns, tool=tools.signature(self.config.observation_rows))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines.config import Sampling
 from pipelines.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
-from pipelines.rollout.policies.base import Completion, Policy
+from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class RolloutEngine:
     async def _turn(self, episode: Episode) -> None:
         """One agent turn and the environment's answer to it."""
         started = time.perf_counter()
-        completion = await self._generate(episode)
+        completion = await self._turn_of(episode)
         self.timing.generate_s += time.perf_counter() - started
         query = episode.accept(completion)
         if not episode.done:
@@ -172,8 +172,33 @@ class RolloutEngine:
         if self.on_turn is not None:
             self.on_turn(episode.last_turn)
 
-    async def _generate(self, episode: Episode) -> Completion:
+    async def _turn_of(self, episode: Episode) -> Completion:
+        """The agent's turn: a stop string inside an open thinking block does not end it."""
         request = episode.next_request()
+        made = await self._generate(request, episode.session)
+        while (
+            made.finish == "stop"
+            and 0 < len(made.token_ids) < request.max_tokens
+            and made.text.endswith(request.stop)
+            and self._rules.protocol.thinking(made.text)
+        ):
+            so_far, left = request.token_ids + made.token_ids, request.max_tokens - len(made.token_ids)
+            more = dataclasses.replace(request, token_ids=so_far, max_tokens=left)
+            made = self._joined(made, await self._generate(more, episode.session))
+        return made
+
+    def _joined(self, first: Completion, then: Completion) -> Completion:
+        """Two parts of one turn."""
+        assert self._policy.codec is not None
+        known = bool(first.logprobs and then.logprobs)
+        return Completion(
+            self._policy.codec.decode(first.token_ids) + then.text,
+            first.token_ids + then.token_ids,
+            first.logprobs + then.logprobs if known else (),
+            then.finish,
+        )
+
+    async def _generate(self, request: Request, session: str) -> Completion:
         for attempt in range(ATTEMPTS):
             try:
                 return await self._policy.generate(request)
@@ -185,7 +210,7 @@ class RolloutEngine:
                 if attempt == ATTEMPTS - 1:
                     log.warning("policy %s failed %d times", self._policy.name, ATTEMPTS, exc_info=error)
                     raise _Broken(type(error).__name__) from error
-                self._policy.away(episode.session)
+                self._policy.away(session)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         raise AssertionError("unreachable")
 

@@ -18,7 +18,16 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import DATA, episode_seed, examples, schemas, single_thread, sql_engine, write_lines
+from pipelines.stages.inputs import (
+    DATA,
+    episode_seed,
+    examples,
+    schemas,
+    single_thread,
+    sql_engine,
+    trajectories,
+    write_lines,
+)
 from pipelines.stages.policies import policy, prepare
 from pipelines.stages.shards import Run, Shards
 from pipelines.types import Example, Outcome
@@ -58,15 +67,24 @@ def build(ctx: Context) -> None:
 
 
 def _candidates(ctx: Context) -> list[list[Example]]:
-    """What is scored: the SFT pool where the exploration set draws on it, then each RL pool.
+    """What is scored: what SFT was trained on where the exploration set draws on it, then each RL pool.
 
     `difficulty.candidates` bounds each pool, by the seed.
     """
     settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
     pools = [examples(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
     if settings.explore_parts:
-        pools.insert(0, examples(data, "sft") if settings.explore_parts[0] else [])
+        pools.insert(0, _trained(ctx) if settings.explore_parts[0] else [])
     return [_draw(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
+
+
+def _trained(ctx: Context) -> list[Example]:
+    """The questions that SFT was trained on; all of its pool where there was none."""
+    pool = examples(ctx.inputs["data"], "sft")
+    if "filter" not in ctx.inputs:
+        return pool
+    kept = {trajectory.example_id for trajectory in trajectories(ctx.inputs["filter"])}
+    return [example for example in pool if example.id in kept]
 
 
 def _draw(pool: list[Example], count: int | None, seed: int) -> list[Example]:

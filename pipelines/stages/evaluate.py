@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import frames
-from pipelines.config import Recipe, Sampling
+from pipelines.config import Protocol, Recipe, Sampling
 from pipelines.evaluation import efficiency, evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, scored
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule
+from pipelines.protocols.base import at_once
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipes import digest
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
@@ -185,10 +186,11 @@ def _counted(model: Policy) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One way of asking every question: what `records` calls it, how it samples, its turn cap, and how often."""
+    """One way of asking every question: what `records` calls it, how it speaks and samples, its turn cap, how often."""
 
     name: str
     mode: Mode
+    protocol: Protocol
     sampling: Sampling
     max_turns: int
     samples: int
@@ -196,16 +198,25 @@ class Pass:
     @property
     def key(self) -> str:
         """What an answer depends on beside the policy and the question; not how many answers there are."""
-        return digest({"sampling": self.sampling.model_dump(mode="json"), "max_turns": self.max_turns})
+        said = {name: getattr(self, name).model_dump(mode="json") for name in ("protocol", "sampling")}
+        return digest({**said, "max_turns": self.max_turns})
 
 
 def passes(recipe: Recipe) -> list[Pass]:
-    """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once."""
-    settings, turns = recipe.evaluation, recipe.protocol.max_turns_eval
+    """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once.
+
+    Raises:
+        RecipeError: the recipe asks for the latter, and its protocol cannot answer at once.
+    """
+    settings, protocol, turns = recipe.evaluation, recipe.protocol, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
-    once = [Pass(ONCE, "greedy", greedy, 0, 1)] if settings.forced_single_turn else []
-    sampled = [Pass("sampled", "sampled", settings.sampling, turns, settings.samples)] if settings.samples else []
-    return [Pass("greedy", "greedy", greedy, turns, 1), *sampled, *once]
+    made = [Pass("greedy", "greedy", protocol, greedy, turns, 1)]
+    if settings.samples:
+        made.append(Pass("sampled", "sampled", protocol, settings.sampling, turns, settings.samples))
+    if settings.forced_single_turn:
+        single, cap = at_once(protocol)
+        made.append(Pass(ONCE, "greedy", single, greedy, cap, 1))
+    return made
 
 
 def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
@@ -215,7 +226,7 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
     equalities = tuple(dict.fromkeys((recipe.headline, *recipe.evaluation.equalities)))
 
     def ask(each: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
-        engine = RolloutEngine(model, build_protocol(recipe.protocol), sql, each.sampling, each.max_turns, schema)
+        engine = RolloutEngine(model, build_protocol(each.protocol), sql, each.sampling, each.max_turns, schema)
         done = engine.run(requests)
         note_time(timing, each.name, len(done), engine.timing, _counted(model))
         return done

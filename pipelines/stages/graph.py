@@ -16,6 +16,7 @@ from typing import Any
 
 from pipelines.config import Recipe
 from pipelines.errors import DataError, RecipeError
+from pipelines.protocols.base import at_once
 from pipelines.provenance import facts, version
 from pipelines.recipes import digest
 from pipelines.registry import plugin_code
@@ -55,7 +56,14 @@ GRAPH: tuple[Stage, ...] = (
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
     Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
-    Stage("difficulty", 1, ("difficulty", *SAMPLING), ("data", "model", "sft"), "difficulty:build", "pass@G and S(q)"),
+    Stage(
+        "difficulty",
+        2,
+        ("difficulty", *SAMPLING),
+        ("data", "filter", "model", "sft"),
+        "difficulty:build",
+        "pass@G and S(q)",
+    ),
     Stage(
         "grpo",
         2,
@@ -68,7 +76,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            4,
+            5,
             ("evaluation", *SAMPLING),
             ("data", "gold_schema", name),
             "evaluate:build",
@@ -230,6 +238,8 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     }
     if "protocol" in stage.reads:
         about["prompt"] = prompt_digest(recipe.protocol)
+    if "evaluation" in stage.reads and recipe.evaluation.forced_single_turn:
+        about["prompt_at_once"] = prompt_digest(at_once(recipe.protocol)[0])
     code = plugin_code(about["recipe"])
     if code:
         about["plugins"] = code

@@ -111,15 +111,17 @@ class Synthesis:
         self.policies = teacher_policies(teachers(recipe), protocol, responses)
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
-        """`synthesis.samples` trajectories a question, in order."""
+        """`synthesis.samples` trajectories a question, in order; with `synthesis.every`, so many of each teacher."""
         recipe = self.recipe
+        synthesis = recipe.synthesis
+        samples = synthesis.samples * (len(self.policies) if synthesis.every else 1)
         requests = [
             EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
             for question in questions
-            for sample in range(recipe.synthesis.samples)
+            for sample in range(samples)
         ]
         done = self._all(requests, lambda policy: policy)
-        return self._rationalised(requests, done) if recipe.synthesis.rationalise else done
+        return self._rationalised(requests, done) if synthesis.rationalise else done
 
     def costs(self) -> dict[str, dict[str, float]]:
         """What the answers since the last call cost, by endpoint."""
@@ -141,7 +143,7 @@ class Synthesis:
     async def _run(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Each teacher runs its share of the episodes, all teachers at once."""
         shares = [teacher.share for teacher in teachers(self.recipe)]
-        dealt = [pick(shares, f"{request.example.id}/{request.sample}") for request in requests]
+        dealt = [self._teacher(request, shares) for request in requests]
         parts = [[index for index, who in enumerate(dealt) if who == number] for number in range(len(shares))]
         running: list[asyncio.Task[list[Trajectory]]] = []
         try:
@@ -156,6 +158,12 @@ class Synthesis:
         order = [index for part in parts for index in part]
         made = [trajectory for one in running for trajectory in one.result()]
         return [trajectory for _, trajectory in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
+
+    def _teacher(self, request: EpisodeRequest, shares: Sequence[float]) -> int:
+        """Which teacher runs an episode."""
+        if self.recipe.synthesis.every:
+            return request.sample // self.recipe.synthesis.samples
+        return pick(shares, f"{request.example.id}/{request.sample}")
 
     def _engine(self, number: int, policy: Policy) -> RolloutEngine:
         protocol = build_protocol(self.recipe.protocol)

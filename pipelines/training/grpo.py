@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import datasets
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from pipelines.config import Recipe
+from pipelines.config import Grpo, Recipe
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.policies.base import Policy
@@ -58,7 +59,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             peft_config=model.adapters(recipe.model.lora),
             train_dataset=_dataset(plan, examples),
             callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, timings, rollouts.worst)],
-            args=arguments(plan),
+            args=arguments(plan, len(examples)),
         )
         settings.run(trainer, plan)
         if trainer.sync is not None:
@@ -90,15 +91,22 @@ def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
     return VllmPolicy(rollout.servers, plan.checkpoint_in)
 
 
-def arguments(plan: Plan) -> GRPOConfig:
-    """TRL's configuration of a recipe's `grpo` section."""
+def steps(grpo: Grpo, questions: int) -> int:
+    """Optimiser steps of a run over so many questions: those of its epochs, or as many as it says."""
+    if grpo.epochs is None:
+        return grpo.steps
+    return math.ceil(grpo.epochs * questions / grpo.questions_per_step) * grpo.updates_per_rollout
+
+
+def arguments(plan: Plan, questions: int) -> GRPOConfig:
+    """TRL's configuration of a recipe's `grpo` section, for a run over so many questions."""
     grpo = plan.recipe.grpo
     rows = grpo.questions_per_step * grpo.group
     micro, accumulate = batching.split_batch(rows, grpo.micro_batch, settings.world_size())
     # A checkpoint between two updates of one generation would lose its rollouts: save after the last of them.
     save_steps = -(-grpo.save_steps // grpo.updates_per_rollout) * grpo.updates_per_rollout
     return GRPOConfig(
-        **settings.common(plan, grpo.steps, save_steps),
+        **settings.common(plan, steps(grpo, questions), save_steps),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
@@ -119,6 +127,6 @@ def arguments(plan: Plan) -> GRPOConfig:
 def _dataset(plan: Plan, examples: Sequence[Example]) -> datasets.Dataset:
     """The ids of every generation's questions, in order: one pass over it is the whole run."""
     grpo = plan.recipe.grpo
-    generations = -(-grpo.steps // grpo.updates_per_rollout)
+    generations = -(-steps(grpo, len(examples)) // grpo.updates_per_rollout)
     order = batching.schedule(len(examples), grpo.questions_per_step, generations, plan.recipe.seed, grpo.order)
     return datasets.Dataset.from_dict({"prompt": [examples[index].id for index in order]})

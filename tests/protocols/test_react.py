@@ -100,7 +100,7 @@ def test_brief_speaks_in_words_that_share_tokens(protocol: Make, example: Exampl
 def test_the_full_prompt_carries_the_papers_rules_and_limits(protocol: Make, example: Example, schema: Schema) -> None:
     (system, rules), (user, question) = protocol(observation_rows=50).prompt(example, schema, 10)
     assert (system, user) == ("system", "user")
-    assert "You have 10 turns" in rules
+    assert "The number of turns is limited" in rules
     assert "cut after 50 rows" in rules
     assert "<reasoning> and </reasoning>" in rules
     assert "Database engine: SQLite" in question

@@ -254,3 +254,40 @@ def test_a_cancelled_run_leaves_nothing_behind(
         return len(asyncio.all_tasks())
 
     assert asyncio.run(cancelled()) == 1
+
+
+class Cutting(Policy):
+    """Says one text, and stops at each stop string, as servers do."""
+
+    name = "cutting"
+
+    def __init__(self, codec: Any, text: str) -> None:
+        self.codec, self.text, self.asked = codec, text, []
+
+    async def generate(self, request: Request) -> Completion:
+        self.asked.append(request.max_tokens)
+        said = self.codec.decode(request.token_ids[len(self.codec.prompt(request.messages)) :])
+        rest = self.text[len(said) :]
+        ends = [rest.find(stop) + len(stop) for stop in request.stop if stop in rest]
+        ids = self.codec.agent(rest[: min(ends)])
+        return Completion(rest[: min(ends)], tuple(ids), (-0.5,) * len(ids))
+
+
+@pytest.mark.parametrize(("tag", "turns"), [("think", 1), ("reasoning", 2)])
+def test_a_stop_string_inside_an_open_thinking_block_ends_nothing(
+    tag: str, turns: int, engine: Any, protocol: Any, examples: list[Example], codec: Any
+) -> None:
+    """A thinking model quotes the tags that it will write; SQL-Trail's algorithm stops at any of them."""
+    text = f"<{tag}> maybe <sql> a</sql> no</{tag}><solution> SELECT count(*) FROM singer</solution>"
+    policy = Cutting(codec, text)
+    speech = protocol(options={"reasoning_tag": tag}, forced_final=False)
+    (made,) = engine(policy, speech, max_turns=2, turn_tokens=200).run([EpisodeRequest(examples[0], 0, 0)])
+    assert len(made.turns) == turns
+    if turns == 1:
+        assert (made.turns[0].text, made.final_sql) == (text, "SELECT count(*) FROM singer")
+        first, then = (
+            codec.agent(part) for part in (text[: text.index("</sql>") + 6], text[text.index("</sql>") + 6 :])
+        )
+        assert made.token_ids[-made.n_agent_tokens :] == (*first, *then)
+        assert policy.asked == [200, 200 - len(first)]
+        assert sum(made.logprobs) == -0.5 * made.n_agent_tokens

@@ -48,7 +48,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
             "model": copy.deepcopy(network),
             "processing_class": tokenizer,
             "train_dataset": _dataset(plan, examples),
-            "args": arguments(plan),
+            "args": arguments(plan, 6),
         }
         if plain:
             made = GRPOTrainer(reward_funcs=[grpo_trainer.reward], **common)

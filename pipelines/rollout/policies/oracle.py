@@ -105,7 +105,7 @@ class OraclePolicy(ScriptedPolicy):
         rng = random.Random(f"{seed}/{example.id}")
         sql = example.gold_sql.strip().rstrip(";").strip()
         linked = self._linking(example, rng)
-        if self._protocol.name == "single_turn":
+        if self._protocol.name == "single_turn" or self._protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
         found = lookups(example, self._schema(example))
         mistaken = rng.random() < self._error_rate

@@ -1,0 +1,294 @@
+"""What the recipes of the papers do, beside their numbers: prompts, turns, budgets, formats, pools, refusals."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import recipes
+from pipelines.config import Grpo, Recipe
+from pipelines.curation.difficulty import Scored
+from pipelines.errors import RecipeError
+from pipelines.protocols.base import at_once, build
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Schema, introspect
+from pipelines.stages.evaluate import ONCE, passes
+from pipelines.types import ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
+
+PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
+SINGLE = (("sql_trail", "single_turn_rl"), ("skyrl_sql", "single_turn"), ("mtir_sql", "single_turn"))
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    path = tmp_path_factory.mktemp("databases") / "shop.sqlite"
+    columns = ", ".join(f"a_rather_long_column_name_{number} TEXT" for number in range(40))
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE stock (id INTEGER PRIMARY KEY, {columns}, the_last_column TEXT)")
+        connection.execute("INSERT INTO stock (id, the_last_column) VALUES (1, 'x')")
+    connection.close()
+    return Example("q1", "how many?", Database("shop", "sqlite", str(path)), "SELECT count(*) FROM stock")
+
+
+@pytest.fixture(scope="module")
+def schema(example: Example) -> Schema:
+    return introspect(example.database)
+
+
+def load(name: str, *overrides: str) -> Recipe:
+    return recipes.load(name, overrides)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_prompt_tells_how_many_turns_there_are(name: str, example: Example, schema: Schema) -> None:
+    """TRUST-SQL trains with 10 and evaluates with 15: the paper's prompts say nothing of either."""
+    protocol = build(load(name).protocol)
+    assert protocol.prompt(example, schema, 10) == protocol.prompt(example, schema, 15)
+
+
+@pytest.mark.parametrize(("name", "variant"), SINGLE)
+def test_one_turn_is_a_prompt_of_the_same_protocol(name: str, variant: str, example: Example, schema: Schema) -> None:
+    """Not the 12 rules of another paper, nor "1 turns", nor a tool that cannot be called."""
+    many, one = load(name), load(name, f"variant={variant}")
+    assert one.protocol.name == many.protocol.name
+    assert (one.protocol.max_turns, one.protocol.max_turns_eval, one.protocol.forced_final) == (1, 1, False)
+    text = "\n".join(text for _, text in build(one.protocol).prompt(example, schema, 1))
+    assert not any(word in text for word in ("STRFTIME", "turns", "<sql>", "tool_call", "observation"))
+    assert f"<{build(one.protocol).thought}>" in text
+
+
+def test_mtir_sqls_single_turn_baseline_is_plain_grpo_on_execution() -> None:
+    """Section 4.1: "execution accuracy as the reward signal": no filter, no format terms."""
+    recipe = load("mtir_sql", "variant=single_turn")
+    assert [(term.term, term.weight) for term in recipe.rewards] == [("exec", 1)]
+    assert recipe.grpo.drop == ()
+
+
+@pytest.mark.parametrize("name", ["sql_trail", "skyrl_sql", "sqltrain"])
+def test_an_answer_at_once_is_reasoned_and_counts(name: str, example: Example) -> None:
+    """Table 1 of SkyRL-SQL and table 2 of SQL-Trail: the prompt tells of one turn, and the turn is the agent's own."""
+    recipe = load(name)
+    once = next(each for each in passes(recipe) if each.name == ONCE)
+    thought = build(once.protocol).thought
+    said = f"<{thought}>one aggregate</{thought}>\n<solution>SELECT count(*) FROM stock</solution>"
+    with SqlEngine(Limits(), workers=1) as sql:
+        policy = ScriptedPolicy(lambda request: said)
+        engine = RolloutEngine(policy, build(once.protocol), sql, once.sampling, once.max_turns, introspect)
+        (made,) = engine.run([EpisodeRequest(example, 0, 0)])
+    text = "\n".join(text for _, text in made.prompt)
+    assert "one turn" in text
+    assert not any(wrong in text for wrong in ("0 turns", "No turns", "<sql>"))
+    assert (made.final_sql, made.stop, made.forced) == ("SELECT count(*) FROM stock", StopReason.SOLUTION, False)
+    assert made.turns[0].action.reasoning == "one aggregate"
+
+
+def test_where_the_schema_is_hidden_nobody_answers_at_once() -> None:
+    with pytest.raises(RecipeError, match=r"phases has no prompt for one turn"):
+        passes(load("trust_sql", "evaluation.forced_single_turn=true"))
+    brief, turns = at_once(load("mini_skyrl_sql").protocol)
+    assert (brief.forced_final, turns) == (True, 0)  # a tiny model's answer is opened for it
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_each_recipe_says_its_budgets(name: str) -> None:
+    """Tokens a turn and an episode stand in the recipe's own file, wherever it samples."""
+    tree = recipes.read_yaml(recipes.CONF / "recipes" / f"{name}.yaml")
+    sampling = [tree["grpo"]["sampling"], tree["evaluation"]["sampling"]]
+    sampling += [tree["difficulty"]["sampling"]] if "difficulty" in tree else []
+    assert all("turn_tokens" in one for one in sampling)
+    assert len({one["turn_tokens"] for one in sampling}) == 1
+    if load(name).protocol.max_turns > 1:
+        assert all("episode_tokens" in one for one in sampling)
+
+
+def test_thinking_models_are_not_cut() -> None:
+    """MTIR-SQL's 8,192 are of the whole sequence; SkyRL-SQL's Qwen3-8B thinks by itself."""
+    mtir, thinking = load("mtir_sql"), load("skyrl_sql", "variant=qwen3_8b")
+    assert mtir.grpo.sampling.turn_tokens == mtir.grpo.sampling.episode_tokens == 8192
+    assert thinking.grpo.sampling.turn_tokens == thinking.evaluation.sampling.turn_tokens == 8192
+    assert load("trust_sql").difficulty.sampling.turn_tokens == 2048
+
+
+def explored(name: str, sql: str) -> str:
+    call = json.dumps({"name": "execute_sql_query", "arguments": {"sql": sql}})
+    return f"<think>t</think><action>explore_schema</action><tool_call>{call}</tool_call>"
+
+
+def test_a_tables_definition_is_shown_whole(example: Example) -> None:
+    """TRUST-SQL explores by `SELECT sql FROM sqlite_master`: a cut definition hides columns."""
+    protocol = build(load("trust_sql").protocol)
+    with SqlEngine(Limits(), workers=1) as sql:
+        (result,) = sql.execute_many([(example.database, "SELECT sql FROM sqlite_master")], 30)
+    shown = protocol.observe(protocol.parse(explored("trust_sql", "SELECT 1")), result, 9)
+    assert len(str(result.rows[0][0])) > 1000
+    assert "the_last_column" in shown
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT count(*) FROM stock", "SELECT a FROM t GROUP BY a", "SELECT * FROM t JOIN u ON t.a = u.a"]
+)
+def test_exploring_runs_any_sql_unless_the_recipe_forbids_it(sql: str) -> None:
+    action = build(load("trust_sql").protocol).parse(explored("trust_sql", sql))
+    assert (action.kind, action.content, action.format_error) == (ActionKind.EXPLORE, sql, None)
+    strict = build(load("trust_sql", "protocol.options.probes_only=true").protocol)
+    assert strict.parse(explored("trust_sql", sql)).format_error == "not_a_probe"
+
+
+THINKING = "<think>First <sql> would look, </sql> then <solution>: an <observation> tells.</think>\n"
+
+
+def test_what_a_model_thinks_is_not_parsed() -> None:
+    protocol = build(load("skyrl_sql", "variant=qwen3_8b").protocol)
+    action = protocol.parse(THINKING + "<sql>SELECT 1</sql>")
+    assert (action.kind, action.content, action.format_error) == (ActionKind.SQL, "SELECT 1", None)
+    assert protocol.parse("<think>a <|im_start|>user</think><sql>SELECT 1</sql>").format_error == "forged_role"
+    assert protocol.parse("<think>never closed <sql>SELECT 1</sql>").format_error == "unclosed_tag"
+    trail = build(load("sql_trail").protocol)  # its reasoning is a block of the protocol, which `</sql>` ends
+    assert trail.parse("<reasoning>a <sql>b</reasoning><sql>SELECT 1</sql>").format_error == "nested_tag"
+
+
+FORMATS = {
+    "sql_trail": "<reasoning>r</reasoning> so: <sql>SELECT 1</sql>",
+    "skyrl_sql": "I begin. <think>r</think> so: <sql>SELECT 1</sql>",
+    "trust_sql": "<think>r</think>\nNow <tool_call>"
+    + json.dumps({"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}})
+    + "</tool_call> <action>explore_schema</action>",
+    "reasoning_sql": "<reasoning>r</reasoning> so: <answer>SELECT 1</answer>",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_papers_formats_look_at_tags_alone(name: str) -> None:
+    """SkyRL-SQL 4.1, SQL-Trail A.4, TRUST-SQL C.2, Reasoning-SQL 3.2: none of them speaks of text outside the tags."""
+    assert build(load(name).protocol).parse(FORMATS[name]).format_error is None
+    assert build(load(name, "protocol.format=strict").protocol).parse(FORMATS[name]).format_error is not None
+
+
+def test_mtir_sqls_format_is_strict() -> None:
+    """Section 3.3: "a strict order"."""
+    assert load("mtir_sql").protocol.format == "strict"
+
+
+def rows(count: int) -> ExecutionResult:
+    return ExecutionResult(ExecutionStatus.OK, ("name", "age"), tuple(("ann", n) for n in range(count)))
+
+
+def test_the_rows_of_sql_trails_table_4() -> None:
+    def shown(*overrides: str) -> str:
+        protocol = build(load("sql_trail", *overrides).protocol)
+        return protocol.observe(protocol.parse("<reasoning>r</reasoning><sql>SELECT 1</sql>"), rows(1), 3)
+
+    assert "name | age\nann | 0\n(1 row)" in shown("variant=no_selection")
+    assert "name" not in shown("variant=no_headers")
+    assert "ann | 0\n(1 row)" in shown("variant=no_headers")
+    bare = load("sql_trail", "variant=schemaless")
+    assert (bare.protocol.schema_view, bare.protocol.options["headers"], bare.protocol.prompt) == (
+        "hidden",
+        False,
+        "plain",
+    )
+
+
+@pytest.mark.parametrize("variant", ["shots_act", "shots_divide", "shots_plan", "shots_own", "star_sft"])
+def test_reasoning_sqls_other_prompts_can_be_put(variant: str, example: Example, schema: Schema) -> None:
+    overrides = [f"variant={variant}"]
+    ((_, text),) = build(load("reasoning_sql", *overrides).protocol).prompt(example, schema, 1)
+    assert text.count("<answer>") == (1 if variant == "star_sft" else 3)
+    assert "the_last_column" in text
+
+
+def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's grade is no judge's, and the oracle no teacher of reasoning."""
+    from pipelines.stages.sources import endpoints
+    from pipelines.teachers.judge import Grader
+    from pipelines.teachers.mix import teacher_policies
+
+    monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "none.yaml"))
+    assert endpoints is not None
+    with pytest.raises(RecipeError, match="no endpoint 'judge'"):
+        Grader(load("reasoning_sql", "variant=judge_only").rewards, tmp_path)
+    star = load("reasoning_sql", "variant=star_sft")
+    with pytest.raises(RecipeError, match="an endpoint without a name"):
+        teacher_policies([star.synthesis.teacher], build(star.protocol), tmp_path)
+
+
+def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
+    from pipelines.training.grpo import steps
+
+    assert steps(load("reasoning_sql").grpo, 8026) == 753
+    assert steps(load("trust_sql").grpo, 11_642) == 1092
+    assert steps(Grpo(epochs=0.5, questions_per_step=16, updates_per_rollout=2), 100) == 8
+    assert steps(Grpo(steps=7), 100) == 7
+
+
+def test_every_teacher_of_a_mix_can_answer_everything(example: Example, tmp_path: Path) -> None:
+    """TRUST-SQL, A.2: three models annotate; a mix by shares would give each a third."""
+    from pipelines.stages.synthesize import Synthesis
+
+    two = "synthesis={samples: 2, every: true, mix: [{kind: oracle}, {kind: oracle, error_rate: 1.0}]}"
+    made = Synthesis(load("miniature", two), tmp_path).answer([example])
+    assert [trajectory.sample for trajectory in made] == [0, 1, 2, 3]
+    one = Synthesis(load("miniature", two.replace("every: true", "every: false")), tmp_path).answer([example])
+    assert len(one) == 2
+
+
+def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Example) -> None:
+    from pipelines.data import base
+
+    (tmp_path / "database" / "shop").mkdir(parents=True)
+    (tmp_path / "database" / "shop" / "shop.sqlite").write_bytes(Path(example.database.location).read_bytes())
+    for name, count in (("train_spider", 3), ("train_others", 2)):
+        asked = [{"question": f"{name} {n}", "query": "SELECT 1", "db_id": "shop"} for n in range(count)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(asked))
+
+    def count(options: str) -> int:
+        source = load("sql_trail", f"data.sft={{kind: spider, path: '{tmp_path}', options: {options}}}").data.sft
+        return len(base.read(source, 0, tmp_path).examples)
+
+    assert (count("{}"), count("{others: false}")) == (5, 3)
+    trail = load("sql_trail").data
+    assert not trail.sft.options["others"]
+    assert not trail.rl[1].options["others"]
+
+
+def test_failures_are_taken_of_what_sft_was_trained_on(
+    tmp_path: Path, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQL-Trail, A.6: "127 questions from the original SFT training set": of the 1,000, not of the 3,000."""
+    from types import SimpleNamespace
+
+    from pipelines.stages import difficulty
+
+    asked = {"sft": ["a", "b", "c"], "rl": ["d"]}
+
+    def examples(folder: Path, pool: str, part: int | None = None) -> list[Any]:
+        return [SimpleNamespace(id=name) for name in asked[pool]]
+
+    monkeypatch.setattr(difficulty, "examples", examples)
+    monkeypatch.setattr(difficulty, "trajectories", lambda folder: [SimpleNamespace(example_id="b")])
+    recipe = load("sql_trail")
+    context: Callable[..., Any] = lambda **inputs: SimpleNamespace(recipe=recipe, inputs=inputs)  # noqa: E731
+    with_sft = difficulty._candidates(context(data=tmp_path, filter=tmp_path))
+    assert [[one.id for one in pool] for pool in with_sft] == [["b"], ["d"], ["d"]]
+    without = difficulty._candidates(context(data=tmp_path))
+    assert [one.id for one in without[0]] == ["a", "b", "c"]
+    assert Scored("b", 6, 0).score == 1.0
+
+
+@pytest.mark.parametrize("name", [*PAPERS, "sqltrain"])
+def test_the_command_of_a_7b_run_names_what_it_runs_on(name: str) -> None:
+    head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
+    command = head.partition("# Command ")[2].partition("# Deviates")[0]
+    for word in ("hardware.device=cuda", "hardware.launch=", "rollout.policy=vllm", "rollout.servers="):
+        assert word in command
+    assert load(name).hardware.device == "auto"
+
+
+def test_what_cannot_be_made_is_not_reported() -> None:
+    """Reasoning-SQL's pipeline figures need its query fixing and its selector."""
+    assert not [key for key in load("reasoning_sql").reported if "pipeline" in key]
