@@ -72,7 +72,7 @@ class ExecutionStatus(enum.StrEnum):
     REFUSED = "refused"  # the sandbox refused it (writes, ATTACH, PRAGMA, several statements, ...)
     TIMEOUT = "timeout"  # the wall-clock limit
     LIMIT = "limit"  # a row, byte, cell or memory limit that left no usable result
-    UNAVAILABLE = "unavailable"  # the database is missing, or its worker died: never scored
+    UNAVAILABLE = "unavailable"  # the database is missing, or no worker could run the query: never scored
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

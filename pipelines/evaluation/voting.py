@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pipelines import config
-from pipelines.types import ExecutionResult, Scalar, text_of
+from pipelines.types import ExecutionResult, text_of
 
 MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
 
@@ -104,7 +104,7 @@ def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _canonical(cell: Scalar) -> str:
+def _canonical(cell: object) -> str:
     """A cell as text with its type in front, so that 1 and '1' differ while 1 and 1.0 do not."""
     if cell is None:
         return "null"
@@ -112,6 +112,8 @@ def _canonical(cell: Scalar) -> str:
         return "bytes:" + cell.hex()
     if isinstance(cell, str):
         return "text:" + cell.replace("\\", "\\\\").replace("\x1e", "\\e").replace("\x1d", "\\d")
+    if not isinstance(cell, int | float):
+        return "other:" + text_of(cell)  # no database has it: a worker that was taken over
     if isinstance(cell, int) or cell.is_integer():
         return f"number:{text_of(int(cell))}"  # exact: ten digits would merge neighbouring identifiers
     return f"number:{cell:.10g}"

@@ -320,6 +320,8 @@ class SqlEngine:
     def _obituary(self, death: Death) -> tuple[ExecutionStatus, str, str]:
         if death.timeout:
             return ExecutionStatus.TIMEOUT, "timeout", f"the query ran longer than {self._bounds.timeout_s:g} s"
+        if death.proven:
+            return ExecutionStatus.ERROR, "worker_died", "the query ended the process that ran it, twice"
         return ExecutionStatus.UNAVAILABLE, "worker_died", "the process that ran the query died"
 
     def _verdict(self, reply: Any, equalities: Sequence[str]) -> Verdict:

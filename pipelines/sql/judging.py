@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.sql import ves
 from pipelines.sql.compare import EQUALITIES, Equality, Gold
 from pipelines.sql.databases import Databases, whole
-from pipelines.sql.dialects.base import OK, Bounds, Raw
+from pipelines.sql.dialects.base import ERROR, OK, UNAVAILABLE, Bounds, Raw
 from pipelines.sql.units import value_units
 from pipelines.sql.wire import Board
 
@@ -54,7 +54,7 @@ class Judge:
         """The reply when something broke: laid at the query that was at hand."""
         if self._board.at()[1] == 0:
             return {}, _facts(raw), None
-        return {}, (OK, None, 0, None), _facts(raw)
+        return {}, (OK, None, 0, None), _facts(_own(raw))
 
     def _score(
         self, equality: Equality, locations: Sequence[str], gold_sql: str, predicted_sql: str, facts: Gold
@@ -97,8 +97,26 @@ class Judge:
             return self._databases.gold(location, sql)[0]
         key = (location, sql)
         if key not in self._predictions:
-            self._predictions[key] = whole(self._databases.run(location, sql, self._bounds.max_rows))
+            self._predictions[key] = self._confirmed(location, sql, gold_sql)
         return self._predictions[key]
+
+    def _confirmed(self, location: str, sql: str, gold_sql: str) -> Raw:
+        """The prediction's result; that the database is not available is believed only if gold cannot run either.
+
+        Else a prediction that makes its engine fail would get out of being scored.
+        """
+        raw = whole(self._databases.run(location, sql, self._bounds.max_rows))
+        if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
+            return raw
+        raw = whole(self._databases.run(location, sql, self._bounds.max_rows))  # it was others: that may have passed
+        if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
+            return raw
+        return _own(raw)
+
+
+def _own(raw: Raw) -> Raw:
+    """A failure beside a gold query that ran: the prediction's own, whatever its engine calls it."""
+    return raw._replace(status=ERROR) if raw.status == UNAVAILABLE else raw
 
 
 def _facts(raw: Raw, kept: bool = False) -> tuple[str, str | None, int, float | None]:

@@ -22,6 +22,7 @@ SPARE = 3  # workers beyond the pool's own, for when all of these are stuck
 KILL_FACTOR = 1.15  # of the limit, without a new statement: the worker's own timer has failed
 KILL_MARGIN = 0.5
 START_SECONDS = 60.0  # to start a worker or open a database, on a machine that is busy
+FATAL = 2  # workers that a statement may end before it is told so
 STILLBORN = 3  # workers that may die before they reach a job
 
 
@@ -152,7 +153,16 @@ class Pool:
             else:
                 self._home(task).appendleft(task)
         if end.culprit is not None:
-            end.culprit.finish(end.death)
+            self._blame(end.culprit, end.death)
+
+    def _blame(self, task: Task, death: Death) -> None:
+        """A job of which a worker died runs once more, for something outside may have ended it. Twice is no chance."""
+        task.killed += not death.timeout
+        if death.timeout or task.killed >= FATAL or task.done:
+            death.proven = not death.opening
+            task.finish(death)
+        else:
+            self._home(task).appendleft(task)
 
     def _forget(self, slot: int, worker: Worker) -> None:
         for fd in (worker.out, worker.into):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.replies import Misshapen, check
 from pipelines.sql.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,18 +39,19 @@ class Task:
         job: what the worker gets (see `pipelines.sql.worker`).
         deliver: called once, with `tag` and the reply or a `Death`.
         deaths: workers that died before they came to it.
+        killed: workers that it ended, not by a timer.
         urgent: an event loop waits for it, and others may wait for that one.
         work: tells how much work its statement has done, from when a worker has it.
     """
 
-    __slots__ = ("deaths", "deliver", "done", "job", "tag", "urgent", "work")
+    __slots__ = ("deaths", "deliver", "done", "job", "killed", "tag", "urgent", "work")
 
     def __init__(self, job: tuple[Any, ...], deliver: Callable[[Any, Any], None], tag: Any) -> None:
         self.job = job
         self.deliver = deliver
         self.tag = tag
         self.done = False
-        self.deaths = 0
+        self.deaths = self.killed = 0
         self.urgent = False
         self.work: Callable[[], int] = int
 
@@ -66,13 +68,17 @@ class Death:
     Attributes:
         timeout: it was a timer.
         phase: 0 at the gold (or only) statement, 1 at the prediction.
+        opening: it was opening the database, or had not begun at all: no statement is to blame.
+        proven: a second worker died of the same statement, so the statement is to blame and not the machine.
     """
 
-    __slots__ = ("phase", "timeout")
+    __slots__ = ("opening", "phase", "proven", "timeout")
 
-    def __init__(self, timeout: bool, phase: int) -> None:
+    def __init__(self, timeout: bool, phase: int, opening: bool = True) -> None:
         self.timeout = timeout
         self.phase = phase
+        self.opening = opening
+        self.proven = False
 
 
 class End(NamedTuple):
@@ -118,7 +124,9 @@ class Worker:
         self._received = bytearray()
         self._next = 1
         self._recalled = 0
+        self._taken: set[int] = set()  # numbers of jobs that it is to skip
         self._answered, self._open = False, True
+        self._garbled: Task | None = None  # the job whose reply is not what a reply is
         self.answered_at = time.monotonic()
 
     @property
@@ -179,7 +187,15 @@ class Worker:
         return True
 
     def _settle(self, reply: Any) -> None:
-        number, task = self.held.popleft()
+        number, task = self.held[0]
+        self._garbled = task
+        if reply is not None:
+            check(task.job, reply)
+        elif number not in self._taken:
+            raise Misshapen  # it passed over a job that nobody took from it
+        self._taken.discard(number)
+        self._garbled = None
+        self.held.popleft()
         if number >= self.batches[0]:
             self.batches.popleft()
         self.answered_at = time.monotonic()
@@ -196,10 +212,11 @@ class Worker:
         at, _, _ = self._board.at()
         if not self.held or at < self.held[0][0]:
             return []
-        waiting = [task for number, task in self.held if number > max(at, self._recalled) and not task.done]
+        waiting = {number: task for number, task in self.held if number > max(at, self._recalled)}
+        self._taken |= waiting.keys()
         self._recalled = self.held[-1][0]
         self._board.recall(self._recalled + 1)
-        return waiting
+        return [task for task in waiting.values() if not task.done]
 
     def pulse(self) -> tuple[int, int, int]:
         """Changes whenever the worker starts something."""
@@ -228,9 +245,10 @@ class Worker:
         self.close()
         retired = code == RETIRED
         culprit = None if retired else next((task for number, task in self.held if number == at), None)
+        culprit = self._garbled or culprit
         others = [task for _, task in self.held if task is not culprit and not task.done]
         timeout = code == -signal.SIGALRM and not phase & OPENING
-        return End(Death(timeout, phase & 1), retired, culprit, others)
+        return End(Death(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others)
 
     def _exit_code(self) -> int:
         """Its own exit code if it ends by itself within a moment (its stream ends before its exit is seen)."""

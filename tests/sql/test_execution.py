@@ -16,10 +16,12 @@ import pytest
 from shops import build_shop
 
 from pipelines.errors import DatabaseError
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database, ExecutionStatus
 from tests.sql.conftest import Run
 
+LONG_ROWS = 5_000_000
+LONG = f"""WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {LONG_ROWS}) SELECT count(*) FROM c"""
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 
 
@@ -170,21 +172,64 @@ def test_a_cancelled_caller_disturbs_nobody(engine: SqlEngine, shop: Database) -
     asyncio.run(main())
 
 
-def test_a_killed_worker_is_replaced_and_its_query_is_told_not_scored(shop: Database) -> None:
-    before = children()
+async def kill_the_busy(engine: SqlEngine, phase: int = 0) -> None:
+    """Kill the worker that is in a long statement, as a crash of its engine would."""
+    while True:
+        await asyncio.sleep(0.01)
+        workers = [worker for worker in engine._pools["sqlite"]._workers if worker is not None]
+        busy = [worker for worker in workers if worker.work() > 2_000 and worker.pulse()[1] == phase]
+        if busy:
+            os.kill(busy[0]._process.pid, signal.SIGKILL)
+            return
+
+
+def test_a_killed_worker_is_replaced_and_its_query_runs_again(shop: Database) -> None:
     with SqlEngine(Limits(timeout_s=20)) as engine:
 
         async def main() -> None:
-            slow = asyncio.create_task(engine.execute(shop, ENDLESS))
+            slow = asyncio.create_task(engine.execute(shop, LONG))
             behind = [asyncio.create_task(engine.execute(shop, f"SELECT {n}")) for n in range(50)]
-            await asyncio.gather(*behind)  # another worker took them: the first is in the endless statement
-            os.kill(min(children() - before), signal.SIGKILL)
-            result = await slow
-            assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "worker_died")
+            await kill_the_busy(engine)
+            assert (await slow).rows == ((LONG_ROWS,),)
             assert [(await task).rows for task in behind] == [((n,),) for n in range(50)]
 
         asyncio.run(main())
         assert engine.execute_many([(shop, "SELECT 7")])[0].rows == ((7,),)
+
+
+def test_a_query_that_ends_two_workers_is_to_blame_itself(shop: Database) -> None:
+    """A policy must not get out of being scored by a query that crashes its engine."""
+    with SqlEngine(Limits(timeout_s=20)) as engine:
+
+        async def main() -> None:
+            executed = asyncio.create_task(engine.execute(shop, ENDLESS))
+            for _ in range(2):
+                await kill_the_busy(engine)
+            result = await executed
+            assert (result.status, result.error_class) == (ExecutionStatus.ERROR, "worker_died")
+            judged = asyncio.create_task(engine.judge(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
+            for _ in range(2):
+                await kill_the_busy(engine, phase=1)
+            verdict = await judged
+            assert (verdict.predicted, verdict.error_class) == (ExecutionStatus.ERROR, "worker_died")
+            assert not verdict.broken
+            assert verdict.scores == {"strict": 0.0}
+
+        asyncio.run(main())
+
+
+def test_a_gold_query_that_ends_two_workers_breaks_the_pair(shop: Database) -> None:
+    with SqlEngine(Limits(timeout_s=20)) as engine:
+
+        async def main() -> None:
+            judged = asyncio.create_task(engine.judge(Pair(shop, ENDLESS, "SELECT 1"), ["strict"]))
+            for _ in range(2):
+                await kill_the_busy(engine)
+            verdict = await judged
+            assert verdict.broken
+            assert verdict.error_class == "worker_died"
+
+        asyncio.run(main())
 
 
 def test_a_stopped_worker_is_killed_and_another_answers(shop: Database) -> None:
@@ -241,7 +286,7 @@ def test_an_engine_that_is_forgotten_takes_its_workers_along(shop: Database) -> 
 def test_workers_end_when_their_parent_is_killed(shop: Database) -> None:
     code = f"""
 import os
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database
 engine = SqlEngine(Limits(timeout_s=1))
 engine.execute_many([(Database("shop", "sqlite", {shop.location!r}), "SELECT 1")])
