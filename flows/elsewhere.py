@@ -12,6 +12,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelling
 
 from pipelines.errors import BoundaryError
+from tasks.patience import patiently
 
 POLL_S = 5.0
 
@@ -25,8 +26,11 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any]) -> None:
     Raises:
         BoundaryError: it did not complete.
     """
-    run: Any = run_deployment(deployment, parameters=parameters, timeout=0)
-    get_run_logger().info("%s runs as %s", deployment, run.name)
+    log = get_run_logger()
+    run: Any = patiently(
+        lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", log.warning
+    )
+    log.info("%s runs as %s", deployment, run.name)
     with get_client(sync_client=True) as client:
         try:
             _wait(client, deployment, run.id)
@@ -38,8 +42,9 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any]) -> None:
 
 
 def _wait(client: SyncPrefectClient, deployment: str, run_id: UUID) -> None:
+    say = get_run_logger().warning
     while True:
-        state = client.read_flow_run(run_id).state
+        state = patiently(lambda: client.read_flow_run(run_id).state, f"the end of {deployment}", say)
         if state is not None and state.is_final():
             break
         time.sleep(POLL_S)

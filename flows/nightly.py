@@ -8,10 +8,11 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 
 from flows.nights import night, title
 from flows.pipeline import RecipeName, open_form, tracked, walk, walk_on_gpu
+from pipelines.nightly.ledger import Overlap
 from tasks.promotion import announce
 from tasks.stage import show
 from tasks.summary import night_markdown
@@ -38,9 +39,16 @@ def retrain(
     loaded, opened = open_form(recipe, tuple(changes), store)
     step_by_step = walk_on_gpu if gpu_pool else walk
     with tracked(loaded, opened, title(loaded, opened)) as tracker:
-        line = night(
-            recipe, changes, loaded, opened, lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role)
-        )
+        try:
+            line = night(
+                recipe,
+                changes,
+                loaded,
+                opened,
+                lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
+            )
+        except Overlap as error:  # one night at a time, by a lock that dies with its holder
+            return Cancelled(message=str(error))
         tracker.decided(line)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
     announce(loaded.name, opened, line, get_run_logger().warning)

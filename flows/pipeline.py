@@ -5,7 +5,8 @@ What a flow finds in the store is not made again: `train` goes on where `curate`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from pipelines.errors import RecipeError
 from pipelines.housekeeping import claimed
 from pipelines.stages import graph, ready
 from pipelines.store import Store, read_json
+from tasks.patience import patiently
+from tasks.reaper import alive, reap
 from tasks.server import prefect_server
 from tasks.stage import ON_DEVICE, Walk, run_stage, show
 from tasks.summary import accuracy_markdown, stage_rows
@@ -34,14 +37,25 @@ RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_na
 CURATION = ("filter", "gold_schema")
 
 
-def tracked(recipe: Recipe, store: Store, name: str = "") -> Tracker:
+@contextlib.contextmanager
+def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     """The tracker of this flow run and of all that it starts elsewhere: they share one parent run in MLflow.
+
+    As long as it is open, the store knows that this flow run lives; those that do not are marked as crashed.
 
     Args:
         name: of the run, for people.
     """
-    tags = {"flow_run": str(runtime.flow_run.id), "flow_run_name": str(runtime.flow_run.name)}
-    return Tracker(recipe, store, get_run_logger().warning, name, tags, str(runtime.flow_run.root_flow_run_id))
+    own, say = str(runtime.flow_run.id), get_run_logger().warning
+    tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
+    reap(store, say)
+    with alive(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker:
+        yield tracker
+
+
+def _root(own: str) -> str:
+    """The flow run that this one was started by, directly or not; itself where it is the first."""
+    return str(patiently(lambda: runtime.flow_run.root_flow_run_id, "the run", get_run_logger().warning) or own)
 
 
 def walk(

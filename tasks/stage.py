@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from pipelines.config import Recipe
 from pipelines.errors import BoundaryError, ResourceError
 from pipelines.stages import graph
 from pipelines.store import Store, read_json
+from tasks.patience import patiently
 from tasks.step import run_step
 from tasks.summary import contract_markdown
 from tasks.tracking import Tracker
@@ -116,7 +119,8 @@ class TaskProgress:
 def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
     """Publish an artifact; a server that is gone for a while must not cost a stage that is made."""
     try:
-        create(*content, **names)
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):  # a picture of the run: not worth minutes of it
+            create(*content, **names)
     except Exception as error:
         get_run_logger().warning("not shown in the UI: %s", error)
 
@@ -133,9 +137,12 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
     slot = recipe.hardware.slot
     with contextlib.ExitStack() as held:
         if slot is not None and not step.cached and step.name.startswith(ON_DEVICE):
-            limit = concurrency(slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False)
+            # A lease that cannot be renewed while the server is away must not end the run that holds it.
+            limit = functools.partial(
+                concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False
+            )
             try:
-                held.enter_context(limit)
+                patiently(lambda: held.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning)
             except ConcurrencySlotAcquisitionError as error:
                 if error.__cause__ is not None:  # the server, not the limit: worth another try
                     raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None

@@ -24,6 +24,10 @@ TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches
 SET_ASIDE = ("worse",)  # whose batches are not trained on again
 
 
+class Overlap(ResourceError):
+    """A night of that recipe is at work already."""
+
+
 @dataclass(frozen=True)
 class Champion:
     """A checkpoint that serves.
@@ -52,16 +56,14 @@ class Ledger:
         """Only one night of a recipe at a time, whoever starts it; the kernel drops the lock with its holder.
 
         Raises:
-            ResourceError: another one is at work.
+            Overlap: another one is at work.
         """
         self.batches.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ResourceError(
-                    f"another night of {self.folder.name} is at work", "Wait until it is over."
-                ) from None
+                raise Overlap(f"another night of {self.folder.name} is at work", "Wait until it is over.") from None
             yield
 
     def lines(self) -> list[dict[str, Any]]:

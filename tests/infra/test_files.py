@@ -39,6 +39,10 @@ def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment
     assert deployment["work_pool"]["name"] in ("cpu", "gpu")
 
 
+def test_no_deployment_holds_a_lease_that_ends_its_run_when_the_server_is_away() -> None:
+    assert [one["entrypoint"] for one in load("prefect.yaml")["deployments"] if "concurrency_limit" in one] == []
+
+
 def test_deployments_have_names_of_their_own() -> None:
     names = [(one["entrypoint"], one["name"]) for one in load("prefect.yaml")["deployments"]]
     assert len(set(names)) == len(names)

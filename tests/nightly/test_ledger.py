@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import DataError, ResourceError
-from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.errors import DataError
+from pipelines.nightly.ledger import Ledger, Overlap, ledgers
 from pipelines.store import Store
 
 
@@ -71,7 +71,7 @@ def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:
 
 def test_one_night_at_a_time(tmp_path: Path) -> None:
     book = ledger(tmp_path)
-    with book.locked(), pytest.raises(ResourceError, match="another night"), ledger(tmp_path).locked():
+    with book.locked(), pytest.raises(Overlap, match="another night"), ledger(tmp_path).locked():
         pass
 
 

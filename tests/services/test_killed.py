@@ -1,8 +1,9 @@
-"""kill -9 of the worker, the server and the training child in turn: the next run ends with the same store.
+"""kill -9 of the worker, the server, the training child, and all at once: the next run ends with the same store.
 
 The flow that lost its worker or its server may go on: the next run then waits for the stage that it is making.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from .conftest import SMALL, Site, processes
-from .test_prefect import artifacts, await_grpo, digests
+from .conftest import SMALL, Site, processes, wait_for
+from .test_prefect import artifacts, await_grpo, digests, parent_of
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 LONG = [*SMALL, "grpo.steps=60", "grpo.save_steps=1"]  # some seconds to be killed in
 
 
@@ -28,21 +30,28 @@ def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return digests(store)
 
 
-@pytest.mark.parametrize("victim", ["worker", "server", "child"])
+@pytest.mark.parametrize("victim", ["worker", "server", "child", "all"])
 def test_the_next_run_ends_with_the_same_store(
     site: Site, undisturbed: dict[str, Any], tmp_path: Path, victim: str
 ) -> None:
     store = tmp_path / "store"
     child = ("pipelines.training.child", str(store), "/grpo/")
     assert site.deployment_run("retrain/miniature", LONG, store=str(store)).returncode == 0
+    first = site.newest_run()["id"]
     await_grpo(site, lambda: list(store.glob("grpo/.work-*/checkpoints/*")), "GRPO has written a checkpoint")
     done_before = sorted(digests(store))
     assert not any(name.startswith("grpo/") for name in done_before)
-    if victim == "child":
+    if victim in ("child", "all"):
         victims = processes(*child)
         assert victims
+        if victim == "all":  # as when the machine goes down: nobody is left to tell the server
+            site.kill("worker")
+            victims = [parent_of(victims[0]), *victims]
         for pid in victims:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if victim == "all":
+            site.up("worker")
     else:
         site.kill(victim)
         site.up(victim)
@@ -51,6 +60,12 @@ def test_the_next_run_ends_with_the_same_store(
     assert digests(store) == undisturbed
     rows = {row["stage"]: row["state"] for row in _stages(site)}
     assert all(rows[name.partition("/")[0]] == "there" for name in done_before)
+    wait_for(lambda: site.api(f"flow_runs/{first}")["state"]["type"] in ENDED, 120, "no run is Running for ever")
+    state = site.api(f"flow_runs/{first}")["state"]
+    if victim == "all":
+        assert (state["type"], "is gone" in state["message"]) == ("CRASHED", True)
+    if victim in ("worker", "server"):  # nobody can see it for a while, and it goes on
+        assert state["type"] == "COMPLETED", state["message"]
 
 
 def _stages(site: Site) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site:
     child = ("pipelines.training.child", str(site.store), "/grpo/")
     assert site.deployment_run("retrain/miniature", long).returncode == 0
     await_grpo(site, lambda: processes(*child), "GRPO runs")
-    flow = [pid for pid in processes("prefect", "engine") if _parent(processes(*child)[0]) == pid]
+    flow = [pid for pid in processes("prefect", "engine") if parent_of(processes(*child)[0]) == pid]
     os.kill(flow[0], signal.SIGKILL)
     wait_for(lambda: not processes(*child), 20, "the training child died with its flow")
     again = site.deployment_run("retrain/miniature", long, "--watch")
@@ -140,7 +140,7 @@ def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site:
     assert stages["grpo"]["why"] == "was interrupted: resumes"
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 

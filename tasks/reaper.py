@@ -1,0 +1,76 @@
+"""Flow runs whose process is gone: found by a lock that the kernel drops, and marked as crashed on the server.
+
+A worker that lives reports the death of its runs. When worker, flow and child die together (kill -9, a power cut),
+nobody does, and the server would show the run as Running for ever. The next run on the store does it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
+
+from pipelines.store import Store, read_json
+from tasks.patience import is_away
+
+FLOWS = ".runs/flows"
+
+
+@contextlib.contextmanager
+def alive(store: Store, flow_run: str) -> Iterator[None]:
+    """Hold a lock named after a flow run as long as this process lives."""
+    folder = store.root / FLOWS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{flow_run}.json"
+    unnamed = path.with_suffix(".new")  # until it is locked: `reap` would take it for a dead run's
+    with unnamed.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f'{{"host": "{platform.node()}", "pid": {os.getpid()}}}')
+        file.flush()
+        unnamed.rename(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def reap(store: Store, say: Callable[[str], None]) -> None:
+    """Mark the flow runs of this store whose process is gone as crashed; where the server is away, another run does."""
+    for path in sorted((store.root / FLOWS).glob("*.json")):
+        if not _is_held(path):
+            try:
+                _crash(path, say)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                return
+            path.unlink(missing_ok=True)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # it has just ended
+        return True
+    return False
+
+
+def _crash(path: Path, say: Callable[[str], None]) -> None:
+    facts = read_json(path)
+    words = f"its process {facts.get('pid', '?')} on {facts.get('host', '?')} is gone; the next run goes on from there"
+    with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):
+        run = client.read_flow_run(UUID(path.stem))
+        if run.state is not None and not run.state.is_final():
+            client.set_flow_run_state(run.id, Crashed(message=words), force=True)
+            say(f"flow run {run.name} was {run.state.name}: {words}")

@@ -1,0 +1,58 @@
+"""A server that is away is waited for, and a run whose process is gone is told from one that lives."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipelines.store import Store
+from tasks import patience, reaper
+
+
+def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "POLL_S", 0.0)
+    tries: list[int] = []
+    said: list[str] = []
+
+    def ask() -> str:
+        tries.append(1)
+        if len(tries) < 4:
+            raise RuntimeError("no slot") from httpx.ConnectError("connection refused")
+        return "here"
+
+    assert patience.patiently(ask, "the slot", said.append) == "here"
+    assert (len(tries), len(said)) == (4, 1)
+    assert "the slot waits for it" in said[0]
+
+
+def test_a_server_that_says_no_is_not_asked_again() -> None:
+    response = httpx.Response(404, request=httpx.Request("GET", "http://server"))
+    error = httpx.HTTPStatusError("no such limit", request=response.request, response=response)
+
+    def refuse() -> None:
+        raise error
+
+    with pytest.raises(httpx.HTTPStatusError):
+        patience.patiently(refuse, "the slot", pytest.fail)
+
+
+def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from pipelines.store import Store
+from tasks.reaper import alive
+with alive(Store(Path({str(tmp_path)!r})), "killed"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    crashed: list[str] = []
+    monkeypatch.setattr(reaper, "_crash", lambda path, say: crashed.append(path.stem))
+    with reaper.alive(store, "living"):
+        reaper.reap(store, pytest.fail)
+    assert crashed == ["killed"]
+    reaper.reap(store, pytest.fail)
+    assert crashed == ["killed"]  # once
