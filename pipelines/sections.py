@@ -21,10 +21,11 @@ class Contracts(Section):
     """Thresholds at the stages' doors (`tasks/contracts.py`), beside `data.max_bad_share`.
 
     Attributes:
-        max_duplicates: share of questions asked twice of one database in one pool.
-        max_leaked: share of held-out questions that a training pool asks of the same database.
+        max_duplicates: share of a pool's questions that are asked twice of one database.
+        max_leaked: share of a pool's held-out questions that a training pool asks of the same database.
         max_broken: share of teacher episodes that a database or an endpoint broke.
         min_accepted: share of teacher trajectories that the filter must let through.
+        min_solved: share of the scored questions that the policy must solve at least once before GRPO begins.
         max_drift: how far a night's questions may lie from those learned so far (`pipelines/nightly/drift.py`).
     """
 
@@ -32,6 +33,7 @@ class Contracts(Section):
     max_leaked: Share = 0.0
     max_broken: Share = 0.05
     min_accepted: Share = 0.05
+    min_solved: Share = 0.001
     max_drift: Share = 0.5
 
 

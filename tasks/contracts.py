@@ -7,8 +7,7 @@ run. An expectation that could not be evaluated is a failure of ours, never a ve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,39 +16,12 @@ from pipelines.errors import DataError, ResourceError, SqltrainError
 from pipelines.recipes import digest
 from pipelines.stages.graph import StageResult
 from pipelines.store import read_json, write_atomic, write_json
+from tasks.doors import DOORS, Check
 
 if TYPE_CHECKING:
     import polars as pl
 
 ROWS_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Check:
-    """One expectation of a suite.
-
-    Attributes:
-        says: what is wrong with a row that breaks it, in a few plain words.
-        expectation: the name of a Great Expectations class.
-        options: its arguments besides the column.
-        allowed: share of rows that may break it.
-        setting: the recipe's key of that share; "" where none may.
-    """
-
-    says: str
-    expectation: str
-    column: str
-    options: Mapping[str, Any]
-    allowed: float = 0.0
-    setting: str = ""
-
-
-@dataclass(frozen=True)
-class Door:
-    """A stage's contract: the rows to look at (each with a `row` column that names it) and what they must hold to."""
-
-    rows: Callable[[Path], pl.DataFrame]
-    checks: Callable[[Recipe], Sequence[Check]]
 
 
 def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
@@ -60,13 +32,13 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
         SqltrainError: Great Expectations could not evaluate it.
         ResourceError: it is not installed.
     """
-    from tasks.doors import DOORS
-
     door = DOORS.get(result.name)
     if door is None:
         return None
     checks = door.checks(recipe)
-    terms = digest([[item.says, item.expectation, item.column, dict(item.options), item.allowed] for item in checks])
+    terms = digest(
+        [[item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools] for item in checks]
+    )
     path = result.folder / "contract.json"
     verdict: dict[str, Any] = read_json(path)
     if verdict.get("terms") != terms:
@@ -83,12 +55,21 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
     Raises:
         SqltrainError: an expectation raised instead of judging.
     """
-    outcomes = _validate(frame, checks)
-    judged = [_judge(item, outcome) for item, outcome in zip(checks, outcomes, strict=True)]
+    parts = [(item, pool) for item in checks for pool in _pools(item, frame)]
+    outcomes = _validate(frame, parts)
+    judged = [_judge(item, pool, outcome) for (item, pool), outcome in zip(parts, outcomes, strict=True)]
     return {"rows": frame.height, "passed": all(item["passed"] for item in judged), "checks": judged}
 
 
-def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
+def _pools(item: Check, frame: pl.DataFrame) -> list[str]:
+    """The pools that a check holds for, each by itself; [""] where it holds for all rows together."""
+    if not item.pools:
+        return [""]
+    there = set(frame["pool"].unique())
+    return [pool for pool in item.pools if pool in there]
+
+
+def _validate(frame: pl.DataFrame, parts: Sequence[tuple[Check, str]]) -> list[Any]:
     """Great Expectations' result of each check, in order; its context lives in memory and leaves nothing behind."""
     import logging
     import warnings
@@ -108,7 +89,9 @@ def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
         batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame.to_pandas()})
         suite = gx.ExpectationSuite(
             name="contract",
-            expectations=[_expectation(gx.expectations, item, number) for number, item in enumerate(checks)],
+            expectations=[
+                _expectation(gx.expectations, item, pool, number) for number, (item, pool) in enumerate(parts)
+            ],
         )
         layout = {
             "result_format": "SUMMARY",
@@ -119,13 +102,15 @@ def _validate(frame: pl.DataFrame, checks: Sequence[Check]) -> list[Any]:
     return sorted(outcome.results, key=lambda result: int(result.expectation_config.meta["number"]))
 
 
-def _expectation(library: Any, item: Check, number: int) -> Any:
-    column = {} if "column_A" in item.options else {"column": item.column}
+def _expectation(library: Any, item: Check, pool: str, number: int) -> Any:
+    options: dict[str, Any] = {} if "column_A" in item.options else {"column": item.column}
+    if pool:
+        options |= {"row_condition": f'pool=="{pool}"', "condition_parser": "pandas"}
     kind = getattr(library, item.expectation)
-    return kind(**column, **item.options, mostly=1.0 - item.allowed, meta={"number": number})
+    return kind(**options, **item.options, mostly=1.0 - item.allowed, meta={"number": number})
 
 
-def _judge(item: Check, outcome: Any) -> dict[str, Any]:
+def _judge(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
     """One check's verdict as JSON values.
 
     Raises:
@@ -138,12 +123,14 @@ def _judge(item: Check, outcome: Any) -> dict[str, Any]:
     bad, total = int(facts.get("unexpected_count", 0)), int(facts.get("element_count", 0))
     return {
         "says": item.says,
+        "pool": pool,
+        "rows": total,
         "column": item.column,
         "passed": bool(outcome.success),
         "bad": bad,
         "share": round(bad / total, 6) if total else 0.0,
         "allowed": item.allowed,
-        "setting": item.setting,
+        "advice": item.advice,
         "examples": [
             {"row": str(found["row"]), "value": _value(found, item)}
             for found in facts.get("partial_unexpected_index_list") or []
@@ -176,10 +163,9 @@ def _breach(verdict: Mapping[str, Any], path: Path) -> DataError:
     first = broken[0]
     rows = ", ".join(f"{example['row']} ({example['value']})" for example in first["examples"][:3])
     more = f"; {len(broken) - 1} more checks are broken" if len(broken) > 1 else ""
-    setting = first["setting"]
+    where = f" of pool {first['pool']}" if first["pool"] else ""
     return DataError(
         f"the data of stage {verdict['stage']!r} breaks its contract: {first['says']} in {first['bad']} of "
-        f"{verdict['rows']} rows ({first['share']:.1%}, allowed {first['allowed']:.1%}): {rows}{more}",
-        f"All of it is in {path.with_suffix('.html')}."
-        + (f" Mend the rows, or raise {setting}." if setting else " Mend the rows."),
+        f"{first['rows']} rows{where} ({first['share']:.1%}, allowed {first['allowed']:.1%}): {rows}{more}",
+        f"All of it is in {path.with_suffix('.html')}. {first['advice']}",
     )

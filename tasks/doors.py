@@ -1,8 +1,10 @@
-"""Which stages have a contract, which rows it looks at and what it says."""
+"""Which stages have a contract, which rows it looks at and what it says: the one place that states it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,50 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Recipe
 from pipelines.evaluation import by_result
+from pipelines.stages.data import is_fault
+from pipelines.stages.inputs import LEAKAGE
+from pipelines.store import read_json
 from pipelines.types import HARDNESS_LEVELS, StopReason, read_lines
-from tasks.contracts import Check, Door
 
-TRAINING_POOLS = ("sft", "rl")
+TRAINING, HELD_OUT = ("sft", "rl"), ("dev", "test")
+POOLS = (*TRAINING, *HELD_OUT)
+SAME_QUESTION = ("exact", "normalised")  # kinds of leakage (`pipelines/curation/leakage.py`) that ask the same
 NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
 NOT_BLANK = {"regex": r"\S"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation of a suite.
+
+    Attributes:
+        says: what is wrong with a row that breaks it, in a few plain words.
+        expectation: the name of a Great Expectations class.
+        options: its arguments besides the column.
+        allowed: share of rows that may break it.
+        advice: what to do about it, in one sentence.
+        pools: it holds for each of them by itself, by the column `pool`; () for all rows together.
+    """
+
+    says: str
+    expectation: str
+    column: str
+    options: Mapping[str, Any]
+    allowed: float = 0.0
+    advice: str = "Mend the rows."
+    pools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Door:
+    """A stage's contract: the rows to look at (each with a `row` column that names it) and what they must hold to."""
+
+    rows: Callable[[Path], pl.DataFrame]
+    checks: Callable[[Recipe], Sequence[Check]]
+
+
+def _or_raise(setting: str) -> str:
+    return f"Mend the rows, or raise {setting}."
 
 
 def _set_aside(folder: Path) -> list[dict[str, Any]]:
@@ -34,8 +74,8 @@ def example_rows(folder: Path) -> pl.DataFrame:
     """The questions of the data stage and what it set aside, one row each.
 
     `duplicate_of` names the pool that asks the same question of the same database twice; `leaked_from` the training
-    pool that asks a held-out question too. `gold` is the gold SQL or, of a held-out question without one, what stands
-    for it: accepted results (Spider 2.0).
+    pool that asks a held-out question of its database too, as the stage itself found. `gold` is the gold SQL or, of a
+    held-out question without one, what stands for it: accepted results (Spider 2.0).
     """
     frame = frames.read(folder / "data.parquet")
     asked = pl.concat_str(pl.col("database").struct.field("id"), pl.col("question").str.to_lowercase(), separator="\t")
@@ -44,17 +84,30 @@ def example_rows(folder: Path) -> pl.DataFrame:
         database_id=pl.col("database").struct.field("id"),
         asked=asked,
         gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise("gold_sql"),
-        training=pl.col("pool").str.starts_with("sft") | pl.col("pool").str.starts_with("rl"),
     )
-    trained = frame.filter("training").group_by("asked").agg(leaked_from=pl.col("pool").first())
-    frame = frame.join(trained, on="asked", how="left", maintain_order="left").with_columns(
+    leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
+    frame = frame.with_columns(leaked_from=leaked).with_columns(
         duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
-        leaked_from=pl.when(~pl.col("training")).then("leaked_from"),
+        leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
     )
-    columns = ["row", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
-    bad = _set_aside(folder)
+    columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
+    bad = [row for row in _set_aside(folder) if is_fault(row["pool"], row["reason"])]
     rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
+    rejected = rejected.with_columns(pl.Series("pool", [row["pool"] for row in bad], pl.String))
     return pl.concat([frame.select(columns), rejected], how="diagonal")
+
+
+def _leaked(folder: Path) -> pl.DataFrame:
+    """The held-out questions that a training pool asks of the same database, by id, with that pool."""
+    leaks = {
+        leak["held_out"]: pool
+        for pool, found in read_json(folder / LEAKAGE).items()
+        for leak in found["leaks"]
+        if leak["same_database"] and leak["kind"] in SAME_QUESTION
+    }
+    return pl.DataFrame(
+        {"id": list(leaks), "leaked_from": list(leaks.values())}, schema={"id": pl.String, "leaked_from": pl.String}
+    )
 
 
 def _judged_by_result() -> pl.Expr:
@@ -83,7 +136,8 @@ def example_checks(recipe: Recipe) -> list[Check]:
             "rejected",
             {},
             recipe.data.max_bad_share,
-            "data.max_bad_share",
+            _or_raise("data.max_bad_share"),
+            POOLS,
         ),
         Check(
             "its pool asks the same of that database before",
@@ -91,7 +145,8 @@ def example_checks(recipe: Recipe) -> list[Check]:
             "duplicate_of",
             {},
             limits.max_duplicates,
-            "contracts.max_duplicates",
+            _or_raise("contracts.max_duplicates"),
+            POOLS,
         ),
         Check(
             "a training pool asks this held-out question too",
@@ -99,7 +154,8 @@ def example_checks(recipe: Recipe) -> list[Check]:
             "leaked_from",
             {},
             limits.max_leaked,
-            "contracts.max_leaked",
+            _or_raise("contracts.max_leaked"),
+            HELD_OUT,
         ),
     ]
 
@@ -140,7 +196,7 @@ def trajectory_checks(recipe: Recipe) -> list[Check]:
             "failure",
             {},
             recipe.contracts.max_broken,
-            "contracts.max_broken",
+            _or_raise("contracts.max_broken"),
         ),
     ]
 
@@ -164,7 +220,28 @@ def filtered_checks(recipe: Recipe) -> list[Check]:
             "rejected",
             {},
             1.0 - least,
-            "the share: lower contracts.min_accepted",
+            "Mend the rows, or lower contracts.min_accepted.",
+        )
+    ]
+
+
+def scored_rows(folder: Path) -> pl.DataFrame:
+    """The questions whose difficulty was scored; `unsolved` where no sample was right."""
+    frame = frames.read(folder / "data.parquet")
+    unsolved = pl.when(pl.col("right") == 0).then(pl.format("0 of {} samples", "samples"))
+    return frame.select(row="example_id", unsolved=unsolved)
+
+
+def scored_checks(recipe: Recipe) -> list[Check]:
+    """How many questions the policy must solve before GRPO may begin: it learns from what is right now and then."""
+    return [
+        Check(
+            "no sample of the policy was right",
+            "ExpectColumnValuesToBeNull",
+            "unsolved",
+            {},
+            1.0 - recipe.contracts.min_solved,
+            "GRPO would learn nothing: train SFT longer, take easier questions, or lower contracts.min_solved.",
         )
     ]
 
@@ -173,4 +250,5 @@ DOORS = {
     "data": Door(example_rows, example_checks),
     "synthesize": Door(trajectory_rows, trajectory_checks),
     "filter": Door(filtered_rows, filtered_checks),
+    "difficulty": Door(scored_rows, scored_checks),
 }

@@ -17,11 +17,13 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6
 def contract_html(verdict: Mapping[str, Any]) -> str:
     """A contract's verdict as one page that needs nothing else; every value is escaped."""
     lines = [
-        "<tr><td class={}>{}</td><td>{}</td><td>{}</td><td>{:.2%}</td><td>{:.2%}</td></tr>".format(
+        "<tr><td class={}>{}</td><td>{}</td><td>{}</td><td>{} of {}</td><td>{:.2%}</td><td>{:.2%}</td></tr>".format(
             "ok" if item["passed"] else "bad",
             "held" if item["passed"] else "broken",
+            escape(item["pool"] or "all"),
             escape(item["says"]),
             item["bad"],
+            item["rows"],
             item["share"],
             item["allowed"],
         )
@@ -37,7 +39,8 @@ def contract_html(verdict: Mapping[str, Any]) -> str:
     rows = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(found)}</table>"
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>{verdict['rows']} rows.</p><table><tr><th></th><th>a row is wrong when</th><th>rows</th>"
+        f"<h1>{title}</h1><p>{verdict['rows']} rows.</p>"
+        "<table><tr><th></th><th>pool</th><th>a row is wrong when</th><th>rows</th>"
         f"<th>share</th><th>allowed</th></tr>{''.join(lines)}</table>{rows if found else ''}</html>\n"
     )
 
@@ -47,11 +50,18 @@ def contract_markdown(verdict: Mapping[str, Any]) -> str:
     how = "held" if verdict["passed"] else "**BROKEN**"
     head = f"Contract of **{_cell(verdict['stage'])}**: {how}, {verdict['rows']} rows\n"
     lines = [
-        f"| {'ok' if item['passed'] else '**broken**'} | {_cell(item['says'])} | {item['bad']} | {item['share']:.2%} "
-        f"| {item['allowed']:.2%} |"
+        f"| {'ok' if item['passed'] else '**broken**'} | {_cell(item['pool'] or 'all')} | {_cell(item['says'])} "
+        f"| {item['bad']} of {item['rows']} | {item['share']:.2%} | {item['allowed']:.2%} |"
         for item in verdict["checks"]
     ]
-    return "\n".join([head, "| | a row is wrong when | rows | share | allowed |", "|---|---|---|---|---|", *lines])
+    rows = [
+        f"| {_cell(item['says'])} | {_cell(example['row'])} | {_cell(example['value'])} |"
+        for item in verdict["checks"]
+        for example in item["examples"]
+    ]
+    found = ["", "| what | row | value |", "|---|---|---|", *rows] if rows else []
+    table = ["| | pool | a row is wrong when | rows | share | allowed |", "|---|---|---|---|---|---|", *lines]
+    return "\n".join([head, *table, *found])
 
 
 def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import polars as pl
 
@@ -32,9 +33,22 @@ def build(ctx: Context) -> None:
     data = ctx.recipe.data
     rl = [("rl", part, source) for part, source in enumerate(data.rl)]
     _write(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev), ("test", 0, data.test)])
-    held_out = examples(ctx.folder, "dev", "test")
-    leaks = {pool: leakage.report(each_example(ctx.folder, pool), held_out) for pool in ("sft", "rl")}
-    write_json(ctx.folder / LEAKAGE, leaks)
+    note_leakage(ctx.folder)
+
+
+def note_leakage(folder: Path) -> None:
+    """Write what each training pool repeats of the held-out questions beside a stage's data."""
+    held_out = examples(folder, "dev", "test")
+    leaks = {pool: leakage.report(each_example(folder, pool), held_out) for pool in ("sft", "rl")}
+    write_json(folder / LEAKAGE, leaks)
+
+
+def is_fault(pool: str, reason: str) -> bool:
+    """Whether a row that was set aside counts against `data.max_bad_share`.
+
+    A benchmark whose databases are not all there is evaluated on what can run, and the report says so.
+    """
+    return reason != base.EMPTY and not (pool == "test" and reason == "missing_database")
 
 
 def build_held_out(ctx: Context) -> None:
@@ -77,9 +91,7 @@ def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list
     drop_empty = ctx.recipe.data.drop_empty and pool in ("sft", "rl")
     kept, broken = base.check_gold(loaded.examples, sql, ctx.folder, drop_empty)
     rejected = [*loaded.quarantine, *broken]
-    # A benchmark whose databases are not all there is evaluated on what can run, and the report says so.
-    fine = (base.EMPTY, *(("missing_database",) if pool == "test" else ()))
-    bad = [row for row in rejected if row.reason not in fine]
+    bad = [row for row in rejected if is_fault(pool, row.reason)]
     fault = ""
     if not kept or len(bad) / (len(kept) + len(bad)) > ctx.recipe.data.max_bad_share:
         first = f"; the first: {rejected[0].row}: {rejected[0].reason} ({rejected[0].detail})" if rejected else ""

@@ -27,7 +27,7 @@ def test_a_breach_stops_the_second_run_as_it_did_the_first(
     run = ("run", str(tmp_path / "mine.yaml"), f"store={tmp_path / 'store'}", "--until", "data")
     code, _, first = sqltrain(monkeypatch, capsys, *run)
     assert code == 2
-    assert "a training pool asks this held-out question too in 4 of 12 rows" in first
+    assert "a training pool asks this held-out question too in 2 of 3 rows of pool dev" in first
     assert "\n" not in first.strip()
     with monkeypatch.context() as patch:
         patch.setattr(contracts, "evaluate", lambda *args: pytest.fail("the kept verdict was not read"))

@@ -33,6 +33,7 @@ SMALL = [
     "protocol.max_turns=2",
     "protocol.max_turns_eval=2",
     "difficulty={group: 2, candidates: 4, keep: 4, explore: 4, sampling: {turn_tokens: 16, episode_tokens: 512}}",
+    "contracts.min_solved=0",
     "grpo.steps=2",
     "grpo.group=2",
     "grpo.questions_per_step=2",

@@ -14,10 +14,11 @@ import pytest
 from pipelines import frames
 from pipelines.config import Contracts, Recipe
 from pipelines.errors import DataError, SqltrainError
+from pipelines.stages.data import note_leakage
 from pipelines.stages.graph import StageResult
 from pipelines.types import Database, Example
 from tasks import contracts
-from tasks.contracts import Check
+from tasks.doors import Check
 from tasks.summary import contract_html, contract_markdown
 
 from .conftest import trajectory
@@ -34,6 +35,7 @@ def data_stage(folder: Path, pools: dict[str, list[Example]], quarantine: list[d
     frame = frames.to_frame([one for _, one in rows], extra=[{"pool": pool} for pool, _ in rows])
     frames.write(folder / "data.parquet", frame)
     (folder / "quarantine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in quarantine or []))
+    note_leakage(folder)
     return StageResult("data", "k", folder, {}, False)
 
 
@@ -95,9 +97,11 @@ def test_accepted_results_stand_for_a_gold_query_in_the_test_pool_alone(tmp_path
 
 def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path: Path, recipe: Recipe) -> None:
     set_aside = [{"pool": "sft", "row": "dev.json[12]", "reason": "bad_gold", "detail": "no such column: x"}]
-    with pytest.raises(DataError, match=r"1 of 4 rows \(25.0%, allowed 5.0%\): sft/dev.json\[12\] \(bad_gold: no such"):
+    with pytest.raises(
+        DataError, match=r"1 of 3 rows of pool sft \(33.3%, allowed 5.0%\): sft/dev.json\[12\] \(bad_gold: no such"
+    ):
         contracts.check(data_stage(tmp_path, POOLS, set_aside), recipe)
-    tolerant = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_bad_share": 0.25})})
+    tolerant = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_bad_share": 0.34})})
     verdict = contracts.check(data_stage(tmp_path, POOLS, set_aside), tolerant)
     assert verdict is not None
     assert verdict["passed"]
@@ -105,10 +109,10 @@ def test_rows_set_aside_count_against_the_threshold_with_their_reason(tmp_path: 
 
 def test_a_threshold_of_the_recipe_is_the_threshold(tmp_path: Path) -> None:
     pools = {"sft": [*POOLS["sft"], example("q9", "which farms ?")], "test": POOLS["test"]}
-    result = data_stage(tmp_path, pools)  # one repeated question in four rows
+    result = data_stage(tmp_path, pools)  # one repeated question in the pool's three rows
     with pytest.raises(DataError, match=r"raise contracts\.max_duplicates"):
-        contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.2)))
-    assert contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.25)))
+        contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.3)))
+    assert contracts.check(result, Recipe(name="toy", contracts=Contracts(max_duplicates=0.34)))
 
 
 def test_a_kept_verdict_is_read_again_without_great_expectations(
@@ -176,7 +180,8 @@ def test_hostile_text_stays_text_in_both_summaries() -> None:
     parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
     parser.feed(contract_html(verdict))
     assert "script" not in tags
-    assert contract_markdown(verdict).count("\n") == 4  # head, blank line, table head, rule, one row
+    # head, blank line, table head, rule, one check; blank line, table head, rule, one row
+    assert contract_markdown(verdict).count("\n") == 8
     assert "<script>" not in contract_markdown(verdict)
 
 
@@ -200,3 +205,35 @@ def test_a_reason_may_hold_any_character(tmp_path: Path, recipe: Recipe) -> None
     (tmp_path / "quarantine.jsonl").write_text(json.dumps(bad, ensure_ascii=False) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"sft/q.jsonl:7 \(gold_no_such_column"):
         contracts.check(result, recipe)
+
+
+def test_a_share_is_held_in_each_pool_and_not_diluted_over_all(tmp_path: Path, recipe: Recipe) -> None:
+    """13 of 100 repeated questions in one pool are 13 %, however many rows the others have."""
+    sft = [example(f"s{n}", f"question {n if n < 87 else 0} ?") for n in range(100)]
+    rest = {pool: [example(f"{pool}{n}", f"{pool} {n} ?") for n in range(100)] for pool in ("rl", "dev", "test")}
+    with pytest.raises(DataError, match=r"in 13 of 100 rows of pool sft \(13.0%, allowed 5.0%\)"):
+        contracts.check(data_stage(tmp_path, {"sft": sft, **rest}), recipe)
+
+
+def test_a_leak_is_what_the_stage_found_and_no_second_definition(tmp_path: Path, recipe: Recipe) -> None:
+    """Other case, fillers and punctuation: `pipelines/curation/leakage.py` takes it for the same question."""
+    pools = {"sft": [example("q1", "Please list all the Farms!")], "test": [example("q2", "list farms")]}
+    with pytest.raises(DataError, match="a training pool asks this held-out question too in 1 of 1 rows of pool test"):
+        contracts.check(data_stage(tmp_path, pools), recipe)
+
+
+def test_grpo_does_not_begin_where_no_question_is_ever_solved(tmp_path: Path, recipe: Recipe) -> None:
+    scored = pl.DataFrame({"example_id": ["q1", "q2"], "samples": [8, 8], "right": [0, 0]})
+    frames.write(tmp_path / "data.parquet", scored)
+    result = StageResult("difficulty", "k", tmp_path, {}, False)
+    with pytest.raises(DataError, match=r"no sample of the policy was right in 2 of 2 rows .*GRPO would learn nothing"):
+        contracts.check(result, recipe)
+    frames.write(tmp_path / "data.parquet", scored.with_columns(right=pl.Series([0, 1])))
+    (tmp_path / "contract.json").unlink()
+    assert contracts.check(result, recipe)
+
+
+def test_the_artifact_shows_the_rows(tmp_path: Path, recipe: Recipe) -> None:
+    with pytest.raises(DataError):
+        contracts.check(data_stage(tmp_path, {"sft": [example("q1", " ")]}), recipe)
+    assert "| the question is blank | sft/q1 |" in contract_markdown(read(tmp_path))
