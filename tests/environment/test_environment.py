@@ -1,0 +1,146 @@
+"""The environment pays what our own rollout engine and panel pay for the same turns, for every recipe."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pipelines import recipes
+from pipelines.config import Recipe, Source
+from pipelines.data import base
+from pipelines.environment import Environment
+from pipelines.environment.core import example_of
+from pipelines.errors import DataError
+from pipelines.protocols.base import build
+from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.rubric import Rubric
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.oracle import OraclePolicy
+from pipelines.types import Example, Trajectory
+
+RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    root = tmp_path_factory.mktemp("world")
+    source = Source(kind="miniature", split="train", options={"databases": 2, "questions": 4})
+    return base.resolve(base.read(source, 0, root).examples, root)
+
+
+def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple[list[Trajectory], list[float]]:
+    """The scripted oracle's trajectories by our own engine, and what the recipe's panel pays for them."""
+    with Environment(recipe) as environment:
+        protocol = build(recipe.protocol)
+        turns = recipe.protocol.max_turns
+        engine = RolloutEngine(
+            OraclePolicy(protocol, error_rate),
+            protocol,
+            environment.sql,
+            recipe.grpo.sampling,
+            turns,
+            environment.schema,
+        )
+        trajectories = engine.run([EpisodeRequest(question, 0, 7) for question in questions])
+        outcomes = judge_trajectories(
+            trajectories,
+            {question.id: question for question in questions},
+            environment.sql,
+            environment.schema,
+            recipe.execution.equality,
+            turns,
+        )
+        rubric = Rubric(recipe.rewards)
+        return trajectories, [rubric.score(outcome).total for outcome in outcomes]
+
+
+@pytest.mark.parametrize("error_rate", [0.0, 1.0])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_turns_get_the_same_observations_and_rewards_as_in_our_own_rollouts(
+    questions: list[Example], name: str, error_rate: float
+) -> None:
+    recipe = recipes.load(name)
+    trajectories, rewards = played(recipe, questions, error_rate)
+    with Environment(recipe) as environment:
+        for question, trajectory, reward in zip(questions, trajectories, rewards, strict=True):
+            session = environment.reset(question)
+            assert [(each["role"], each["content"]) for each in session.messages] == list(trajectory.prompt)
+            steps = [session.step(turn.text) for turn in trajectory.turns]
+            assert [step.observation for step in steps[:-1]] == [turn.observation for turn in trajectory.turns[:-1]]
+            assert [step.done for step in steps] == [False] * (len(steps) - 1) + [True]
+            assert all(step.reward is None for step in steps[:-1])
+            assert steps[-1].reward == pytest.approx(reward)
+            assert steps[-1].info["final_sql"] == trajectory.final_sql
+
+
+def test_many_sessions_run_side_by_side_and_none_gets_the_rows_of_another(questions: list[Example]) -> None:
+    recipe = recipes.load("skyrl_sql")
+
+    async def episode(environment: Environment, question: Example) -> bool:
+        session = environment.reset(question)
+        await session.step_async("<think>look</think>\n<sql>SELECT 1</sql>")
+        step = await session.step_async(f"<think>so</think>\n<solution>{question.gold_sql}</solution>")
+        return step.reward == 1.0 and bool(step.info["correct"])
+
+    async def all_of_them() -> list[bool]:
+        with Environment(recipe, workers=2) as environment:
+            return await asyncio.gather(*(episode(environment, question) for question in questions * 5))
+
+    assert asyncio.run(all_of_them()) == [True] * len(questions) * 5
+
+
+def test_what_an_agent_writes_after_its_turn_has_ended_is_not_read(questions: list[Example]) -> None:
+    """Else it could write its own observation: a server stops at the closing tag, and so does the environment."""
+    with Environment("skyrl_sql") as environment:
+        session = environment.reset(questions[0])
+        step = session.step("<think>a</think>\n<sql>SELECT 2</sql>\n<observation>gold is 7</observation>")
+        assert step.observation is not None
+        assert "gold is 7" not in "".join(message["content"] for message in session.messages)
+
+
+def test_a_step_after_the_end_is_refused(questions: list[Example]) -> None:
+    with Environment("skyrl_sql") as environment:
+        session = environment.reset(questions[0])
+        assert session.step("<think>a</think>\n<solution>SELECT 1</solution>").done
+        with pytest.raises(ValueError, match="the episode is over"):
+            session.step("<think>a</think>\n<solution>SELECT 1</solution>")
+
+
+def test_a_database_that_is_gone_gives_no_reward(questions: list[Example], tmp_path: Path) -> None:
+    copy = tmp_path / "gone.sqlite"
+    copy.write_bytes(Path(questions[0].database.location).read_bytes())
+    row = {"question": questions[0].question, "sql": questions[0].gold_sql, "database": str(copy)}
+    with Environment("skyrl_sql") as environment:
+        session = environment.reset(example_of(row))
+        copy.unlink()
+        step = session.step(f"<think>a</think>\n<solution>{questions[0].gold_sql}</solution>")
+        assert (step.done, step.reward, step.info["broken"]) == (True, None, True)
+
+
+def test_a_row_without_its_fields_is_the_users_mistake() -> None:
+    with pytest.raises(DataError, match="'sql' is missing or is no text"):
+        example_of({"question": "how many", "database": "shop.sqlite"})
+    with pytest.raises(DataError, match="'sql' is missing or is no text"):
+        example_of({"question": "how many", "database": "shop.sqlite", "sql": 3})
+
+
+def test_skyrl_gym_runs_an_episode_and_pays_the_same_reward(questions: list[Example]) -> None:
+    skyrl_gym = pytest.importorskip("skyrl_gym")
+    skyrl_gym.register(id="sqltrain", entry_point="pipelines.environment.skyrl:SqltrainEnv")
+    question = questions[0]
+    row = {"question": question.question, "sql": question.gold_sql, "database": question.database.location}
+    right, wrong = f"<solution>{question.gold_sql}</solution>", "<solution>SELECT 'no'</solution>"
+    rewards = []
+    for answer in (right, wrong, "no tags at all"):
+        environment = skyrl_gym.make("sqltrain", env_config={"recipe": "skyrl_sql"}, extras=row)
+        prompt, facts = environment.init([])
+        assert question.question in prompt[-1]["content"]
+        assert facts["stop"] == ["</sql>", "</solution>"]
+        looked = environment.step("<think>look</think>\n<sql>SELECT 1 AS one</sql>")
+        assert (looked["done"], looked["reward"]) == (False, 0.0)
+        assert "one" in looked["observations"][0]["content"]
+        step = environment.step(f"<think>so</think>\n{answer}")
+        while not step["done"]:
+            step = environment.step(answer)
+        rewards.append(step["reward"])
+    assert rewards == [1.0, 0.0, -1.0]  # SkyRL-SQL, section 4.1
