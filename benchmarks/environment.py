@@ -3,9 +3,9 @@
     pip install skyrl-gym
     python benchmarks/environment.py [--episodes 400] [--passes 5]
 
-Both sides play the same turns on the same SQLite files: one query, then an answer, of which half are right. The two take
-turns; figures are medians of the passes, in wall clock on one core (`taskset -c 0`). The second table plays answers that
-are wrong or hostile.
+Both sides play the same turns on the same SQLite files: one query, then an answer, of which half are right. They are
+timed in turn; figures are medians of the passes, in wall clock on one core (`taskset -c 0`). The second table plays
+answers that are wrong or hostile.
 """
 
 from __future__ import annotations
