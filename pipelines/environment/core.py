@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 from pipelines import recipes
 from pipelines.config import Recipe
@@ -26,7 +26,7 @@ from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
-from pipelines.types import Database, Example, Outcome, StopReason, Trajectory
+from pipelines.types import Database, EngineName, Example, Outcome, StopReason, Trajectory
 
 Messages = list[dict[str, str]]
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
@@ -210,6 +210,8 @@ def example_of(row: Mapping[str, Any]) -> Example:
         )
     path = texts["database"]
     engine = texts["engine"] or ("duckdb" if path.endswith(".duckdb") else "sqlite")
+    if engine not in get_args(EngineName):
+        raise DataError(f"there is no engine {engine!r}", f"There are: {', '.join(get_args(EngineName))}.")
     name = path.rsplit("/", 1)[-1].partition(".")[0]
-    database = Database(id=name, engine=engine, location=path)
+    database = Database(id=name, engine=cast("EngineName", engine), location=path)
     return Example(texts["id"] or texts["question"], texts["question"], database, texts["sql"], texts["evidence"])
