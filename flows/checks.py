@@ -9,6 +9,7 @@ from flows.progress import Bars
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError, UserError
+from pipelines.sql.engine import SqlEngine
 from pipelines.stages import graph
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
@@ -89,10 +90,11 @@ def _gold(recipe: Recipe, folder: Any, bars: Bars) -> tuple[list[str], dict[str,
             for outcome in judge_trajectories(
                 part, pool, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns
             ):
-                why = _short(outcome, rubric)
+                example = pool[outcome.example_id]
+                why = _without_result(example, sql) if outcome.broken else _short(outcome, rubric)
                 full += not why
                 if why:
-                    problems.append(f"gold SQL of {outcome.example_id}: {why}: {pool[outcome.example_id].gold_sql}")
+                    problems.append(f"gold SQL of {example.id}: {why}: {example.gold_sql}")
             bars.advance(len(part))
     return problems, {"gold_checked": len(answers), "gold_full": full}
 
@@ -103,10 +105,16 @@ def _answer(example: Example) -> Trajectory:
     return Trajectory(example.id, 0, "gold", "check", (), (turn,), example.gold_sql, StopReason.SOLUTION)
 
 
+def _without_result(example: Example, sql: SqlEngine) -> str:
+    """Why no verdict can be given under a gold SQL."""
+    (result,) = sql.execute_many([(example.database, example.gold_sql)])
+    if result.truncated:
+        return "its result is larger than a verdict may read (raise execution.max_rows or execution.max_bytes)"
+    return "it runs now and did not before" if result.ok else f"it does not run ({result.error_class})"
+
+
 def _short(outcome: Outcome, rubric: Any) -> str:
     """Why a gold SQL is not paid in full; "" when it is. Terms of phases cannot be earned in one turn: left out."""
-    if outcome.broken:
-        return "it does not run"
     if not outcome.correct:
         return f"it does not equal itself under {outcome.equality}"
     if rubric is None:

@@ -209,7 +209,7 @@ def evaluate(
 def watch(
     recipe: RecipeName,
     overrides: Overrides = None,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once and leave.")] = False,
 ) -> None:
     """Watch a run train: rewards by term, accuracy, entropy, turns, format errors, where the time goes, alarms.
@@ -232,7 +232,9 @@ def watch(
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Two or more: stage folders, records files, or NAME=PATH.")],
     equality: Annotated[str | None, typer.Option(help="Of the verdicts; by default the first run's own.")] = None,
-    flips: Annotated[int, typer.Option(help="Questions that flipped to print for each pair.", min=0)] = 10,
+    flips: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Questions that flipped to print for each pair.")
+    ] = 10,
     out: Annotated[Path | None, typer.Option(help="Write the page and every table into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -269,7 +271,7 @@ def report(
 def invent(
     database: Annotated[Path, typer.Option(help="A SQLite or DuckDB file.")],
     teacher: Annotated[str, typer.Option(help="The endpoint that writes SQL and questions (docs/teachers.md).")],
-    count: Annotated[int, typer.Option(min=1, help="How many questions.")] = 100,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many questions.")] = 100,
     checker: Annotated[str | None, typer.Option(help="Another endpoint, which answers back.")] = None,
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
     overrides: Overrides = None,
@@ -292,7 +294,9 @@ def judge(
     recipe: RecipeName,
     endpoint: Annotated[str, typer.Option(help="The judge, by its name in conf/local/endpoints.yaml.")],
     overrides: Overrides = None,
-    count: Annotated[int, typer.Option(min=2, help="Answers that it is asked about, half right, half wrong.")] = 200,
+    count: Annotated[
+        int, typer.Option(min=2, max=1_000_000, help="Answers that it is asked about, half right, half wrong.")
+    ] = 200,
     as_json: AsJson = False,
 ) -> None:
     """Say how far a judge can be trusted: agreement with execution, and whether place or length move its grades.
@@ -314,7 +318,7 @@ def judge(
 def mcp(
     databases: Annotated[list[Path], typer.Argument(help="SQLite or DuckDB files.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows that one answer shows.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that one answer shows.")] = 10,
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client.
 

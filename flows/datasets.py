@@ -13,10 +13,12 @@ import yaml
 from pipelines.config import Execution
 from pipelines.data import benchmarks
 from pipelines.errors import DataError
+from pipelines.evaluation.text import plain
 from pipelines.recipes import CONF
 from pipelines.sql.engine import Limits, SqlEngine
 
 LOCAL = CONF / "local"  # git-ignored: paths of this machine
+LINE_CHARS = 300
 
 
 def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) -> dict[str, Any]:
@@ -56,13 +58,19 @@ def lines(name: str, known: benchmarks.Benchmark, health: benchmarks.Health) -> 
     if known.databases is not None and health.checked == health.rows:
         found.append(f"its authors count {known.databases:,} databases")
     found += [f"  {number:,} with {reason.replace('_', ' ')}" for reason, number in health.bad.items()]
-    found += [f"    {line}" for line in health.shown]
+    found += [f"    {_short(line)}" for line in health.shown]
     short = known.questions is not None and health.rows < known.questions
     if known.get and (short or "missing_database" in health.bad):
         found.append(f"what is missing: {known.get}")
     found.append(f"licence: {known.licence}; it stays with the data, none of which is copied")
     found.append(f"questions sha256 {health.questions_sha256}")
     return [*found, f"databases sha256 {health.databases_sha256 or 'not computed: more than 4 GiB'}"]
+
+
+def _short(line: str) -> str:
+    """A line of a benchmark's own text, as a terminal shows it."""
+    shown = plain(line)
+    return shown if len(shown) <= LINE_CHARS else f"{shown[: LINE_CHARS - 1]}…"
 
 
 def _noted(place: Path) -> str | None:

@@ -139,7 +139,7 @@ def store_ls(
 @store_app.command("gc")
 def store_gc(
     store: Where = None,
-    days: Annotated[float, typer.Option(min=0, help="Keep what is younger than this.")] = 7.0,
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="Keep what is younger than this.")] = 7.0,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this, only say what would go.")] = False,
 ) -> None:
     """Remove what nobody needs: no run at work, no champion or its predecessor, no pin, no recipe's newest report.

@@ -43,15 +43,15 @@ def score(
     ] = None,
     difficulty: Annotated[Path | None, typer.Option(help="BIRD's dev.json, for figures by difficulty.")] = None,
     engine: Annotated[str, typer.Option(help="sqlite, duckdb or postgres.")] = "sqlite",
-    timeout: Annotated[float, typer.Option(help="Seconds that one query may take.")] = 30.0,
-    workers: Annotated[int, typer.Option(help="Processes that run queries; 0 for one a core.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.001, max=86_400, help="Seconds that one query may take.")] = 30.0,
+    workers: Annotated[int, typer.Option(min=0, max=1024, help="Processes that run queries; 0 for one a core.")] = 0,
     audit: Annotated[Path | None, typer.Option(help="Append a JSON line for every query that runs.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a prediction file under several equalities in one pass.
 
     Gold queries that do not run and databases that are missing are listed apart and never counted as wrong. Exits with
-    1 when nothing at all could be scored, with 2 for files that cannot be read.
+    1 when nothing was scored, with 2 for files that cannot be read.
 
     Examples:
 
@@ -75,14 +75,15 @@ def score(
     with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables) as sql:
         scored = _judge(items, predictions, located, names, sql)
         if report is not None:
-            _report(report, items, predictions, located, names, sql)
+            _report(report, items, predictions, located, scored, sql)
     if out is not None:
         _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
     summary = scoring.summarise(scored, names)
-    _show(summary, names, len(items) - len(scored))
+    rewritten = scoring.rewritten_there(scored, predictions)
+    _show(summary, names, len(items) - len(scored), rewritten)
     if as_json:
-        typer.echo(json.dumps(_facts(summary), sort_keys=True))
-    if scored and not summary.counts["all"]:
+        typer.echo(json.dumps({**_facts(summary), "rewritten_there": rewritten}, sort_keys=True))
+    if not summary.counts["all"]:
         raise typer.Exit(1)
 
 
@@ -133,7 +134,7 @@ def _report(
     items: Sequence[Gold],
     predictions: Mapping[int, str],
     databases: Mapping[str, Database],
-    names: Sequence[str],
+    scored: Sequence[Scored],
     sql: SqlEngine,
 ) -> None:
     """What an evaluation writes, of a prediction file: `sqltrain compare` takes the folder."""
@@ -144,10 +145,10 @@ def _report(
     from pipelines.stages.reading import keep
     from pipelines.types import to_dict
 
-    judged = [name for name in names if not EQUALITIES[name].timed]
-    if not judged or not predictions:
+    judged = [name for name in scored[0].scores if not EQUALITIES[name].timed] if scored else []
+    if not judged:
         raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
-    data = as_report(folder.resolve().name, items, predictions, databases, judged, sql)
+    data = as_report(folder.resolve().name, items, predictions, databases, judged, sql, [one.verdict for one in scored])
     system = _writable(data.systems[0])
     data = dataclasses.replace(data, systems=(system,))
     lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
@@ -182,7 +183,7 @@ def _writable(system: System) -> System:
     return dataclasses.replace(system, records=tuple(records), trajectories=tuple(answers))
 
 
-def _show(summary: Summary, names: Sequence[str], unanswered: int) -> None:
+def _show(summary: Summary, names: Sequence[str], unanswered: int, rewritten: Sequence[int]) -> None:
     from flows.screen import console
 
     console.print(_table(summary, names))
@@ -197,6 +198,12 @@ def _show(summary: Summary, names: Sequence[str], unanswered: int) -> None:
         if left_out:
             shown = _numbers([f"{idx} {error}" for idx, error in left_out])
             console.print(f"{title}, not counted: {len(left_out)} items ({shown})", soft_wrap=True)
+    if rewritten:
+        console.print(
+            "the official test suite replaces the letters value by 1 in predictions:"
+            f" {len(rewritten)} that are right here may be wrong there ({_numbers(rewritten)})",
+            soft_wrap=True,
+        )
     if unanswered:
         console.print(f"{unanswered} gold queries have no prediction and are not counted")
 

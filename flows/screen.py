@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +139,6 @@ def copy_page(page: Path, out: Path) -> None:
         UserError: `out` cannot be written.
     """
     try:
-        shutil.copyfile(page, out)
+        out.write_bytes(page.read_bytes())
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}", "Name a file with --out.") from None

@@ -319,7 +319,7 @@ class Evaluation(Section):
         equality: the headline's, null for `execution.equality`; `equalities`: judged beside it ("soft_f1" is a grade).
         empty: in a vote, whether results without rows count, or only where there are no others.
         failing: in a vote, whether answers without a result abstain, or count together as one group.
-        ves_repeats: how often each right answer is timed against its gold SQL for R-VES (BIRD: 100); 0 leaves it out.
+        r_ves: also time each right answer against its gold SQL, a hundred times as BIRD's script does.
         selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4); null: votes alone.
     """
 
@@ -331,7 +331,7 @@ class Evaluation(Section):
     equalities: tuple[Equality | Literal["soft_f1", "spider2"], ...] = ("strict", "bird", "test_suite")
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
-    ves_repeats: Count = 0
+    r_ves: bool = False
     selector: str | None = None
 
 

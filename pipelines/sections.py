@@ -12,9 +12,9 @@ Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 
 class Section(pydantic.BaseModel):
-    """Base of every part of a recipe: frozen, and a key it does not know is an error."""
+    """Base of every part of a recipe: frozen, finite, and a key it does not know is an error."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class Contracts(Section):

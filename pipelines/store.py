@@ -180,7 +180,13 @@ def require_room(path: Path, megabytes: int) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file that is either whole or absent, also after kill -9."""
+    """Write a file that is either whole or absent, also after kill -9.
+
+    A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)

@@ -42,11 +42,14 @@ class Rejected:
         row: where it stands: "dev.json[12]", "questions.jsonl:4".
         reason: a short stable word ("missing_database", "empty_question", ...).
         detail: one line for a person.
+        chosen: whether it counts among the rows that a source's levels and count choose. Which of the rejected rows
+            they would have chosen cannot be known, so they count in the same proportion as the good ones.
     """
 
     row: str
     reason: str
     detail: str
+    chosen: bool = True
 
 
 @dataclasses.dataclass
@@ -69,14 +72,29 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         DataError: a file or folder is missing or is not what the kind says.
     """
     loaded: Loaded = READERS[source.kind](source, seed, root)
-    examples, twice = _unique(loaded.examples)
-    examples = _with_hardness(examples)
+    good, twice = _unique(loaded.examples)
+    examples = _chosen(_with_hardness(good), source, seed)
+    return Loaded(examples, _in_proportion(loaded.quarantine + twice, len(examples), len(good)))
+
+
+def _chosen(examples: list[Example], source: Source, seed: int) -> list[Example]:
+    """Those of the levels and the count that the source asks for."""
     if source.hardness is not None:
         examples = [example for example in examples if example.hardness in source.hardness]
-    if source.count is not None and source.count < len(examples):
-        chosen = random.Random(f"{seed}/count").sample(range(len(examples)), source.count)
-        examples = [examples[index] for index in sorted(chosen)]
-    return Loaded(examples, loaded.quarantine + twice)
+    if source.count is None or source.count >= len(examples):
+        return examples
+    chosen = random.Random(f"{seed}/count").sample(range(len(examples)), source.count)
+    return [examples[index] for index in sorted(chosen)]
+
+
+def _in_proportion(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
+    """Rejected rows, as many of them marked as chosen as of the good ones were, evenly through the file."""
+    if chosen == good:
+        return rejected
+    return [
+        dataclasses.replace(row, chosen=(place + 1) * chosen // good > place * chosen // good)
+        for place, row in enumerate(rejected)
+    ]
 
 
 def files(source: Source) -> Iterator[Path] | None:

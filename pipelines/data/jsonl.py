@@ -58,7 +58,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         row = _parse(text)
         question, sql = text_field(row, "question"), text_field(row, "sql", "query", "SQL", "gold_sql")
         name = text_field(row, *DATABASE)
-        id = text_field(row, "id", required=False) or f"{file.stem}_{number}"
+        id = _id(row) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
         return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
 
@@ -81,6 +81,12 @@ def _row(line: bytes) -> Any:
         return _parse(line)
     except BadRow:
         return None
+
+
+def _id(row: Any) -> str:
+    """A question's id as text: many files number their questions."""
+    id = row.get("id")
+    return str(id) if isinstance(id, int) and not isinstance(id, bool) else text_field(row, "id", required=False)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:

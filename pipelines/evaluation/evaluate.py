@@ -48,6 +48,7 @@ def judge(
     equalities: Sequence[str],
     mode: Mode,
     gold_schemas: Mapping[str, SchemaItems] | None = None,
+    verdicts: Sequence[Verdict] | None = None,
 ) -> list[EpisodeRecord]:
     """One record a trajectory, in order.
 
@@ -55,6 +56,7 @@ def judge(
         examples: by id.
         equalities: names of `pipelines/sql/compare.py`; the first says what counts as the same result in a vote.
         gold_schemas: consensus gold schemas by example id; without the mapping, the gold SQL's own items are taken.
+        verdicts: of the trajectories under these equalities, where they are known.
 
     Raises:
         ValueError: no equality is named.
@@ -63,11 +65,8 @@ def judge(
     if not equalities:
         raise ValueError("a verdict needs a named equality")
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
-    if by_result.is_asked_for([examples[trajectory.example_id] for trajectory in trajectories], equalities):
-        golds = [examples[trajectory.example_id].meta[by_result.META] for trajectory in trajectories]
-        verdicts = by_result.judge_many(pairs, golds, sql)
-    else:
-        verdicts = sql.judge_many(pairs, equalities)
+    if verdicts is None:
+        verdicts = _verdicts(pairs, [examples[trajectory.example_id] for trajectory in trajectories], sql, equalities)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
     asked = {trajectory.example_id: examples[trajectory.example_id] for trajectory in trajectories}
     answers = [
@@ -152,6 +151,14 @@ def _cell(value: Scalar) -> str:
 
 def _pair(trajectory: Trajectory, example: Example) -> Pair:
     return Pair(example.database, example.gold_sql, trajectory.final_sql)
+
+
+def _verdicts(
+    pairs: Sequence[Pair], asked: Sequence[Example], sql: SqlEngine, equalities: Sequence[str]
+) -> list[Verdict]:
+    if by_result.is_asked_for(asked, equalities):
+        return by_result.judge_many(pairs, [example.meta[by_result.META] for example in asked], sql)
+    return sql.judge_many(pairs, equalities)
 
 
 def _signatures(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.material import ReportData, System
-from pipelines.sql.engine import SqlEngine
+from pipelines.sql.engine import SqlEngine, Verdict
 from pipelines.sql.schema import introspect, render
 from pipelines.sql.scoring import Gold
-from pipelines.types import Database, Example
+from pipelines.types import Database, Example, ExecutionStatus
 
 
 def as_report(
@@ -20,6 +21,7 @@ def as_report(
     databases: Mapping[str, Database],
     equalities: Sequence[str],
     sql: SqlEngine,
+    verdicts: Sequence[Verdict] | None = None,
 ) -> ReportData:
     """The report of one system's predictions: one greedy record an item, errors by class, first rows of wrong results.
 
@@ -28,6 +30,7 @@ def as_report(
         predictions: by the number of their gold query.
         databases: by id; one that is missing makes its items broken, not wrong.
         equalities: the first is the headline.
+        verdicts: of the predictions, in their order, where they are known; they may be of more equalities.
 
     Raises:
         ValueError: there is no prediction.
@@ -36,7 +39,10 @@ def as_report(
     answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
     unanswered = {"no prediction": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
     schemas = functools.cache(introspect)
-    records = evaluate.judge(answers, examples, sql, schemas, equalities, "greedy")
+    if verdicts is not None:
+        known = zip(verdicts, predictions.values(), strict=True)
+        verdicts = [_of_equalities(verdict, text, equalities) for verdict, text in known]
+    records = evaluate.judge(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
     usable = {examples[record.example_id].database for record in records if not record.broken}
     return ReportData(
         title=name,
@@ -46,6 +52,14 @@ def as_report(
         schemas={database.id: render(schemas(database), "ddl") for database in usable},
         results=evaluate.previews(records, examples, sql),
     )
+
+
+def _of_equalities(verdict: Verdict, predicted: str, equalities: Sequence[str]) -> Verdict:
+    """A verdict under these equalities alone; of an empty prediction, as one of none."""
+    scores = {name: verdict.scores[name] for name in equalities}
+    if predicted or verdict.gold is not ExecutionStatus.OK:
+        return dataclasses.replace(verdict, scores=scores)
+    return dataclasses.replace(verdict, scores=scores, predicted=None, error_class=None)
 
 
 def _example(idx: int, gold: Gold, database: Database) -> Example:

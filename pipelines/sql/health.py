@@ -1,7 +1,8 @@
-"""The health of gold SQL: what fails, is empty, is slow, hangs on ties under a LIMIT, or changes from run to run.
+"""The health of gold SQL: what fails, is too large, is empty, is slow, hangs on ties under a LIMIT, or changes from run
+to run.
 
-Such gold queries cost a benchmark its meaning: no prediction can be right for the first, any empty result is for the
-second, and for the last two a right prediction is judged by chance.
+Such gold queries cost a benchmark its meaning: no prediction can be right where gold fails or gives more than a verdict
+may read, any empty result is where it is empty, and for the last two a right prediction is judged by chance.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pipelines.types import Example, ExecutionResult, Scalar, text_of
 
 SLOW_MS = 1000.0
 SHOWN = 10
-REASONS = ("failing", "empty", "slow", "order_ambiguous", "nondeterministic")
+REASONS = ("failing", "too_large", "empty", "slow", "order_ambiguous", "nondeterministic")
 _CHANGING = re.compile(
     r"\b(random|randomblob|rand|gen_random_uuid|uuid|now|clock_timestamp|current_(date|time|timestamp)|localtime(stamp)?)\b"
     r"|'now'|\btablesample\b",
@@ -86,6 +87,8 @@ def _of_results(gold: str, one: ExecutionResult, two: ExecutionResult) -> Iterat
     if not one.ok:
         yield "failing", f"{one.error_class}: {one.error}"
         return
+    if one.truncated:
+        yield "too_large", f"more than {len(one.rows):,} rows or too many bytes: no verdict can be given"
     if not one.rows:
         yield "empty", "no rows"
     if min(one.elapsed_ms, two.elapsed_ms) > SLOW_MS:

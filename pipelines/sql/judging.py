@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 from pipelines.sql import ves
@@ -76,16 +75,16 @@ class Judge:
         return score, None
 
     def _speed(self, location: str, gold_sql: str, predicted_sql: str) -> float:
-        """The R-VES reward of a right prediction, from as many repetitions as one time limit allows."""
-        ratios: list[float] = []
-        end = perf_counter() + self._bounds.timeout_s
-        while len(ratios) < ves.REPEATS and (len(ratios) < 3 or perf_counter() < end):
-            times = []
-            for phase, sql in ((1, predicted_sql), (0, gold_sql)):
-                self._board.note(self._number, phase)
-                times.append(self._databases.run(location, sql, self._bounds.max_rows).ms)
-            ratios.append(times[1] / times[0] if times[0] else 1.0)
-        return ves.reward(ratios)
+        """The R-VES reward of a right prediction."""
+        return ves.timed(
+            lambda: self._time(1, location, predicted_sql),
+            lambda: self._time(0, location, gold_sql),
+            self._bounds.timeout_s,
+        )
+
+    def _time(self, phase: int, location: str, sql: str) -> float | None:
+        self._board.note(self._number, phase)
+        return self._databases.cold_ms(location, sql)
 
     def _gold(self, location: str, sql: str) -> tuple[Raw, bool]:
         self._board.note(self._number, 0)

@@ -50,6 +50,7 @@ class Scored:
     Attributes:
         scores: by equality; None, not wrong, where nothing may be scored.
         error: a class: of the prediction; "gold_..." of a gold query that did not run; of the boundary that broke.
+        verdict: what `scores` and `error` were taken from.
     """
 
     idx: int
@@ -58,6 +59,7 @@ class Scored:
     difficulty: str | None
     scores: Mapping[str, float | None]
     error: str | None
+    verdict: Verdict
 
     @property
     def counted(self) -> bool:
@@ -155,12 +157,19 @@ def _bird_predictions(path: Path, value: Any, count: int) -> dict[int, str]:
         beyond = max(value, key=lambda key: (len(key), key), default="0")
         if len(beyond) > DIGITS or int(beyond) >= count:
             raise DataError(f"{path} has a prediction {beyond[:DIGITS]}, and there are {count} gold queries (from 0)")
-        return dict(sorted((int(key), _bird_sql(row)) for key, row in value.items()))
-    rows = value.values() if isinstance(value, dict) else value
-    return _numbered(path, [_bird_sql(row) for row in rows], count)
+        return dict(sorted((int(key), _bird_sql(path, key, row)) for key, row in value.items()))
+    rows = value.items() if isinstance(value, dict) else enumerate(value)
+    return _numbered(path, [_bird_sql(path, key, row) for key, row in rows], count)
 
 
-def _bird_sql(row: Any) -> str:
+def _bird_sql(path: Path, key: object, row: Any) -> str:
+    """The SQL of one entry: a text; a number or null, which BIRD's scripts write for a failed generation, is none.
+
+    Raises:
+        DataError: it is an object or a list, in which the SQL lies somewhere.
+    """
+    if isinstance(row, dict | list):
+        raise DataError(f"{path}, prediction {key}: an object where SQL text was expected", 'As in {"0": "SELECT 1"}.')
     return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
 
 
@@ -255,7 +264,7 @@ def _scored(idx: int, gold: Gold, level: Hardness, verdict: Verdict) -> Scored:
     if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
         error = f"gold_{error}"
     scores: Mapping[str, float | None] = dict.fromkeys(verdict.scores) if verdict.broken else verdict.scores
-    return Scored(idx, gold.db_id, level, gold.difficulty, scores, error)
+    return Scored(idx, gold.db_id, level, gold.difficulty, scores, error, verdict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,6 +308,18 @@ def summarise(items: Sequence[Scored], names: Sequence[str]) -> Summary:
         [(idx, error) for idx, error in left_out if not error.startswith("gold_")],
         dict(sorted(errors.items(), key=lambda pair: -pair[1])),
     )
+
+
+def rewritten_there(items: Sequence[Scored], predictions: Mapping[int, str]) -> list[int]:
+    """Predictions that are right under a test suite equality here, and that the official script changes before it runs
+    them: it replaces the letters "value" by "1" wherever they stand (`evaluation.py: evaluate`), also in names.
+    """
+    suites = [name for name, equality in EQUALITIES.items() if equality.suite]
+    return [
+        item.idx
+        for item in items
+        if item.counted and "value" in predictions[item.idx] and any(item.scores.get(name) for name in suites)
+    ]
 
 
 def _figure(name: str, items: Sequence[Scored]) -> float:

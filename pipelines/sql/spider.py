@@ -2,8 +2,8 @@
 
 Hardness labels and the execution match of 2018 are defined on what that parser sees, which is not always what the
 query says: it skips from a column value to the next AND, and drops whatever follows the part that it understood. So
-this reader follows it token by token. It needs no schema: a word that is no keyword passes for a name, unless a schema
-is given.
+this reader follows it token by token. It needs no schema: a word that is no keyword passes for a name. With a schema,
+as the official parser has one, a name is what the schema has, be it a keyword.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class _Reader:
         self._columns = columns
         named = zip(tokens, tokens[2:], tokens[1:], strict=False)
         self._aliases = {alias: table for table, alias, word in named if word == "as"}
+        if columns is not None and not self._aliases.keys().isdisjoint(columns):
+            raise Unreadable
 
     def query(self) -> Query:
         start = self._at
@@ -141,8 +143,7 @@ class _Reader:
         group = self._group(tables)
         having = self._conditions(tables) if self._skip("having") else []
         order = self._order(tables)
-        limited = self._skip("limit")
-        self._at += limited
+        limited = self._limit()
         self._close(bracketed)
         combined = self._peek() in COMBINATIONS
         if combined:
@@ -177,8 +178,8 @@ class _Reader:
             if self._peek() == "select":
                 self.query()
             else:
-                if not self._skip("join") and units:
-                    raise Unreadable
+                if not self._skip("join") and units and self._columns is None:
+                    raise Unreadable  # with a schema, a name that follows without JOIN is read if it is a table's
                 tables.append(self._table())
             units += 1
             if self._skip("on"):
@@ -193,7 +194,7 @@ class _Reader:
     def _table(self) -> str:
         word = self._take()
         table = self._aliases.get(word, word)
-        if not is_name(table) or (self._columns is not None and table not in self._columns):
+        if not is_name(table) if self._columns is None else table not in self._columns:
             raise Unreadable
         if self._peek() == "as":
             self._at += 2
@@ -220,6 +221,15 @@ class _Reader:
                 if not self._skip(","):
                     break
         return keys
+
+    def _limit(self) -> bool:
+        if not self._skip("limit"):
+            return False
+        try:
+            int(self._take())
+        except ValueError:  # "1" in quotes, 1.0, an expression
+            raise Unreadable from None
+        return True
 
     def _conditions(self, tables: Sequence[str]) -> list[Condition]:
         found: list[Condition] = []
@@ -293,10 +303,10 @@ class _Reader:
         word = self._take()
         if word == "*":
             return "*"
-        if not is_name(word):
+        if self._columns is None and not is_name(word):
             raise Unreadable
         if "." in word:
-            alias, name = word.split(".")
+            alias, _, name = word.partition(".")
             table = self._aliases.get(alias, alias)
             if self._columns is not None and name not in self._columns.get(table, ()):
                 raise Unreadable

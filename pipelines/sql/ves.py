@@ -1,12 +1,35 @@
-"""R-VES, BIRD's reward for the speed of a right query (mini-dev, `evaluation_ves.py`)."""
+"""R-VES, BIRD's reward for the speed of a right query (mini-dev, `evaluation_ves.py`).
+
+It is made of wall-clock times, so it is another number on every machine and at every hour.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 
 REPEATS = 100  # `iterate_num` of the official script
 _STEPS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5))
+
+
+def timed(predicted: Callable[[], float | None], gold: Callable[[], float | None], timeout_s: float) -> float:
+    """The reward of a right query, timed in turn with the gold query (`iterated_execute_sql`).
+
+    Each is run `REPEATS` times; one that fails then, or more than `REPEATS` time limits in all, earns 0.
+
+    Args:
+        predicted, gold: run the query as if for the first time and give its milliseconds, None if it fails.
+        timeout_s: the time limit of one query, in seconds.
+    """
+    ratios: list[float] = []
+    end = perf_counter() + timeout_s * REPEATS
+    while len(ratios) < REPEATS:
+        ours, theirs = predicted(), gold()
+        if ours is None or theirs is None or perf_counter() > end:
+            return 0.0
+        ratios.append(theirs / max(ours, 1e-6))
+    return reward(ratios)
 
 
 def reward(ratios: Sequence[float]) -> float:

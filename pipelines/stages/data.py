@@ -61,9 +61,11 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
     parts, bad, faults = [], [], []
     numbers: dict[str, float] = {}
     ctx.progress.begin(ctx.stage, len(sources), "pools")
+    # All are read before the gold SQL of the first is run: what is missing is told in seconds.
+    read = [base.read(source, ctx.recipe.seed, ctx.folder) for _, _, source in sources]
     with sql_engine(ctx.recipe) as sql:
-        for pool, part, source in sources:
-            kept, rejected, fault = _read(ctx, pool, source, sql)
+        for (pool, part, source), loaded in zip(sources, read, strict=True):
+            kept, rejected, fault = _check(ctx, pool, source, loaded, sql)
             faults += [fault] if fault else []
             kept, flagged, figures = ask_experts(ctx, pool, kept)
             rejected += flagged
@@ -85,15 +87,18 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
     ctx.metrics({**numbers, "quarantined": len(bad)})
 
 
-def _read(ctx: Context, pool: str, source: Source, sql: SqlEngine) -> tuple[list[Example], list[base.Rejected], str]:
+def _check(
+    ctx: Context, pool: str, source: Source, loaded: base.Loaded, sql: SqlEngine
+) -> tuple[list[Example], list[base.Rejected], str]:
     """One source's good examples, its bad rows, and why it cannot be used, "" where it can."""
-    loaded = base.read(source, ctx.recipe.seed, ctx.folder)
     drop_empty = ctx.recipe.data.drop_empty and pool in ("sft", "rl")
     kept, broken = base.check_gold(loaded.examples, sql, ctx.folder, drop_empty)
     rejected = [*loaded.quarantine, *broken]
-    bad = [row for row in rejected if is_fault(pool, row.reason)]
+    bad = [row for row in rejected if row.chosen and is_fault(pool, row.reason)]
     fault = ""
-    if not kept or len(bad) / (len(kept) + len(bad)) > ctx.recipe.data.max_bad_share:
+    if not kept and not bad:
+        fault = f"pool {pool}: no row of the {source.kind} source is of the levels that are asked for"
+    elif not kept or len(bad) / (len(kept) + len(bad)) > ctx.recipe.data.max_bad_share:
         first = f"; the first: {rejected[0].row}: {rejected[0].reason} ({rejected[0].detail})" if rejected else ""
         fault = f"pool {pool}: {len(bad)} of {len(kept) + len(bad)} rows of the {source.kind} source are bad{first}"
     return kept, rejected, fault

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines import frames
 from pipelines.config import Protocol, Recipe, Sampling
-from pipelines.evaluation import efficiency, evaluate, summary
+from pipelines.evaluation import evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, scored
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule
@@ -18,6 +18,8 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.recipes import digest
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
+from pipelines.sql.engine import Pair
+from pipelines.sql.ves import r_ves
 from pipelines.stages.answers import TIMING, Answers, Line, note_time
 from pipelines.stages.context import Context, checkpoint_of
 from pipelines.stages.inputs import (
@@ -90,27 +92,26 @@ def evaluate_questions(
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
     ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe), **chosen})
-    reward = _r_ves(recipe, judged, questions) if recipe.evaluation.ves_repeats else None
+    reward = _r_ves(recipe, judged, questions) if recipe.evaluation.r_ves else None
     if reward is not None:
         write_json(ctx.folder / EFFICIENCY, {"r_ves": reward})
 
 
 def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
-    """R-VES of the greedy answers that are right under the headline's equality.
+    """R-VES of the greedy answers, timed once they are judged; they are right where BIRD's equality says so.
 
-    Only of questions with a gold query, which is what an answer is timed against; None where none was answered.
+    Only of questions with a gold query, which is what an answer is timed against; None where none was answered. It goes
+    to a side file and is no part of a dataset: wall-clock times differ with every run.
     """
     asked = {question.id: question for question in questions if question.gold_sql}
     greedy = [record for record in scored(judged) if record.mode == "greedy" and record.example_id in asked]
     if not greedy:
         return None
-    right = [
-        (asked[record.example_id].database, record.final_sql, asked[record.example_id].gold_sql)
-        for record in greedy
-        if record.final_sql and record.right(recipe.headline)
-    ]
-    with sql_engine(recipe, workers=1) as sql:
-        return efficiency.measure(right, len(greedy), sql, recipe.evaluation.ves_repeats)
+    examples = [asked[record.example_id] for record in greedy]
+    pairs = [Pair(one.database, one.gold_sql, record.final_sql) for one, record in zip(examples, greedy, strict=True)]
+    with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
+        verdicts = sql.judge_many(pairs, ["r_ves"])
+    return r_ves([verdict.scores["r_ves"] for verdict in verdicts])
 
 
 def records(folder: Path, *passes: str) -> list[EpisodeRecord]:

@@ -50,7 +50,7 @@ class Stage:
 
 
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 2, ("data", "execution", "seed"), (), "data:build", "read and check the questions", ("sqlglot",)),
+    Stage("data", 3, ("data", "execution", "seed"), (), "data:build", "read and check the questions", ("sqlglot",)),
     Stage("synthesize", 1, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),

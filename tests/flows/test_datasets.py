@@ -43,6 +43,16 @@ def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_
     assert noted["data"]["test"] == {"kind": "spider", "split": "dev", "path": str(spider)}
 
 
+def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider: Path, tmp_path: Path) -> None:
+    rows = json.loads((spider / "dev.json").read_text())
+    rows[2]["query"] = "SELECT '\x1b[2J', flag FROM ship -- " + "x" * 45_000
+    (spider / "dev.json").write_text(json.dumps(rows))
+    said: list[str] = []
+    datasets.add("spider_dev", spider, said.append, tmp_path / "local")
+    assert any("SELECT '\\x1b[2J', flag" in line for line in said)
+    assert max(map(len, said)) < 400
+
+
 def test_the_checksum_is_of_the_questions_and_a_change_is_told(spider: Path, tmp_path: Path) -> None:
     first = datasets.add("spider_dev", spider, lambda line: None, tmp_path / "local")
     again: list[str] = []

@@ -155,7 +155,7 @@ def test_the_oracle_has_nothing_to_play_where_the_gold_is_a_result(spider2: Path
 
 def evaluated(folder: Path, source: Path, *overrides: str) -> Path:
     """Any policy's way, without the flow around it: the oracle is wrong where it has nothing to play."""
-    settings = (*QUICK, "include=data/spider2_lite", f"data.test.path={source}", "evaluation.ves_repeats=1")
+    settings = (*QUICK, "include=data/spider2_lite", f"data.test.path={source}", "evaluation.r_ves=true")
     recipe = recipes.load("sql_trail", [*settings, *overrides])
     for name in ("data", "evaluation"):
         (folder / name).mkdir(parents=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.sql import health
-from pipelines.sql.engine import SqlEngine
+from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, Example
 
 FLAWS = {
@@ -52,6 +52,14 @@ def test_the_report(findings: list[health.Finding]) -> None:
     assert text[0] == "failing: 2 gold queries"
     assert any("no_such_column" in line and "SELECT nope" in line for line in text)
     assert any("tie on 3" in line for line in text)
+
+
+def test_a_result_that_no_verdict_may_read_is_told(shop: Database) -> None:
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
+    asked = [Example(str(count), "?", shop, numbers.format(count)) for count in (5, 50)]
+    with SqlEngine(Limits(timeout_s=5, max_rows=10)) as engine:
+        found = health.examine(asked, engine)
+    assert [(finding.example_id, finding.reason) for finding in found] == [("50", "too_large")]
 
 
 def test_a_slow_query_is_told(engine: SqlEngine, shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +21,11 @@ from flows.compare import compare, load
 from flows.score import score
 from pipelines.errors import DataError, UserError
 from pipelines.sql import scoring, ves
+from pipelines.sql.databases import Databases, opener
+from pipelines.sql.dialects import sqlite
+from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.copies import to_duckdb
+from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.types import Database
 
 app = typer.Typer()
@@ -200,8 +209,6 @@ def test_a_duckdb_benchmark(folder: Path) -> None:
 
 def test_all_databases_of_a_suite_must_agree(folder: Path) -> None:
     other = build_shop(folder / "databases" / "shop" / "shop_v2.sqlite")
-    import sqlite3
-
     connection = sqlite3.connect(other.location)
     connection.execute("INSERT INTO purchase VALUES (9, NULL, 'hat', 1)")
     connection.commit()
@@ -213,6 +220,46 @@ def test_all_databases_of_a_suite_must_agree(folder: Path) -> None:
         "bird": {"all": 100.0, "easy": 100.0},
         "test_suite": {"all": 0.0, "easy": 0.0},
     }
+
+
+@pytest.mark.parametrize(
+    "options", [["--workers", "-3"], ["--timeout", "-1"], ["--timeout", "nan"], ["--timeout", "inf"]]
+)
+def test_a_number_that_makes_no_sense_is_refused(folder: Path, options: list[str]) -> None:
+    code, output = run(folder, *options)
+    assert code == 2
+    assert f"Invalid value for '{options[0]}'" in output
+
+
+def test_no_prediction_at_all_is_exit_code_1(folder: Path) -> None:
+    (folder / "none.json").write_text("{}")
+    code, _ = run(folder, pred="none.json")
+    assert code == 1
+
+
+def test_a_report_judges_each_pair_once(folder: Path) -> None:
+    audit = folder / "audit.jsonl"
+    run(folder, "--equality", "strict", "--audit", str(audit), "--report", str(folder / "mine"))
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    judged = Counter((line["role"], line["sql"]) for line in lines if line["role"] != "query")
+    assert judged["prediction", PREDICTED[0]] == 1
+    assert judged["gold", GOLD[0]] == 1
+
+
+def test_what_is_no_regular_file_is_written_through(folder: Path) -> None:
+    (folder / "real.jsonl").write_text("before")
+    (folder / "link.jsonl").symlink_to(folder / "real.jsonl")
+    run(folder, "--equality", "strict", "--out", str(folder / "link.jsonl"))
+    assert (folder / "link.jsonl").is_symlink()
+    assert len((folder / "real.jsonl").read_text().splitlines()) == 6
+    os.mkfifo(folder / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((folder / "pipe").read_text()))
+    reader.start()
+    run(folder, "--equality", "strict", "--out", str(folder / "pipe"))
+    reader.join()
+    assert read == [(folder / "real.jsonl").read_text()]
+    assert (folder / "pipe").is_fifo()
 
 
 def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
@@ -242,6 +289,8 @@ def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
         ("pred.json", '{"1": "", "' + "9" * 5000 + '": ""}', "a prediction 9{18},"),
         ("pred.json", '{"0": ' + "9" * 5000 + "}", "not JSON"),
         ("pred.json", "[" * 100_000, "not JSON"),
+        ("pred.json", '[{"sql": "SELECT 1"}]', "prediction 0: an object where SQL text was expected"),
+        ("pred.json", '{"0": ["SELECT 1"]}', "prediction 0: an object where SQL text"),
         ("pred.json", '{"²": "SELECT 1"}', "1 predictions for 6 gold queries"),
     ],
 )
@@ -322,6 +371,41 @@ def test_a_ratio_three_deviations_from_the_mean_is_dropped() -> None:
     assert ves.reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
 
 
+def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_nothing() -> None:
+    order: list[str] = []
+
+    def query(name: str, ms: float | None) -> Callable[[], float | None]:
+        return lambda: order.append(name) or ms
+
+    assert ves.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=60) == 1.25
+    assert order == ["ours", "theirs"] * 100
+    assert ves.timed(query("ours", None), query("theirs", 4.0), timeout_s=60) == 0.0
+    assert ves.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=0) == 0.0  # past all time limits
+
+
+def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is kept has read the schema and the pages: what is left to time is too little."""
+    opened: list[str] = []
+
+    def counting(location: str) -> sqlite3.Connection:
+        opened.append(location)
+        return open_readonly(location)
+
+    monkeypatch.setattr(sqlite, "open_readonly", counting)
+    shop = str(folder / "databases" / "shop" / "shop.sqlite")
+
+    class Still:
+        def arm(self, seconds: float) -> None: ...
+        def worked(self, units: int) -> None: ...
+
+    databases = Databases(opener("sqlite"), Bounds(5.0, 1000, 10**6, 256), Still(), lambda: None, lambda: None)
+    times = [databases.cold_ms(shop, "SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
+    assert all(ms is not None and ms > 0 for ms in times)
+    assert databases.cold_ms(shop, "SELECT nope FROM customer") is None
+    assert databases.cold_ms(shop, "SELECT load_extension('x')") is None
+    assert opened == [shop] * 6  # the session's own, and one for each run
+
+
 def test_r_ves_is_the_mean_root_in_percent() -> None:
     assert ves.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
     with pytest.raises(ValueError, match="needs questions"):
@@ -332,3 +416,21 @@ def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:
     run(folder, "--equality", "r_ves", "--timeout", "2", "--out", str(folder / "v.jsonl"), "--json")
     values = [json.loads(line)["r_ves"] for line in (folder / "v.jsonl").read_text().splitlines()]
     assert all(value in (0.25, 0.5, 0.75, 1.0, 1.25) for value in (values[0], values[1], values[2]))
+
+
+def test_an_answer_far_slower_than_gold_earns_the_least(folder: Path) -> None:
+    count = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000) SELECT count(*) FROM n"
+    (folder / "slow.sql").write_text(f"SELECT 40000\tshop\n{count}\tshop\n")
+    (folder / "answers.sql").write_text(f"{count}\nSELECT 40000\n")
+    run(folder, "--equality", "r_ves", "--out", str(folder / "v.jsonl"), gold="slow.sql", pred="answers.sql")
+    assert [json.loads(line)["r_ves"] for line in (folder / "v.jsonl").read_text().splitlines()] == [0.25, 1.25]
+
+
+def test_the_word_that_the_official_test_suite_replaces_is_told(folder: Path) -> None:
+    (folder / "one.sql").write_text("SELECT 'values'\tshop\nSELECT 2\tshop\n")
+    (folder / "answers.sql").write_text("SELECT 'values'\nSELECT 'value'\n")
+    _, output = run(folder, "--equality", "test_suite", "--json", gold="one.sql", pred="answers.sql")
+    assert "replaces the letters value by 1 in predictions: 1 that are right here may be wrong there (0)" in output
+    assert json.loads(output.splitlines()[-1])["rewritten_there"] == [0]
+    _, output = run(folder, "--equality", "bird", gold="one.sql", pred="answers.sql")
+    assert "replaces the letters" not in output

@@ -146,6 +146,14 @@ class Session(abc.ABC):
     def release(self) -> None:  # noqa: B027
         """The statements of `hold` are done."""
 
+    def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
+        """The milliseconds of a statement, all rows fetched, on a connection that has run nothing; None if it fails.
+
+        By default on this connection: where opening one takes longer than most queries, it would time the opening.
+        """
+        raw = self.run(sql, max_rows)
+        return raw.ms if raw.status == OK else None
+
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of the database."""
