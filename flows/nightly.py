@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
 from flows.nights import night, title
-from flows.pipeline import RecipeName, open_form, tracked, walk, walk_on_gpu
+from flows.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
 from pipelines.nightly.ledger import Overlap
 from tasks.promotion import announce
 from tasks.stage import show
@@ -21,7 +21,7 @@ from tasks.summary import night_markdown
 @flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
 def retrain(
     recipe: RecipeName = "miniature",
-    overrides: tuple[str, ...] = (),
+    overrides: Overrides = (),
     store: str = "",
     inbox: str = "",
     gpu_pool: bool = False,

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import Field
 
+from flows.deployed import check_changes, check_form
 from flows.elsewhere import run_elsewhere
-from flows.opening import open_recipe
+from flows.opening import open_recipe, split
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
@@ -32,7 +32,8 @@ from tasks.summary import accuracy_markdown, stage_rows
 from tasks.tracking import Tracker
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
-
+# The server holds a form to this before it makes a run.
+Overrides = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*=")], ...]
 
 CURATION = ("filter", "gold_schema")
 
@@ -107,7 +108,12 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
 
 
 def open_form(recipe: str, overrides: tuple[str, ...], store: str) -> tuple[Recipe, Store]:
-    """The recipe and the store that a form names."""
+    """The recipe and the store that a form names.
+
+    Raises:
+        RecipeError: it is no recipe, or changes what a form may not change.
+    """
+    check_form(recipe, split(overrides)[0])
     return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
 
 
@@ -116,7 +122,7 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
 
     @flow(name=name, description=about, flow_run_name=f"{name} {{recipe}}", persist_result=False)
     def deployed(
-        recipe: RecipeName = "miniature", overrides: tuple[str, ...] = (), store: str = ""
+        recipe: RecipeName = "miniature", overrides: Overrides = (), store: str = ""
     ) -> list[graph.StageResult]:
         """Run a recipe.
 
@@ -142,7 +148,7 @@ evaluate = _deployable(
 
 @flow(name="retrain", flow_run_name="retrain {recipe}", persist_result=False)
 def retrain(
-    recipe: RecipeName = "miniature", overrides: tuple[str, ...] = (), store: str = "", gpu_pool: bool = False
+    recipe: RecipeName = "miniature", overrides: Overrides = (), store: str = "", gpu_pool: bool = False
 ) -> list[graph.StageResult]:
     """The whole chain, from questions to the report.
 
@@ -176,6 +182,8 @@ def make(
         stages: Names of the stages to walk, in order, those given among them.
         role: What they are made for: "champion", say.
     """
+    shipped = recipes.load(name) if name in recipes.recipe_names() else Recipe(name=name)
+    check_changes(shipped.model_dump(mode="json"), recipe)
     opened = Store(Path(store))
     loaded = Recipe.model_validate(recipe)
     steps = graph.plan(loaded, opened, stages[-1], given)
@@ -211,5 +219,5 @@ def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None) -> 
     Raises:
         UserError, BoundaryError: as the plain run does.
     """
-    with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
+    with prefect_server():
         return resolved(f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)

@@ -188,10 +188,7 @@ def _assign(tree: Any, override: str) -> None:
         raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
     if not is_sayable(override):
         raise RecipeError(f"{override!r} is not UTF-8")
-    try:
-        value = _parse(text) if text else None
-    except yaml.YAMLError:
-        value = text
+    value = parse_value(text)
     *parents, last = key.split(".")
     node = tree
     for part in parents:
@@ -204,6 +201,14 @@ def _assign(tree: Any, override: str) -> None:
         node[last] = value
     else:
         raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
+
+
+def parse_value(text: str) -> Any:
+    """The value of `key=TEXT`: YAML, or the text as it stands where it is not YAML; null for none."""
+    try:
+        return _parse(text) if text else None
+    except yaml.YAMLError:
+        return text
 
 
 def _child(node: Any, part: str, key: str) -> Any:
@@ -258,6 +263,19 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: no such recipe or variant, an unknown key, a wrong type.
     """
+    tree = resolve(name, overrides)
+    try:
+        return Recipe.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise _explain(_locate(name).stem, error) from None
+
+
+def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A recipe's tree of keys and values as `load` reads it, not yet checked; no plug-in is imported.
+
+    Raises:
+        RecipeError: no such recipe or variant, or text that is no override.
+    """
     path = _locate(name)
     tree = _compose(path)
     variants = _variants(tree.pop("variants", None), path)
@@ -276,10 +294,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
         else:
             _assign(tree, override)
     tree.setdefault("name", path.stem)
-    try:
-        return Recipe.model_validate(tree)
-    except pydantic.ValidationError as error:
-        raise _explain(path.stem, error) from None
+    return tree
 
 
 def variants(name: str) -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,32 +20,41 @@ STARTUP_S = 180.0  # 20 s, Prefect's own default, failed on a loaded machine
 
 
 @contextlib.contextmanager
-def prefect_server() -> Iterator[str]:
-    """The URL of a Prefect API: `PREFECT_API_URL` when set (or in Prefect's profile), else a server for this run only.
+def prefect_server() -> Iterator[None]:
+    """Prefect talks to the server of `PREFECT_API_URL` when set (or in its profile), else to one for this run only.
 
-    The server is a child that the kernel kills with this process: not even kill -9 leaves it behind, as it does with
-    Prefect's own ephemeral server. Its database is Prefect's usual one: past runs show in `prefect server start`.
+    That server answers only those who hold its key, which is made here and known to this process alone. It is a child
+    that the kernel kills with this process: not even kill -9 leaves it behind, as it does with Prefect's own ephemeral
+    server. Its database is Prefect's usual one: past runs show in `prefect server start`.
 
     Raises:
         ResourceError: the server did not come up.
     """
-    from prefect.settings import PREFECT_API_URL
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    named = PREFECT_API_URL.value()
-    if named:
-        yield named
+    if PREFECT_API_URL.value():
+        yield
         return
     port = _free_port()
     url = f"http://127.0.0.1:{port}/api"
     parent = os.getpid()
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
-    environment = {**os.environ, "PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url}
+    key = f"sqltrain:{secrets.token_urlsafe(24)}"
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_API_AUTH_STRING": key,
+        "PREFECT_API_AUTH_STRING": key,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url.removesuffix("/api"),
+    }
     server = subprocess.Popen(command, env=environment, preexec_fn=lambda: die_with_parent(parent))
     try:
         _wait_until_healthy(server, url)
-        yield url
-        _drain()
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: key}):
+            yield
+            _drain()
     finally:
         server.terminate()
         try:

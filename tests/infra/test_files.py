@@ -29,8 +29,8 @@ def test_a_deployment_names_a_flow_and_parameters_that_its_form_takes(deployment
     from prefect import Flow
     from prefect.utilities.callables import parameter_schema
 
-    path, _, name = deployment["entrypoint"].partition(":")
-    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    flow = getattr(importlib.import_module(module), name)
     assert isinstance(flow, Flow)
     schema = parameter_schema(flow.fn).model_dump()
     if "internal" in deployment.get("tags", []):
@@ -51,7 +51,7 @@ def test_deployments_have_names_of_their_own() -> None:
 def test_the_page_makes_every_pool_and_names_every_file_and_deployment() -> None:
     page = (INFRA / "README.md").read_text(encoding="utf-8")
     for deployment in load("prefect.yaml")["deployments"]:
-        flow = deployment["entrypoint"].partition(":")[2]
+        flow = deployment["entrypoint"].rpartition(".")[2]
         assert f"`{flow}/{deployment['name']}`" in page
         assert f"work-pool create {deployment['work_pool']['name']} " in page
     names = re.findall(r"`([\w./*]+)`.* \|.*\|", page.partition("## Files")[2])
@@ -169,7 +169,7 @@ def test_the_workflow_parses_and_names_what_there_is() -> None:
     assert {"push", "pull_request", "workflow_dispatch"} == set(triggers)
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     deployments = {
-        f"{one['entrypoint'].partition(':')[2]}/{one['name']}" for one in load("prefect.yaml")["deployments"]
+        f"{one['entrypoint'].rpartition('.')[2]}/{one['name']}" for one in load("prefect.yaml")["deployments"]
     }
     for name, job in workflow["jobs"].items():
         assert {"runs-on", "timeout-minutes", "steps"} <= set(job), name

@@ -1,5 +1,6 @@
 """A real Prefect server and worker, started by the very commands of infra/README.md."""
 
+import base64
 import json
 import os
 import re
@@ -100,6 +101,11 @@ class Site:
     def store(self) -> Path:
         return Path(self.environment["SQLTRAIN_STORE"])
 
+    @property
+    def credentials(self) -> str:
+        """The server's key as a browser and an HTTP client send it."""
+        return base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
+
     def block(self, name: str) -> str:
         return readme_blocks()[name].replace("4200", str(self.port))
 
@@ -148,20 +154,20 @@ class Site:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api/{path}",
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", "Authorization": f"Basic {self.credentials}"},
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
     def newest_run(self, flow: str | None = None, parent: str | None = None) -> dict[str, Any]:
-        """The flow run that was created last, of a flow or started by another run; {} when there is none."""
-        query: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+        """The flow run that was asked for last, of a flow or by another run; {} when there is none."""
+        query: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": 50}
         if flow is not None:
             query["flows"] = {"name": {"any_": [flow]}}
         if parent is not None:
             query["flow_runs"] = {"parent_flow_run_id": {"any_": [parent]}}
-        found: list[dict[str, Any]] = self.api("flow_runs/filter", query)
-        return found[0] if found else {}
+        runs: list[dict[str, Any]] = self.api("flow_runs/filter", query)
+        return next((run for run in runs if not run["auto_scheduled"]), {})  # cron's next nights are there already
 
     def healthy(self) -> bool:
         try:
@@ -187,7 +193,8 @@ def end(process: "subprocess.Popen[bytes]", sign: signal.Signals = signal.SIGTER
 def new_site(folder: Path) -> Site:
     """The environment block of the page on a free port, with a store and a Prefect home in `folder`; nothing runs."""
     port = free_port()
-    block = readme_blocks()["environment"].replace("4200", str(port))
+    blocks = readme_blocks()
+    block = f"{blocks['key']}\n{blocks['environment']}".replace("4200", str(port))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     outside = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     base = {**outside, "PATH": path, "PREFECT_HOME": str(folder / "prefect"), "OMP_NUM_THREADS": "1"}

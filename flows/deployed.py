@@ -1,0 +1,100 @@
+"""What a deployed flow takes from outside: the folder that it works in, and the keys that its form may change.
+
+A form may change what a run learns; it must not name programs, code or addresses to connect to. `SQLTRAIN_FORM_KEYS`, an
+environment variable of the worker, names further keys that forms may set, with blanks between them: `hardware.launch` with
+any value, `hardware.python=/opt/gpu/bin/python` with this value only.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines import recipes
+from pipelines.errors import RecipeError, ResourceError
+
+FORM_KEYS = "SQLTRAIN_FORM_KEYS"
+HOME = "SQLTRAIN_HOME"
+CHECKOUT = Path(__file__).resolve().parent.parent
+# A section or key that a later version adds is closed until it is named here.
+LEARNING = {"data", "model", "protocol", "synthesis", "filter", "gold_schema", "sft", "difficulty", "rewards", "grpo"}
+MEASURING = {"contracts", "evaluation", "execution", "nightly", "reported", "rollout"}
+OPEN_SECTIONS = frozenset(LEARNING | MEASURING | {"name", "seed", "stages", "title"})
+OPEN_KEYS = frozenset({"hardware.device", "hardware.slot", "hardware.sql_workers", "hardware.threads"})
+# `dask` is a scheduler that sends code, `servers` are addresses, `guards` are files that are included.
+CLOSED_KEYS = frozenset({"nightly.guards", "rollout.dask", "rollout.servers"})
+
+
+def set_home() -> dict[str, str]:
+    """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout that the worker imports.
+
+    Raises:
+        ResourceError: there is no such folder, or the worker runs an installed wheel and the variable is not set.
+    """
+    named = os.environ.get(HOME)
+    folder = Path(named) if named else CHECKOUT
+    if not named and not (folder / "pyproject.toml").is_file():
+        raise ResourceError(f"{HOME} is not set", "Set it for the worker: the folder of its inbox and its store.")
+    if not folder.is_dir():
+        raise ResourceError(f"{HOME} names no folder: {folder}", "Set it for the worker, or make the folder.")
+    return {"directory": str(folder)}
+
+
+def check_form(recipe: str, overrides: Sequence[str]) -> None:
+    """Hold a form to the keys that it may change; nothing that it names is imported or read for this.
+
+    Args:
+        recipe: the recipe's name.
+        overrides: as in `recipes.load`; `variant=` and `include=` lay the owner's own files over the recipe.
+
+    Raises:
+        RecipeError: it names a recipe or an include that is not under `conf/`, or changes a closed key.
+    """
+    if recipe not in recipes.recipe_names():
+        raise RecipeError(f"a form takes no recipe but those of conf/recipes (it is {recipe!r})")
+    for override in overrides:
+        key, _, name = override.partition("=")
+        if key == "include" and not (recipes.CONF / f"{name}.yaml").resolve().is_relative_to(recipes.CONF.resolve()):
+            raise RecipeError(f"a form includes no file outside conf/ (it is {name!r})")
+    own = [override for override in overrides if override.partition("=")[0] in ("variant", "include")]
+    check_changes(recipes.resolve(recipe, own), recipes.resolve(recipe, overrides))
+
+
+def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Hold what differs between two trees of a recipe to the keys that a form may change.
+
+    Raises:
+        RecipeError: a closed key differs, and the worker's owner does not allow it.
+    """
+    allowed = shlex.split(os.environ.get(FORM_KEYS, ""))
+    for key, value in _changes(before, after, ""):
+        if not _is_open(key) and not any(_allows(entry, key, value) for entry in allowed):
+            raise RecipeError(
+                f"a form may not set {key}",
+                f"It could name a program, code or an address. Who runs the worker may allow it: {FORM_KEYS}={key}",
+            )
+
+
+def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The dotted keys of the leaves that differ, with their new values; a list is a leaf."""
+    left, right = ({} if side is None else side for side in (before, after))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        for name in {**left, **right}:
+            yield from _changes(left.get(name), right.get(name), f"{key}.{name}" if key else str(name))
+    elif before != after:
+        yield key, after
+
+
+def _is_open(key: str) -> bool:
+    inside = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
+    return key in OPEN_KEYS or (key.partition(".")[0] in OPEN_SECTIONS and not inside & CLOSED_KEYS)
+
+
+def _allows(entry: str, key: str, value: Any) -> bool:
+    name, equals, text = entry.partition("=")
+    if name != key and not key.startswith(f"{name}."):
+        return False
+    return not equals or recipes.parse_value(text) == value

@@ -1,0 +1,104 @@
+"""A form changes what a run learns, and never names programs, code or addresses unless the worker's owner lets it."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import deployed
+from pipelines import recipes
+from pipelines.config import Recipe
+from pipelines.errors import RecipeError, ResourceError
+
+REFUSED = [
+    "hardware.launch=[bash,-c,id]",
+    "hardware.launch.0=bash",
+    "hardware={launch: [bash]}",
+    "hardware.python=/tmp/python",
+    "hardware.deepspeed=/tmp/deepspeed.json",
+    "hardware=bash",
+    "plugins=[/tmp/evil.py]",
+    "rollout.dask=tcp://attacker:8786",
+    "rollout={dask: tcp://attacker:8786}",
+    "rollout.servers=[http://attacker]",
+    "nightly.guards=[../../tmp/evil]",
+    "something_new=1",
+    "include=../../tmp/evil",
+    "include=/tmp/evil",
+]
+TAKEN = ["grpo.steps=3", "seed=2", "hardware.slot=gpu", "hardware={slot: gpu, threads: 1}", "rollout.processes=1"]
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_key_that_names_a_program_code_or_an_address_is_refused(override: str) -> None:
+    with pytest.raises(RecipeError, match="a form") as refusal:
+        deployed.check_form("miniature", ["grpo.steps=3", override])
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_plug_in_named_in_a_form_is_not_even_imported(tmp_path: Path) -> None:
+    plugin = tmp_path / "evil.py"
+    plugin.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(RecipeError, match="may not set plugins"):
+        deployed.check_form("miniature", [f"plugins=[{plugin}]"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_run_learns_may_be_changed() -> None:
+    deployed.check_form("miniature", [*TAKEN, "include=scales/tiny"])
+
+
+def test_a_recipe_outside_conf_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("include: [recipes/miniature]\n")
+    with pytest.raises(RecipeError, match="no recipe but those of conf/recipes"):
+        deployed.check_form(str(mine), [])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "override", "taken"),
+    [
+        ("hardware.python", "hardware.python=/any/python", True),
+        ("hardware.python=/opt/gpu/bin/python", "hardware.python=/opt/gpu/bin/python", True),
+        ("hardware.python=/opt/gpu/bin/python", "hardware.python=/tmp/python", False),
+        ("seed hardware.launch=[torchrun,--nproc-per-node=2]", "hardware.launch=[torchrun,--nproc-per-node=2]", True),
+        ("hardware.launch", "hardware.python=/tmp/python", False),
+        ("hardware", "hardware.python=/tmp/python", True),
+    ],
+)
+def test_the_worker_s_owner_may_allow_a_key_or_one_value_of_it(
+    monkeypatch: pytest.MonkeyPatch, allowed: str, override: str, taken: bool
+) -> None:
+    monkeypatch.setenv(deployed.FORM_KEYS, allowed)
+    if taken:
+        deployed.check_form("miniature", [override])
+    else:
+        with pytest.raises(RecipeError):
+            deployed.check_form("miniature", [override])
+
+
+def test_the_owner_s_own_include_may_set_what_a_form_may_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "miniature.yaml").write_text("seed: 1\n")
+    (tmp_path / "gpu.yaml").write_text("hardware: {python: /opt/gpu/bin/python}\n")
+    monkeypatch.setattr(recipes, "CONF", tmp_path)
+    deployed.check_form("miniature", ["include=gpu"])
+
+
+def test_every_open_or_closed_name_is_one_of_the_recipe() -> None:
+    assert set(Recipe.model_fields) - deployed.OPEN_SECTIONS == {"hardware", "plugins"}
+    tree = Recipe(name="x").model_dump()
+    for key in deployed.OPEN_KEYS | deployed.CLOSED_KEYS:
+        section, _, field = key.partition(".")
+        assert field in tree[section]
+
+
+def test_a_run_works_in_the_folder_that_the_worker_names_or_in_its_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(deployed.HOME, raising=False)
+    assert deployed.set_home() == {"directory": str(recipes.CONF.parent)}
+    monkeypatch.setenv(deployed.HOME, str(tmp_path))
+    assert deployed.set_home() == {"directory": str(tmp_path)}
+    monkeypatch.setenv(deployed.HOME, str(tmp_path / "absent"))
+    with pytest.raises(ResourceError, match="names no folder"):
+        deployed.set_home()

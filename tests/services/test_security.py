@@ -1,0 +1,119 @@
+"""Who may start runs on a worker: who has the server's key, no page of another site; and what a form may not set."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from .browser import CHROMIUM, browser
+from .conftest import SMALL_DATA, Site
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+
+def answer(site: Site, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str]]:
+    """Status and headers of a request without the server's key, unless a header carries it."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{site.port}/api/{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **headers},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, dict(reply.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers)
+
+
+def attack(site: Site) -> dict[str, object]:
+    """A run that would execute a command on the worker."""
+    marker = site.folder / "attacked"
+    launch = json.dumps(["bash", "-c", f"touch {marker}"])
+    return {"parameters": {"recipe": "miniature", "overrides": [*SMALL_DATA, f"hardware.launch={launch}"]}}
+
+
+def deployment_id(site: Site, name: str) -> str:
+    return str(next(found["id"] for found in site.api("deployments/filter", {}) if found["name"] == name))
+
+
+@pytest.mark.parametrize("path", ["deployments/filter", "flow_runs/filter", "work_pools/filter"])
+def test_without_the_key_the_server_tells_and_does_nothing(site: Site, path: str) -> None:
+    assert answer(site, path, {})[0] == 401
+    create = f"deployments/{deployment_id(site, 'miniature')}/create_flow_run"
+    assert answer(site, create, attack(site))[0] == 401
+    assert answer(site, create, attack(site), Authorization="Basic c3FsdHJhaW46Z3Vlc3M=")[0] == 401
+
+
+def test_browsers_are_told_to_let_no_other_page_read_the_server(site: Site) -> None:
+    for origin, allowed in (("http://evil.example", None), (f"http://127.0.0.1:{site.port}", True)):
+        status, headers = answer(site, "health", Origin=origin)
+        assert status == 200
+        named = {name.lower(): value for name, value in headers.items()}.get("access-control-allow-origin")
+        assert named == (origin if allowed else None)
+
+
+@contextmanager
+def serving(html: str) -> Iterator[int]:
+    """A site of somebody else's: one page on a port of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_page_of_another_site_starts_no_run(site: Site, tmp_path: Path) -> None:
+    before = site.newest_run().get("id")
+    url = f"http://127.0.0.1:{site.port}/api/deployments/{deployment_id(site, 'miniature')}/create_flow_run"
+    body = json.dumps(attack(site))
+    tries = [
+        f"fetch({url!r}, {{method: 'POST', headers: {{'Content-Type': 'application/json'}}, body}})",
+        f"fetch({url!r}, {{method: 'POST', mode: 'no-cors', body: new Blob([body])}})",
+    ]
+    asked = ", ".join(f"{attempt}.then(r => r.type + r.status, e => 'refused')" for attempt in tries)
+    script = f"const body = {json.dumps(body)}; Promise.all([{asked}]).then(all => document.body.innerText = all)"
+    with serving(f"<body>asking<script>{script}</script></body>") as port, browser(tmp_path / "profile") as page:
+        page.open(f"http://127.0.0.1:{port}/")
+        page.wait_for("refused,opaque0")
+    assert site.newest_run().get("id") == before
+    assert not (site.folder / "attacked").exists()
+
+
+def test_a_form_that_names_a_program_fails_with_one_plain_line(site: Site) -> None:
+    overrides = attack(site)["parameters"]["overrides"]  # type: ignore[index]
+    done = site.deployment_run("retrain/miniature", overrides, "--watch")
+    assert done.returncode == 1
+    message = site.newest_run()["state"]["message"]
+    assert "a form may not set hardware.launch" in message
+    assert "SQLTRAIN_FORM_KEYS" in message
+    assert "\n" not in message
+    assert not (site.folder / "attacked").exists()
+
+
+def test_text_that_is_no_override_is_refused_before_there_is_a_run(site: Site) -> None:
+    before = site.newest_run().get("id")
+    done = site.deployment_run("curate/cpu", ["not an override"], "--watch")
+    assert done.returncode == 1
+    assert "overrides" in done.stdout + done.stderr
+    assert site.newest_run().get("id") == before
