@@ -1,8 +1,8 @@
 """What a deployed flow takes from outside: the folder that it works in, and the keys that its form may change.
 
-A form may change what a run learns; it must not name programs, code or addresses to connect to. `SQLTRAIN_FORM_KEYS`, an
-environment variable of the worker, names further keys that forms may set, with blanks between them: `hardware.launch` with
-any value, `hardware.python=/opt/gpu/bin/python` with this value only.
+A form may change what a run learns; it must not name programs, code or addresses to connect to. The variable
+`SQLTRAIN_FORM_KEYS` of the worker's environment names further keys that forms may set, with blanks between them:
+`hardware.launch` with any value, `hardware.python=/opt/gpu/bin/python` with this value only.
 """
 
 from __future__ import annotations
