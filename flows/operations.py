@@ -191,7 +191,7 @@ def store_pin(
 
 @store_app.command("push")
 def store_push(url: Url, names: Names = None, store: Where = None) -> None:
-    """Copy finished stages to object storage; those that are there are left alone.
+    """Copy finished stages, and without names the nights too, to object storage; what is there is left alone.
 
     Examples:
 
@@ -206,7 +206,7 @@ def store_push(url: Url, names: Names = None, store: Where = None) -> None:
 
 @store_app.command("pull")
 def store_pull(url: Url, names: Names = None, store: Where = None) -> None:
-    """Fetch finished stages from object storage, checked against their manifests; runs then find them there.
+    """Fetch finished stages, and without names the nights too, checked against their manifests.
 
     Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
     """

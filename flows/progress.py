@@ -63,3 +63,7 @@ class Bars:
     def say(self, text: str) -> None:
         """One line above the bars."""
         self.console.print(Text(plain(text)), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """One line above the bars that stands out."""
+        self.console.print(Text(plain(text), style="yellow"), soft_wrap=True)

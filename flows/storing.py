@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipelines import housekeeping
+from pipelines.nightly import travel
 from pipelines.remote import Remote, chosen
 from pipelines.store import Store
 
@@ -61,18 +62,22 @@ def damaged(store: Store, say: Callable[[str], None]) -> int:
 
 
 def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Upload the finished stages that are not there yet, saying each."""
+    """Upload the finished stages that are not there yet, saying each; without names, the nights too."""
     remote = Remote(url)
     there = set(remote.names())
     wanted = chosen(list(store.names()), names, str(store.root))
     _copy([name for name in wanted if name not in there], lambda name: remote.push(store, *name), "pushed", say)
+    if not names:
+        travel.push(remote, store, say)
 
 
 def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Download the finished stages that the store lacks, saying each."""
+    """Download the finished stages that the store lacks, saying each; without names, the nights too."""
     remote = Remote(url)
     wanted = [name for name in chosen(remote.names(), names, url) if not store.has(*name)]
     _copy(wanted, lambda name: remote.pull(store, *name), "pulled", say)
+    if not names:
+        travel.pull(remote, store, say)
 
 
 def _copy(

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
-from pipelines.stages.context import REFERENCE
+from pipelines.stages.context import base_of
 from pipelines.store import DAMAGED, MIN_FREE_MB, Entry, Store, read_json, require_room, write_json
 
 RUNS, PINS = ".runs", "pins.json"
@@ -155,7 +155,7 @@ def _closure(store: Store, entries: Mapping[Name, Entry], roots: Iterable[Name])
 
 def _base(store: Store, entry: Entry) -> Name | None:
     """The checkpoint of this store that a `model` stage refers to."""
-    source = read_json(entry.folder / REFERENCE).get("source") if entry.stage == "model" else None
+    source = base_of(entry.folder) if entry.stage == "model" else None
     if source is None or not Path(source).is_relative_to(store.root):
         return None
     stage, key, *_ = Path(source).relative_to(store.root).parts

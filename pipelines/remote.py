@@ -89,6 +89,23 @@ class Remote:
         about = {name: value for name, value in manifest.items() if name not in ("files", "stage", "key")}
         store.make(stage, key, build, about, lambda: None)
 
+    def files_below(self, place: str) -> dict[str, int]:
+        """Files below a place by their names there, with their sizes in bytes; {} where there is no such place."""
+        there = f"{self.root}/{place}"
+        return self._sizes(there) if self._try(lambda: self.files.exists(there)) else {}
+
+    def put(self, path: Path, name: str) -> None:
+        """Upload a file."""
+        self._put(path, f"{self.root}/{name}")
+
+    def get(self, name: str, path: Path) -> None:
+        """Download a file."""
+        self._get(f"{self.root}/{name}", path)
+
+    def read(self, name: str) -> bytes:
+        """A small file's bytes."""
+        return bytes(self._try(lambda: self.files.cat_file(f"{self.root}/{name}")))
+
     def _json(self, there: str) -> Any:
         """A JSON file of the other side; huge ones and broken ones are refused."""
         if self._try(lambda: self.files.size(there)) > arrival.JSON_BYTES:

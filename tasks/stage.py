@@ -95,6 +95,10 @@ class TaskProgress:
         """A line of the task's log."""
         self.log.info("%s", text)
 
+    def warn(self, text: str) -> None:
+        """A warning of the task's log."""
+        self.log.warning("%s", text)
+
     def _watch(self) -> None:
         while not self._stop.wait(self.every_s):
             self._send()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from pipelines.config import Recipe
 from pipelines.store import read_json, write_json
 
 RESPONSES = "responses"  # the folder of a store that keeps what endpoints answered
-REFERENCE = "reference.json"  # a base model that is not ours to copy: its path or hub name
+# A base model that is not ours to copy: its path or hub name, or the way from this folder to a checkpoint of the store.
+REFERENCE = "reference.json"
 
 
 class Progress(Protocol):
@@ -26,6 +28,9 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """One plain line that a person should see."""
 
+    def warn(self, text: str) -> None:
+        """One plain line about something that goes wrong while the work goes on."""
+
 
 class Silent:
     """Progress that nobody watches."""
@@ -37,6 +42,9 @@ class Silent:
         """Nothing."""
 
     def say(self, text: str) -> None:
+        """Nothing."""
+
+    def warn(self, text: str) -> None:
         """Nothing."""
 
 
@@ -73,5 +81,13 @@ class Context:
 
 def checkpoint_of(folder: Path) -> str:
     """The model of a `model`, `sft` or `grpo` stage."""
+    return base_of(folder) or str(folder / "model")
+
+
+def base_of(folder: Path) -> str | None:
+    """What a `model` stage refers to: a folder or a hub name; None for one that holds a model of its own."""
     reference = read_json(folder / REFERENCE)
-    return str(reference["source"]) if reference else str(folder / "model")
+    if not reference:
+        return None
+    source = str(reference["source"])
+    return str((folder / source).resolve()) if source.startswith(f"..{os.sep}") else source

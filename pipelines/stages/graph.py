@@ -21,7 +21,7 @@ from pipelines.provenance import facts, version
 from pipelines.recipes import digest
 from pipelines.registry import plugin_code
 from pipelines.stages import causes
-from pipelines.stages.context import REFERENCE, Context, Progress
+from pipelines.stages.context import Context, Progress, base_of
 from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, stage_at, weights
 from pipelines.store import Store, read_json
 
@@ -204,7 +204,7 @@ def _set_aside(stage: str, key: str, store: Store, progress: Progress, whole: bo
 
 def _hold_base(model: Path, store: Store, progress: Progress) -> None:
     """Look at the weights of another run's checkpoint that a `model` stage refers to."""
-    base = stage_at(str(read_json(model / REFERENCE).get("source", "")), store)
+    base = stage_at(base_of(model) or "", store)
     if base is not None:
         _set_aside(*base, store, progress, whole=True)
         if not store.has(*base):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pipelines import frames
@@ -32,9 +34,16 @@ def model(ctx: Context) -> None:
         make_tiny(ctx.recipe.model, _corpus(ctx), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
         _write_card(ctx)
     else:
-        write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
+        write_json(ctx.folder / REFERENCE, {"source": _lasting(ctx, source), "revision": ctx.recipe.model.revision})
     ctx.progress.advance(1)
     ctx.metrics({})
+
+
+def _lasting(ctx: Context, source: str) -> str:
+    """A source as a reference keeps it: a checkpoint of the same store by the way to it, for a store may move."""
+    root = ctx.folder.resolve().parent.parent
+    path = Path(source).expanduser().resolve()
+    return os.path.relpath(path, ctx.folder.resolve()) if path.is_relative_to(root) else source
 
 
 def _corpus(ctx: Context) -> Iterable[str]:
@@ -119,6 +128,8 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
             ctx.progress.advance(1, note)
         elif event["event"] == "note":
             ctx.progress.say(f"{ctx.stage}: {event['text']}")
+        elif event["event"] == "alarm":
+            ctx.progress.warn(f"{ctx.stage}: {event['text']}")
 
     train(plan, ctx.folder, on_event)
     _write_card(ctx)

@@ -82,7 +82,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         for name, words in self.watch.see(values):
             alarm = {"step": step, "alarm": name, "words": words, "example": self.example()}
             _append(self.out / ALARMED, alarm)
-            self.emit({"event": "note", "text": f"step {step}: {words} (an episode of it is in {ALARMED})"})
+            self.emit({"event": "alarm", "text": f"step {step}: {words} (an episode of it is in {ALARMED})"})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Refuse to begin a checkpoint that the disk cannot hold.

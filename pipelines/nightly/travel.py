@@ -1,0 +1,107 @@
+"""A store's nights on object storage: the ledgers and the batches travel beside the stages, so a champion stays one.
+
+A ledger only grows: one that continues another takes its place, and two that have parted are never mixed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pipelines import arrival
+from pipelines.errors import DataError
+from pipelines.nightly.inbox import QUESTIONS, ROWS
+from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, ledgers
+from pipelines.remote import LINKS, Remote
+from pipelines.store import Store, read_json, write_atomic, write_json
+
+FILES = (QUESTIONS, ROWS, LINKS)  # of a batch, in the order in which they travel
+
+
+def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
+    """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
+
+    Raises:
+        DataError: the ledger there is not one that this store's continues.
+    """
+    for recipe, ledger in ledgers(store).items():
+        there = remote.files_below(f"{HOME}/{recipe}")
+        if LINES in there and not _continues((ledger.folder / LINES).read_bytes(), _lines(remote, recipe), recipe):
+            continue
+        for name, path in _batches(ledger):
+            if name not in there:
+                remote.put(path, f"{HOME}/{recipe}/{name}")
+        remote.put(ledger.folder / LINES, f"{HOME}/{recipe}/{LINES}")
+        say(f"pushed {len(ledger.lines())} nights of {recipe}")
+
+
+def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
+    """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken.
+
+    Raises:
+        DataError: the ledger there is not one that continues this store's, or a file is too long.
+    """
+    found = remote.files_below(HOME)
+    for recipe in sorted({name.partition("/")[0] for name in found if arrival.is_plain(name.partition("/")[0])}):
+        if f"{recipe}/{LINES}" not in found:
+            continue
+        ledger = Ledger(store, recipe)
+        own, lines = ledger.folder / LINES, _lines(remote, recipe)
+        with ledger.locked():
+            if own.is_file() and not _continues(lines, own.read_bytes(), recipe):
+                continue
+            for name, size in found.items():
+                _take(remote, ledger, recipe, name, size)
+            write_atomic(own, lines.decode("utf-8"))
+        say(f"pulled {len(ledger.lines())} nights of {recipe}")
+
+
+def _batches(ledger: Ledger) -> Iterator[tuple[str, Path]]:
+    """The files of every batch by their names beside the ledger; its links to databases as a list of links."""
+    for batch in sorted(ledger.batches.glob("[0-9]*")):
+        links = {str(path.relative_to(batch)): os.readlink(path) for path in batch.rglob("*") if path.is_symlink()}
+        write_json(batch / LINKS, links)
+        yield from ((f"{BATCHES}/{batch.name}/{name}", batch / name) for name in FILES)
+
+
+def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int) -> None:
+    """One file of a batch that the store lacks, and the links of a batch whose list of links it is."""
+    owner, _, rest = name.partition("/")
+    home, _, place = rest.partition("/")
+    batch, _, file = place.partition("/")
+    path = ledger.batches / batch / file
+    if (owner, home) != (recipe, BATCHES) or file not in FILES or not arrival.is_plain(batch) or path.is_file():
+        return
+    _hold_size(f"{HOME}/{name}", size)
+    remote.get(f"{HOME}/{name}", path)
+    for link, target in (read_json(path) if file == LINKS else {}).items():
+        spot = arrival.inside(path.parent, link)
+        spot.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(spot):
+            spot.symlink_to(str(target))
+
+
+def _lines(remote: Remote, recipe: str) -> bytes:
+    name = f"{HOME}/{recipe}/{LINES}"
+    _hold_size(name, remote.files_below(f"{HOME}/{recipe}")[LINES])
+    return remote.read(name)
+
+
+def _hold_size(name: str, size: int) -> None:
+    if size > arrival.JSON_BYTES:
+        raise arrival.refused(name, f"it has {size} bytes")
+
+
+def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
+    """Whether one ledger has lines that the other lacks; no where it is the same or behind.
+
+    Raises:
+        DataError: they have parted: each has nights of its own.
+    """
+    if not longer.startswith(shorter) and not shorter.startswith(longer):
+        raise DataError(
+            f"the nights of {recipe} here and there have parted: each side has some of its own",
+            "Keep one: remove the other's ledger.jsonl, or use another URL.",
+        )
+    return len(longer) > len(shorter)
