@@ -157,6 +157,7 @@ class StopReason(enum.StrEnum):
     TURN_LIMIT = "turn_limit"  # the cap was reached without an answer
     TOKEN_LIMIT = "token_limit"  # the episode's token budget was spent
     BROKEN = "broken"  # a boundary failed (worker, endpoint): excluded, never scored
+    UNASKED = "unasked"  # an evaluation gave the model up before this question: wrong, without a turn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

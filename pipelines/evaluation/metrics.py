@@ -13,6 +13,7 @@ from typing import TypeVar
 from pipelines.evaluation.record import EpisodeRecord, Linking
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
+from pipelines.types import StopReason
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -147,8 +148,8 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def cost(records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float | None]) -> Spread | None:
-    """The spread of a cost over the unbroken episodes that know it; None when none does."""
-    known = (value(record) for record in scored(records))
+    """The spread of a cost over the unbroken episodes that were asked and know it; None when none does."""
+    known = (value(record) for record in scored(records) if record.stop is not StopReason.UNASKED)
     return spread([each for each in known if each is not None])
 
 

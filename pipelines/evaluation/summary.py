@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -12,7 +13,7 @@ from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
 from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis
-from pipelines.types import HARDNESS_LEVELS
+from pipelines.types import HARDNESS_LEVELS, StopReason
 
 KS = (1, 2, 4, 8)
 
@@ -51,6 +52,8 @@ class Summary:
         listing: episodes that list every table's columns in their first turn; unverified: proposals with a name that
             nothing had shown. None where the agent has no such phases.
         left_out: questions of the benchmark that could not be asked, by the reason.
+        n_unasked: episodes that were not asked, for the model had been given up; they count as wrong.
+        ex_with_broken: EX of the headline with every broken episode counted as wrong; None where none is broken.
     """
 
     equality: str
@@ -80,6 +83,8 @@ class Summary:
     listing: Estimate | None = None
     unverified: Estimate | None = None
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    n_unasked: int = 0
+    ex_with_broken: float | None = None
 
     @property
     def headline(self) -> Estimate | None:
@@ -143,7 +148,17 @@ def summarise(
         by_links=_levels(good, _links, (), equality, seed),
         listing=metrics.listing_share(chief, seed),
         unverified=metrics.unverified_share(chief, seed),
+        n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
+        ex_with_broken=_with_broken(records, equality) if len(good) < len(records) else None,
     )
+
+
+def _with_broken(records: Sequence[EpisodeRecord], equality: str) -> float:
+    """EX over all questions of the greedy episodes, or of the samples where there are none: what broke is wrong."""
+    greedy = [record for record in records if record.mode == "greedy"]
+    groups = metrics.group(greedy or records, lambda record: record.example_id).values()
+    rights = ([0.0 if record.broken else record.score(equality) for record in members] for members in groups)
+    return math.fsum(math.fsum(scores) / len(scores) for scores in rights) / len(groups)
 
 
 def _accuracies(greedy: Sequence[EpisodeRecord], seed: int) -> dict[str, Estimate]:
@@ -209,6 +224,10 @@ def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "n_questions", summary.n_questions
     yield "n_databases", summary.n_databases
     yield "n_broken", summary.n_broken
+    if summary.ex_with_broken is not None:
+        yield f"ex_{summary.equality}_with_broken", summary.ex_with_broken
+    if summary.n_unasked:
+        yield "n_unasked", summary.n_unasked
     if summary.left_out:
         yield "n_left_out", sum(summary.left_out.values())
     for name, estimate in summary.ex.items():

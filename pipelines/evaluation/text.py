@@ -68,6 +68,15 @@ def figures(summaries: Mapping[str, Summary]) -> Table:
         columns = (*columns, Column("left out", "count"))
         missing = (sum(summary.left_out.values()) for summary in summaries.values())
         rows = tuple((*row, number) for row, number in zip(rows, missing, strict=True))
+    for name, number_of in (("broken", "n_broken"), ("not asked", "n_unasked")):
+        if any(getattr(summary, number_of) for summary in summaries.values()):
+            columns = (*columns, Column(name, "count"))
+            rows = tuple(
+                (*row, getattr(summary, number_of)) for row, summary in zip(rows, summaries.values(), strict=True)
+            )
+    if any(summary.n_broken for summary in summaries.values()):
+        columns = (*columns, Column("EX, broken as wrong", "percent"))
+        rows = tuple((*row, summary.ex_with_broken) for row, summary in zip(rows, summaries.values(), strict=True))
     equality = next((summary.equality for summary in summaries.values()), "")
     return Table("figures", f"Held-out execution accuracy, equality {equality}, 95 % intervals", columns, rows)
 

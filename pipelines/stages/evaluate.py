@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,13 @@ from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import write_json
-from pipelines.types import Example, Trajectory, from_dict, read_lines, to_dict
+from pipelines.types import Example, StopReason, Trajectory, from_dict, read_lines, to_dict
 
 RECORDS = "records.jsonl"
 ONCE = "once"  # the greedy pass in which the agent must answer without looking
 ORACLE, ENDPOINT = "oracle", "endpoint:"
 SAMPLES_A_SEED = 10_000  # answers of another seed are other samples, not those of the log
+HOPELESS = 100  # questions that may get malformed answers only before the others are not asked
 EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the results, not among them
 
 
@@ -74,7 +75,11 @@ def evaluate_questions(
         prepare(answerer, recipe)
     # An endpoint's rate and cap hold in one process: a second one would have its own.
     processes = 1 if answerer.startswith(ENDPOINT) else recipe.rollout.processes
-    shards.run(start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress)
+    hope = Hope(shards)
+    shards.run(start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress, enough=hope.is_lost)
+    if hope.is_lost():
+        hope.give_up(recipe, gold)
+        ctx.progress.say(f"the first {HOPELESS} questions got malformed answers only: the others are not asked")
     rows = list(shards.rows())
     chosen: dict[str, float] = {}
     if recipe.evaluation.selector is not None and recipe.evaluation.samples:
@@ -95,6 +100,46 @@ def evaluate_questions(
     reward = _r_ves(recipe, judged, questions) if recipe.evaluation.r_ves else None
     if reward is not None:
         write_json(ctx.folder / EFFICIENCY, {"r_ves": reward})
+
+
+class Hope:
+    """Gives a model up that answers none of an evaluation's first `HOPELESS` questions in a form that can be read.
+
+    Whole shards are given up, counted from the first, so the same questions are asked whatever the number of processes.
+    """
+
+    def __init__(self, shards: Shards[Example]) -> None:
+        self._shards = shards
+        self._head = -(-HOPELESS // shards.size)  # shards that hold the first questions
+
+    def is_lost(self) -> bool:
+        """Whether every episode of the first questions is malformed, and no answer ran. False until all are there."""
+        head = range(self._head)
+        if self._head >= len(self._shards) or not all(self._shards.path(index).exists() for index in head):
+            return False
+        first = {example.id for example in self._shards.items[:HOPELESS]}
+        rows = (row["record"] for index in head for row in self._shards.read(index))
+        asked = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in first]
+        return all(not record.well_formed and not record.executable and not record.broken for record in asked)
+
+    def give_up(self, recipe: Recipe, gold: Path | None) -> None:
+        """Write the other shards: each question is wrong, and was not asked."""
+        policy = self._shards.read(0)[0]["trajectory"]["policy"]
+        judged = _judging(recipe, gold)
+        for index in range(self._head, len(self._shards)):
+            questions = self._shards.part(index)
+            lines = [
+                line
+                for each in passes(recipe)
+                for line in judged(
+                    each, questions, [_unasked(one, n, policy, each) for one in questions for n in range(each.samples)]
+                )
+            ]
+            write_lines(self._shards.path(index), lines)
+
+
+def _unasked(question: Example, sample: int, policy: str, each: Pass) -> Trajectory:
+    return Trajectory(question.id, sample, policy, each.protocol.name, (), (), None, StopReason.UNASKED)
 
 
 def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
@@ -220,11 +265,26 @@ def passes(recipe: Recipe) -> list[Pass]:
     return made
 
 
+def _judging(recipe: Recipe, gold: Path | None) -> Callable[[Pass, Sequence[Example], list[Trajectory]], list[Line]]:
+    """What makes lines of the trajectories of a pass over these questions, in order."""
+    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
+    equalities = tuple(dict.fromkeys((recipe.headline, *recipe.evaluation.equalities)))
+
+    def lines(each: Pass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
+        by_id = {question.id: question for question in questions}
+        judged = evaluate.judge(done, by_id, sql, schema, equalities, each.mode, links)
+        return [
+            {"pass": each.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
+            for trajectory, record in zip(done, judged, strict=True)
+        ]
+
+    return lines
+
+
 def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
-    sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
-    model = answering(answerer, recipe, responses)
-    equalities = tuple(dict.fromkeys((recipe.headline, *recipe.evaluation.equalities)))
+    sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
+    model, judged = answering(answerer, recipe, responses), _judging(recipe, gold)
 
     def ask(each: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
         engine = RolloutEngine(model, build_protocol(each.protocol), sql, each.sampling, each.max_turns, schema)
@@ -246,18 +306,13 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
         for question in {request.example.id: request.example for request in requests}.values():
             kept.keep(question, found[question.id])
         done = [found[question.id][sample] for question in questions for sample in range(each.samples)]
-        by_id = {question.id: question for question in questions}
-        judged = evaluate.judge(done, by_id, sql, schema, equalities, each.mode, links)
-        return [
-            {"pass": each.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
-            for trajectory, record in zip(done, judged, strict=True)
-        ]
+        return judged(each, questions, done)
 
     def run(questions: Sequence[Any], path: Path) -> str:
         timing = path.parent.parent / TIMING
         lines = [line for each in passes(recipe) for line in answer(each, questions, timing)]
         write_lines(path, lines)
-        right = [line["record"]["scores"][equalities[0]] for line in lines if line["pass"] == "greedy"]
+        right = [line["record"]["scores"][recipe.headline] for line in lines if line["pass"] == "greedy"]
         return f"greedy {100 * sum(right) / max(1, len(right)):.0f} %"
 
     return run

@@ -62,6 +62,7 @@ class Shards(Generic[Item]):
         processes: int,
         progress: Progress,
         dask: str | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> None:
         """Do the shards that are not there yet.
 
@@ -69,6 +70,7 @@ class Shards(Generic[Item]):
             make: called once in each process with `args`; returns `run(items, path) -> note`, which writes the
                 shard's records to `path` and says in a few words how it went.
             dask: a cluster that does them in place of this stage's own processes; see `cluster.py`.
+            enough: asked after each shard; once it says so, no other is begun, and what is under way is ended.
 
         Raises:
             BoundaryError: a worker process kept dying.
@@ -90,21 +92,29 @@ class Shards(Generic[Item]):
         if processes == 1 or len(missing) == 1:
             run = make(*args)
             for index in missing:
+                if enough is not None and enough():
+                    break
                 progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
             del run
             _free_device()
             return
-        self._fan_out(missing, make, args, min(processes, len(missing)), progress)
+        self._fan_out(missing, make, args, min(processes, len(missing)), progress, enough)
 
     def _fan_out(
-        self, missing: list[int], make: Callable[..., Run], args: tuple[Any, ...], processes: int, progress: Progress
+        self,
+        missing: list[int],
+        make: Callable[..., Run],
+        args: tuple[Any, ...],
+        processes: int,
+        progress: Progress,
+        enough: Callable[[], bool] | None,
     ) -> None:
         for _ in range(RETRIES):
             context = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), context.Value("i"), make, args))
             try:
                 with pool:
-                    self._collect(pool, missing, progress)
+                    self._collect(pool, missing, progress, enough)
                 return
             except BrokenProcessPool:  # a worker was killed (out of memory, say): finished shards stand
                 missing = [index for index in missing if not self.path(index).exists()]
@@ -113,7 +123,9 @@ class Shards(Generic[Item]):
             "the worker processes kept dying", "Lower rollout.processes or rollout.slots if memory is short."
         )
 
-    def _collect(self, pool: ProcessPoolExecutor, missing: list[int], progress: Progress) -> None:
+    def _collect(
+        self, pool: ProcessPoolExecutor, missing: list[int], progress: Progress, enough: Callable[[], bool] | None
+    ) -> None:
         todo: dict[Future[str], int] = {
             pool.submit(_work, self.part(index), self.path(index)): len(self.part(index)) for index in missing
         }
@@ -121,6 +133,9 @@ class Shards(Generic[Item]):
             done, _ = wait(todo, return_when=FIRST_COMPLETED)
             for future in done:
                 progress.advance(todo.pop(future), future.result())
+            if enough is not None and enough():
+                _end(pool)
+                return
 
     def read(self, index: int) -> list[Any]:
         """What one shard holds: one JSON value a line."""
@@ -131,6 +146,14 @@ class Shards(Generic[Item]):
         """What the shards hold, in the order of the items."""
         for index in range(len(self)):
             yield from self.read(index)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End a pool whose work nobody needs any more: what runs may take minutes yet."""
+    workers = list(pool._processes.values())  # the executor has no way to end them before Python 3.14
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
 
 
 def _free_device() -> None:

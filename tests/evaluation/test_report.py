@@ -141,7 +141,7 @@ def test_broken_episodes_are_told_at_the_top() -> None:
     broken = dataclasses.replace(base.systems[0].records[0], broken=True, failure="worker_died", diagnosis=None)
     system = dataclasses.replace(base.systems[0], records=(broken, *base.systems[0].records[1:]))
     page = document(dataclasses.replace(base, systems=(system, *base.systems[1:])))
-    assert "before SFT: 1 of 12 episodes are broken and count nowhere (1 worker died)" in page
+    assert "before SFT: 1 of 12 episodes (8.3 %) are broken and count nowhere (1 worker died)" in page
 
 
 def test_a_run_that_broke_altogether_still_has_a_report() -> None:
@@ -154,7 +154,7 @@ def test_a_run_that_broke_altogether_still_has_a_report() -> None:
         for system in base.systems
     )
     page = document(dataclasses.replace(base, systems=systems, curves={"SFT": [{"step": 1, "loss": float("nan")}]}))
-    assert "after GRPO: 8 of 8 episodes are broken and count nowhere (8 disk)" in page
+    assert "after GRPO: 8 of 8 episodes (100.0 %) are broken and count nowhere (8 disk)" in page
     assert "nan" not in page.split("<style>")[0] + page.split("</style>")[1].split("<script")[0]
 
 

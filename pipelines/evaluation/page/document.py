@@ -113,7 +113,16 @@ def _warnings(report: ReportData) -> Iterator[str]:
         if summary.n_broken:
             why = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in summary.failures.items())
             total = len(system.records)
-            yield f"{system.name}: {summary.n_broken} of {total} episodes are broken and count nowhere ({why})."
+            share, wrong = numbers.percent(summary.n_broken / total), numbers.percent(summary.ex_with_broken or 0.0)
+            yield (
+                f"{system.name}: {summary.n_broken} of {total} episodes ({share} %) are broken and count nowhere "
+                f"({why}). Counted as wrong, they would make EX {wrong} %."
+            )
+        if summary.n_unasked:
+            yield (
+                f"{system.name}: {numbers.count(summary.n_unasked)} episodes were not asked, for all answers to the "
+                "first questions were malformed. They count as wrong; means of turns and tokens leave them out."
+            )
 
 
 def _reader(reader: Payload) -> Html:

@@ -26,6 +26,7 @@ SHOWN = 4  # facts that an evidence line spells out
 _LIMITS = frozenset({ExecutionStatus.TIMEOUT, ExecutionStatus.LIMIT})
 _NO_ANSWER = {
     StopReason.TURN_LIMIT: "no final SQL within {turns} turns",
+    StopReason.UNASKED: "it was not asked: all answers to the evaluation's first questions were malformed",
     StopReason.TOKEN_LIMIT: "no final SQL within the token budget, after {turns} turns",
 }
 

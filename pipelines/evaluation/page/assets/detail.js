@@ -4,7 +4,7 @@ const ACTIONS = {
   sql: "runs a query", explore: "explores", propose: "proposes a schema", generate: "tries a query",
   solution: "answers", invalid: "is not understood",
 };
-const STOPS = { turn_limit: "the turn limit was reached", token_limit: "the token budget was spent", broken: "it broke" };
+const STOPS = { turn_limit: "the turn limit was reached", token_limit: "the token budget was spent", broken: "it broke", unasked: "it was not asked" };
 
 function sign(verdict) {
   const [mark, name] = SIGNS[verdict];

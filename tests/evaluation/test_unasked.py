@@ -1,0 +1,114 @@
+"""A model that answers nothing is given up after an evaluation's first questions, and the page says so."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import recipes
+from pipelines.evaluation import text
+from pipelines.evaluation.material import ReportData, System
+from pipelines.evaluation.page import document
+from pipelines.rollout.policies.base import Request
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.stages import data, evaluate
+from pipelines.stages.context import Context, Silent
+from pipelines.stages.inputs import examples, trajectories
+from pipelines.stages.shards import Shards
+from pipelines.types import StopReason
+
+QUESTIONS = 9
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Request], str]], Path]:
+    """Nine questions in shards of two, of which the first three decide, asked of a plain function."""
+    with sqlite3.connect(tmp_path / "harbour.sqlite") as connection:
+        connection.executescript("CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('Aurora');")
+    connection.close()
+    rows = [{"question": f"q{n}", "database": "harbour.sqlite", "sql": f"SELECT {n}"} for n in range(QUESTIONS)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(evaluate, "HOPELESS", 3)
+    settings = ["include=data/own", f"data.test.path={tmp_path / 'mine.jsonl'}", "rollout.shard=2"]
+    settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
+
+    def run(say: Callable[[Request], str]) -> Path:
+        monkeypatch.setattr(evaluate, "answering", lambda *_: ScriptedPolicy(say))
+        recipe = recipes.load("sql_trail", settings)
+        for name in ("data", "evaluation"):
+            (tmp_path / name).mkdir()
+        data.build_held_out(Context("data", recipe, tmp_path / "data", {}, Silent()))
+        asked = Context("evaluate", recipe, tmp_path / "evaluation", {"data": tmp_path / "data"}, Silent())
+        evaluate.evaluate_questions(asked, examples(tmp_path / "data", "test"), "model", None)
+        return tmp_path / "evaluation"
+
+    return run
+
+
+def test_a_model_that_never_answers_is_given_up(evaluated: Callable[[Any], Path]) -> None:
+    asked: list[str] = []
+
+    def mumble(request: Request) -> str:
+        asked.append(request.example.question)
+        return "mmm"
+
+    done = evaluated(mumble)
+    assert set(asked) == {"q0", "q1", "q2", "q3"}  # the two shards that hold the first three questions
+    figures = json.loads((done / "metrics.json").read_text())
+    assert (figures["ex"], figures["n_questions"], figures["n_unasked"], figures["n_broken"]) == (0.0, 9, 5, 0)
+    assert figures["errors_generation"] == 9
+    assert figures["turns"] == len(asked) / 4  # of those that were asked
+    stops = [one.stop for one in trajectories(done)]
+    assert stops == [StopReason.TURN_LIMIT] * 4 + [StopReason.UNASKED] * 5
+    system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
+    (warning,) = document._warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
+    assert "base: 5 episodes were not asked" in warning
+    assert "not asked" in [column.name for column in text.figures({"base": system_summary(system)}).columns]
+
+
+def system_summary(system: System) -> Any:
+    return ReportData(title="t", equality="strict", systems=(system,), examples={}).summaries[0]
+
+
+def test_one_answer_that_can_be_read_keeps_the_evaluation_going(evaluated: Callable[[Any], Path]) -> None:
+    def say(request: Request) -> str:
+        good = "<think>x</think><solution>SELECT 7</solution>"
+        return good if request.example.question in ("q2", "q7") else "mmm"
+
+    figures = json.loads((evaluated(say) / "metrics.json").read_text())
+    assert "n_unasked" not in figures
+    assert figures["ex"] == pytest.approx(1 / 9)
+
+
+def test_what_broke_is_told_beside_ex(evaluated: Callable[[Any], Path]) -> None:
+    """Ten episodes with three right and the others broken told 100 %."""
+
+    def say(request: Request) -> str:
+        if request.example.question in ("q0", "q1", "q2"):
+            return f"<think>x</think><solution>SELECT {request.example.question[1:]}</solution>"
+        raise ConnectionError("the server is away")
+
+    figures = json.loads((evaluated(say) / "metrics.json").read_text())
+    assert (figures["ex"], figures["n_questions"], figures["n_broken"]) == (1.0, 3, 6)
+    assert figures["ex_strict_with_broken"] == pytest.approx(3 / 9)
+
+
+def _slow(seconds: float) -> Callable[[Any, Path], str]:
+    def run(items: Any, path: Path) -> str:
+        time.sleep(0.0 if items[0] == 0 else seconds)
+        path.write_text("0\n")
+        return ""
+
+    return run
+
+
+def test_shards_under_way_are_ended_when_there_is_enough(tmp_path: Path) -> None:
+    """Two processes: while one is in a shard of ten minutes the other says that nobody needs it."""
+    work = Shards(range(4), 1, tmp_path)
+    work.run(_slow, (600.0,), 2, Silent(), enough=lambda: work.path(0).exists())
+    assert work.path(0).exists()
+    assert not work.path(1).exists()
