@@ -66,7 +66,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "grpo",
-        2,
+        3,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
@@ -76,7 +76,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            5,
+            6,
             ("evaluation", *SAMPLING),
             ("data", "gold_schema", name),
             "evaluate:build",
@@ -86,7 +86,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        3,
+        4,
         ("name", "title"),
         (
             *("data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
