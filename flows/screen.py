@@ -49,18 +49,23 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
 
     def done(result: graph.StageResult, seconds: float) -> None:
         how = "[dim]there already[/]" if result.cached else f"{seconds:.1f} s"
-        line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {_facts(result)}"
+        line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {facts(result)}"
         console.print(line, soft_wrap=True)
 
     with Bars(console) as bars:
         return plain.run(recipe, store, bars, until, done)
 
 
-def _facts(result: graph.StageResult) -> str:
+def facts(result: graph.StageResult) -> str:
     """The numbers of a stage's summary that say most, for one line."""
     kind = result.name.partition("_")[0]
     names = SHOWN.get(kind) or SHOWN.get(result.name) or tuple(result.metrics)[:4]
-    return "  ".join(f"{name} {result.metrics[name]:,.4g}" for name in names if name in result.metrics)
+    return "  ".join(f"{name} {_number(result.metrics[name])}" for name in names if name in result.metrics)
+
+
+def _number(value: float) -> str:
+    """A whole number with all its digits, any other with four."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
 
 
 def show_steps(steps: list[graph.Step]) -> None:

@@ -16,7 +16,7 @@ from pipelines.evaluation import text
 from pipelines.evaluation.tables import Column, Table
 from pipelines.protocols.base import build
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.stages import policies
+from pipelines.stages import graph, policies
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind
 
@@ -116,3 +116,9 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.M
         "(1 rows)",
     ]
     assert not any("\x1b" in line for line in shown)
+
+
+def test_a_count_is_printed_with_all_its_digits() -> None:
+    metrics = {"trajectories": 14000.0, "broken": 0.0, "turns_mean": 1.71739}
+    result = graph.StageResult("synthesize", "key", Path(), metrics, False)
+    assert screen.facts(result) == "trajectories 14,000  turns_mean 1.717  broken 0"
