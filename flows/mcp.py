@@ -27,6 +27,7 @@ from pipelines.types import Database, is_sayable
 
 SHOWN = Protocol()  # the limits of an observation
 DATABASE = "db_name"
+LOOK_SECONDS = 0.1  # between two looks whether the client is still there
 HOST = "127.0.0.1"  # no authentication: other machines need a proxy that asks who calls
 
 
@@ -75,7 +76,12 @@ class SqlTool:
         if params.name != tools.TOOL:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, only {tools.TOOL!r}")
         arguments = params.arguments or {}
-        text, failed = await self._answer(arguments.get("sql"), arguments.get(DATABASE))
+        text, failed = _error("the client left")
+        async with anyio.create_task_group() as group:
+            if context.request is not None:  # over HTTP
+                group.start_soon(_cancel_without_client, context.request, group.cancel_scope)
+            text, failed = await self._answer(arguments.get("sql"), arguments.get(DATABASE))
+            group.cancel_scope.cancel()
         return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)
 
     async def _answer(self, sql: Any, name: Any) -> tuple[str, bool]:
@@ -89,6 +95,13 @@ class SqlTool:
         result = await self._sql.execute(database, sql, self._rows)
         shown = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
         return observations.json_text(shown), not result.ok
+
+
+async def _cancel_without_client(request: Any, scope: anyio.CancelScope) -> None:
+    """End a call whose client closed its connection: nobody would read the answer, and others wait for the worker."""
+    while not await request.is_disconnected():
+        await anyio.sleep(LOOK_SECONDS)
+    scope.cancel()
 
 
 def _error(message: str) -> tuple[str, bool]:

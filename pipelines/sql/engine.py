@@ -262,13 +262,25 @@ class SqlEngine:
         task = Task(job, _deliver, (loop, future))
         self._gathered.append((engine, task))
         self._attach(loop)
-        return task, self._reply(loop, future)
+        return task, self._reply(loop, future, engine, task)
 
-    async def _reply(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> Any:
+    async def _reply(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], engine: str, task: Task
+    ) -> Any:
         try:
             return await future
+        except asyncio.CancelledError:
+            self._cancel(engine, task)
+            raise
         finally:
             self._detach(loop)
+
+    def _cancel(self, engine: str, task: Task) -> None:
+        """A statement ends when its caller leaves."""
+        with self._lock:
+            task.done = True
+            if engine in self._pools and self._closer.alive:
+                self._pools[engine].cancel(task)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let this event loop drive the workers while it waits for answers."""
@@ -300,7 +312,7 @@ class SqlEngine:
             for engine in dict.fromkeys(engine for engine, _ in tasks):
                 if engine not in self._pools:
                     self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector)
-                self._pools[engine].submit([task for name, task in tasks if name == engine])
+                self._pools[engine].submit([task for name, task in tasks if name == engine and not task.done])
 
     def _pump(self, events: Sequence[tuple[selectors.SelectorKey, int]] | None = None) -> None:
         with self._lock:

@@ -48,6 +48,20 @@ class Pool:
             self._home(task).append(task)
         self._dispatch(time.monotonic())
 
+    def cancel(self, task: Task) -> None:
+        """Nobody waits for this job any more: it is not begun, and its statement ends if it runs already."""
+        task.done = True
+        for home in self._homes:
+            if task in home:
+                home.remove(task)
+        self._end_abandoned()
+        self._dispatch(time.monotonic())
+
+    def _end_abandoned(self) -> None:
+        for slot, worker in enumerate(self._workers):
+            if worker is not None and worker.is_abandoned():
+                self._bury(slot, worker)
+
     def _home(self, task: Task) -> deque[Task]:
         homes = self._homes
         return homes[zlib.crc32(task.job[1][0].encode()) % len(homes)] if len(homes) > 1 else homes[0]
@@ -130,6 +144,9 @@ class Pool:
                 continue
             if worker.stuck_for(now) < STUCK_SECONDS and worker.work() < STUCK_WORK:
                 self._pulses.pop(worker, None)  # what it was once slow at says nothing of what it is at now
+                continue
+            if worker.is_abandoned():
+                self._bury(slot, worker)
                 continue
             for task in reversed(worker.take_back()):
                 self._home(task).appendleft(task)

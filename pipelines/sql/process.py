@@ -56,7 +56,7 @@ class Task:
         self.work: Callable[[], int] = int
 
     def finish(self, reply: Any) -> None:
-        """Deliver, unless another worker was faster."""
+        """Deliver, unless another worker was faster or nobody waits."""
         if not self.done:
             self.done = True
             self.deliver(self.tag, reply)
@@ -221,6 +221,11 @@ class Worker:
     def pulse(self) -> tuple[int, int, int]:
         """Changes whenever the worker starts something."""
         return self._board.at()
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits any more for the statement that it is at."""
+        at = self._board.at()[0]
+        return any(task.done for number, task in self.held if number == at)
 
     def work(self) -> int:
         """The work that the statement has done which it is at; 0 when it has begun none of those that it holds."""

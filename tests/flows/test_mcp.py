@@ -26,8 +26,22 @@ from pipelines.sql.engine import Limits, SqlEngine
 
 SERVE = (
     "import sys; from pathlib import Path; from flows.mcp import serve; from pipelines.config import Execution; "
-    "serve([Path(sys.argv[1])], Execution(timeout_s=1), 10, int(sys.argv[2]) if sys.argv[2:] else None)"
+    "serve([Path(sys.argv[1])], Execution(timeout_s=60), 10, int(sys.argv[2]) if sys.argv[2:] else None)"
 )
+
+TIMEOUT = 60.0
+ENDLESS = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT COUNT(*) FROM t"
+LEAVE = """
+import asyncio, sys
+from mcp import Client
+
+async def ask():
+    async with Client(sys.argv[1]) as client:
+        print("asks", flush=True)
+        await client.call_tool("execute_sql_query", {"sql": sys.argv[2]})
+
+asyncio.run(ask())
+"""
 
 
 @pytest.fixture
@@ -73,11 +87,10 @@ def test_it_answers_with_columns_and_ten_records(served: Any) -> None:
 
 
 def test_the_sandbox_holds(served: Any) -> None:
-    endless = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT COUNT(*) FROM t"
     start = time.monotonic()
     answers = asyncio.run(
         call(
-            served, endless, "DROP TABLE singer", "ATTACH 'x.db' AS x", "SELECT 1; SELECT 2", "SELECT wages FROM singer"
+            served, ENDLESS, "DROP TABLE singer", "ATTACH 'x.db' AS x", "SELECT 1; SELECT 2", "SELECT wages FROM singer"
         )
     )
     assert all(failed and set(answer) == {"error"} for answer, failed in answers)
@@ -137,20 +150,65 @@ def test_over_stdin_and_stdout(music: Path) -> None:
     assert bad[1]
 
 
-@pytest.mark.services
-def test_over_http(music: Path) -> None:
+@pytest.fixture
+def over_http(music: Path) -> Iterator[int]:
+    """The port of a server whose statements may take a minute."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = subprocess.Popen([sys.executable, "-c", SERVE, str(music), str(port)])
     try:
         _wait_for(port)
-        (good, bad) = asyncio.run(call(f"http://127.0.0.1:{port}/mcp", "SELECT COUNT(*) FROM singer", "SELECT x"))
-        assert good == ({"columns": ["COUNT(*)"], "data": [[12]]}, False)
-        assert bad[1]
+        yield port
     finally:
         server.terminate()
         server.wait(20)
+
+
+@pytest.mark.services
+def test_over_http(over_http: int) -> None:
+    (good, bad) = asyncio.run(call(f"http://127.0.0.1:{over_http}/mcp", "SELECT COUNT(*) FROM singer", "SELECT x"))
+    assert good == ({"columns": ["COUNT(*)"], "data": [[12]]}, False)
+    assert bad[1]
+
+
+@pytest.mark.services
+def test_calls_whose_clients_left_hold_nobody(over_http: int) -> None:
+    url = f"http://127.0.0.1:{over_http}/mcp"
+    asyncio.run(call(url, "SELECT 1"))
+    clients = [
+        subprocess.Popen([sys.executable, "-c", LEAVE, url, ENDLESS], stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    for client in clients:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "asks\n"
+    time.sleep(1)  # their statements run, and fill all workers
+    for client in clients:
+        client.kill()
+        client.communicate()
+    start = time.monotonic()
+    ((answer, _),) = asyncio.run(call(url, "SELECT COUNT(*) FROM singer"))
+    assert answer["data"] == [[12]]
+    assert time.monotonic() - start < TIMEOUT / 2
+
+
+def test_a_call_that_is_cancelled_ends_its_statement(music: Path) -> None:
+    async def impatient(sql: SqlEngine) -> None:
+        (database,) = open_databases([music]).values()
+        await sql.execute(database, "SELECT 1")
+        slow = [asyncio.create_task(sql.execute(database, ENDLESS)) for _ in range(6)]
+        await asyncio.sleep(0.3)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        result = await sql.execute(database, "SELECT COUNT(*) FROM singer")
+        assert result.rows == ((12,),)
+
+    start = time.monotonic()
+    with SqlEngine(Limits(timeout_s=TIMEOUT)) as sql:
+        asyncio.run(impatient(sql))
+    assert time.monotonic() - start < TIMEOUT / 2
 
 
 def _wait_for(port: int) -> None:

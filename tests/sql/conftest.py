@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from servers import Server, binaries, postgres
+from copies import to_postgres
+from servers import Server, binaries, make_reader, postgres
 from shops import build_shop
 
-from pipelines.sql.dialects.copies import make_reader, to_postgres
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionResult
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
     with postgres(programs) as admin:
-        make_reader(admin, "reader", "secret")
+        make_reader(programs, admin, "reader", "secret")
         reader = admin.replace("user=owner", "user=reader password=secret")
         shop = build_shop(tmp_path_factory.mktemp("source") / "shop.sqlite")
         yield Server(admin, reader, to_postgres(shop, admin, reader))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipelines.types import Database
 
+READER = Path(__file__).parents[2] / "infra" / "postgres" / "reader.sql"
 USERS = ("postgres", "nobody")  # who may run the server when the tests run as root
 
 
@@ -40,6 +41,14 @@ def binaries() -> Path | None:
         [Path(found).resolve().parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     )
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+def make_reader(programs: Path, superuser: str, role: str, password: str) -> None:
+    """Make the role that the project's own script makes."""
+    values = ("-v", f"role={role}", "-v", f"password={password}")
+    command = [str(programs / "psql"), "-q", *values, "-f", str(READER), superuser]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def _user() -> str | None:

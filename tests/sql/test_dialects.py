@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from copies import to_duckdb, to_postgres
 from servers import Server
 
 from pipelines.config import Source
@@ -17,7 +18,6 @@ from pipelines.data.miniature.reader import read
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.items import schema_items
 from pipelines.sql.dialects.base import REFUSED
-from pipelines.sql.dialects.copies import to_duckdb, to_postgres
 from pipelines.sql.dialects.guard import check
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
 from pipelines.sql.schema import introspect

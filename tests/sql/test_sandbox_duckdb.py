@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from clocks import timed
+from copies import to_duckdb
 from shops import build_shop
 
-from pipelines.sql.dialects.copies import to_duckdb
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 

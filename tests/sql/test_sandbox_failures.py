@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import duckdb
 import psycopg
 import pytest
+from copies import to_duckdb
 from servers import Server
 from shops import build_shop
 
@@ -17,7 +19,6 @@ from pipelines.sql.dialects import duckdb as duck_dialect
 from pipelines.sql.dialects import postgres as postgres_dialect
 from pipelines.sql.dialects import sqlite as sqlite_dialect
 from pipelines.sql.dialects.base import Bounds, Raw, Session
-from pipelines.sql.dialects.copies import to_duckdb
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database, ExecutionStatus
 from tests.sql.test_sandbox_state import NoClock
@@ -98,7 +99,7 @@ class Fails:
 
     def execute(self, sql: Any, *rest: Any, **more: Any) -> Any:
         if "customer" in str(sql) and "json_serialize_sql" not in str(sql):
-            raise self._error
+            raise copy.copy(self._error)  # a kept traceback would keep the connection
         return self._connection.execute(sql, *rest, **more)
 
 

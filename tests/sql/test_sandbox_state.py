@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from copies import to_duckdb
 from servers import Server
 from shops import build_shop
 
 from pipelines.sql.dialects.base import Bounds, Session
-from pipelines.sql.dialects.copies import to_duckdb
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.postgres import PostgresSession
 from pipelines.sql.dialects.sqlite import SqliteSession

@@ -9,11 +9,11 @@ from pathlib import Path
 import duckdb
 import psycopg
 import pytest
+from copies import to_duckdb
 from servers import Server
 
 from pipelines.errors import DataError
 from pipelines.sql import catalogs
-from pipelines.sql.dialects.copies import to_duckdb
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
 from pipelines.types import Database, SchemaItems
 

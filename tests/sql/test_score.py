@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from copies import to_duckdb
 from psycopg.conninfo import conninfo_to_dict
 from shops import build_shop
 from typer.testing import CliRunner
@@ -24,7 +25,6 @@ from pipelines.sql import scoring, ves
 from pipelines.sql.databases import Databases, opener
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.copies import to_duckdb
 from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.types import Database
 

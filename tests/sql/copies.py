@@ -1,4 +1,4 @@
-"""The same database in another engine: an SQLite file copied into DuckDB or PostgreSQL, for one who can only read."""
+"""The same database in another engine: an SQLite file copied into DuckDB or PostgreSQL, to compare the engines."""
 
 from __future__ import annotations
 
@@ -20,22 +20,6 @@ TYPES: dict[str, dict[Kind, str]] = {
 }
 ROWS_AT_ONCE = 1000
 _REAL_WORDS = ("real", "floa", "doub", "num", "dec")
-# Functions that PostgreSQL lets every role call and that do more than read, or run SQL that is given as text.
-_SIDE_EFFECTS = """
-    lo_creat lo_create lo_unlink lo_open lo_put lo_from_bytea lowrite lo_truncate lo_truncate64 lo_get loread
-    pg_notify pg_sleep pg_sleep_for pg_sleep_until pg_cancel_backend pg_terminate_backend set_config
-    pg_advisory_lock pg_advisory_lock_shared pg_advisory_xact_lock pg_advisory_xact_lock_shared
-    pg_try_advisory_lock pg_try_advisory_lock_shared pg_try_advisory_xact_lock pg_try_advisory_xact_lock_shared
-    query_to_xml query_to_xmlschema query_to_xml_and_xmlschema cursor_to_xml database_to_xml schema_to_xml table_to_xml
-    txid_current pg_current_xact_id pg_logical_emit_message pg_export_snapshot ts_stat ts_rewrite
-"""
-READER_SETTINGS = {
-    "default_transaction_read_only": "on",
-    "statement_timeout": "120s",
-    "temp_file_limit": "1GB",
-    "work_mem": "64MB",
-    "max_parallel_workers_per_gather": "0",
-}
 
 
 class _Copied(NamedTuple):
@@ -69,7 +53,7 @@ def to_postgres(source: Database, admin: str, reader: str, schema: str | None = 
 
     Args:
         admin: connection string of a role that may create a schema.
-        reader: connection string of a role that `make_reader` made, to the same database.
+        reader: connection string of a role that `infra/postgres/reader.sql` made, to the same database.
         schema: its name; by default the database's id.
     """
     import psycopg
@@ -89,34 +73,6 @@ def to_postgres(source: Database, admin: str, reader: str, schema: str | None = 
         for grant in (f"USAGE ON SCHEMA {quoted(target)}", f"SELECT ON ALL TABLES IN SCHEMA {quoted(target)}"):
             connection.execute(f"GRANT {grant} TO {quoted(role)}".encode())
     return Database(source.id, "postgres", make_conninfo(reader, options=f"-csearch_path={target}"))
-
-
-def make_reader(superuser: str, role: str, password: str) -> None:
-    """Make a role that can log in to this server and, in this database, do nothing but read what it is granted.
-
-    Functions with side effects that PostgreSQL gives to everybody are taken from everybody in this database.
-
-    Args:
-        superuser: connection string of a superuser, to the database that will be read.
-    """
-    import psycopg
-
-    with psycopg.connect(superuser, autocommit=True) as connection:
-        secret = psycopg.sql.Literal(password).as_string(connection)
-        database = quoted(connection.info.dbname)
-        statements = [
-            f"CREATE ROLE {quoted(role)} LOGIN PASSWORD {secret} NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT",
-            f"REVOKE ALL ON DATABASE {database} FROM PUBLIC",
-            f"GRANT CONNECT ON DATABASE {database} TO {quoted(role)}",
-            "REVOKE ALL ON SCHEMA public FROM PUBLIC",
-            *(f"ALTER ROLE {quoted(role)} SET {name} = '{value}'" for name, value in READER_SETTINGS.items()),
-        ]
-        for statement in statements:
-            connection.execute(statement.encode())
-        of_these = "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace"
-        found = connection.execute(f"{of_these} AND proname = ANY(%s)".encode(), (_SIDE_EFFECTS.split(),)).fetchall()
-        for (signature,) in found:
-            connection.execute(f"REVOKE EXECUTE ON FUNCTION {signature} FROM PUBLIC".encode())
 
 
 @contextlib.contextmanager
