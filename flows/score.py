@@ -26,6 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the las
 ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "postgres")
 # Official evaluators know no limit on a result; a cross join that somebody predicted must still end.
 RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
+MOST_UNAVAILABLE = 0.01  # of the items; a figure of fewer than the others says little
 SHOWN = 12  # item numbers of a disagreement, and left-out items
 
 
@@ -51,7 +52,8 @@ def score(
     """Score a prediction file under several equalities in one pass.
 
     Gold queries that do not run and databases that are missing are listed apart and never counted as wrong. Exits with
-    1 when nothing was scored, with 2 for files that cannot be read.
+    1 when nothing was scored or more than 1 % of the items could not be for a database or worker that was not there,
+    with 2 for files that cannot be read.
 
     Examples:
 
@@ -83,7 +85,7 @@ def score(
     _show(summary, names, len(items) - len(scored), rewritten)
     if as_json:
         typer.echo(json.dumps({**_facts(summary), "rewritten_there": rewritten}, sort_keys=True))
-    if not summary.counts["all"]:
+    if not summary.counts["all"] or summary.unavailable_share > MOST_UNAVAILABLE:
         raise typer.Exit(1)
 
 
@@ -198,6 +200,10 @@ def _show(summary: Summary, names: Sequence[str], unanswered: int, rewritten: Se
         if left_out:
             shown = _numbers([f"{idx} {error}" for idx, error in left_out])
             console.print(f"{title}, not counted: {len(left_out)} items ({shown})", soft_wrap=True)
+    if summary.with_unavailable:
+        figures = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
+        share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"
+        console.print(f"{share}; counted as wrong, they would make {figures}", soft_wrap=True)
     if rewritten:
         console.print(
             "the official test suite replaces the letters value by 1 in predictions:"
@@ -238,4 +244,6 @@ def _facts(summary: Summary) -> dict[str, Any]:
         "gold_errors": [{"idx": idx, "error": error} for idx, error in summary.gold_errors],
         "unavailable": [{"idx": idx, "error": error} for idx, error in summary.unavailable],
         "errors": dict(summary.errors),
+        "unavailable_share": round(summary.unavailable_share, 6),
+        "with_unavailable": {name: round(value, 4) for name, value in summary.with_unavailable.items()},
     }

@@ -277,6 +277,7 @@ class Summary:
         disagreements: (equality that says yes, the one that says no) -> item numbers.
         gold_errors, unavailable: (item number, class) of what was left out.
         errors: classes of predictions that did not run, and how many, the most frequent first.
+        with_unavailable: the figures of all items when those of `unavailable` count as wrong; {} where there are none.
     """
 
     figures: Mapping[str, Mapping[str, float]]
@@ -285,6 +286,13 @@ class Summary:
     gold_errors: Sequence[tuple[int, str]]
     unavailable: Sequence[tuple[int, str]]
     errors: Mapping[str, int]
+    with_unavailable: Mapping[str, float]
+
+    @property
+    def unavailable_share(self) -> float:
+        """Of the items whose gold query is sound, the share that could not be scored."""
+        total = self.counts["all"] + len(self.unavailable)
+        return len(self.unavailable) / total if total else 0.0
 
 
 def summarise(items: Sequence[Scored], names: Sequence[str]) -> Summary:
@@ -296,6 +304,9 @@ def summarise(items: Sequence[Scored], names: Sequence[str]) -> Summary:
         levels[level] = [item for item in scored if (item.difficulty if by_difficulty else item.hardness) == level]
     figures = {name: {level: _figure(name, of) for level, of in levels.items() if of} for name in names}
     left_out = [(item.idx, item.error or "") for item in items if not item.counted]
+    unavailable = [(idx, error) for idx, error in left_out if not error.startswith("gold_")]
+    wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in items if not item.counted]
+    wrong = [item for item in wrong if not (item.error or "").startswith("gold_")]
     errors: dict[str, int] = {}
     for item in scored:
         if item.error is not None:
@@ -305,8 +316,9 @@ def summarise(items: Sequence[Scored], names: Sequence[str]) -> Summary:
         {level: len(of) for level, of in levels.items()},
         _disagreements(scored, [name for name in names if not EQUALITIES[name].graded]),
         [(idx, error) for idx, error in left_out if error.startswith("gold_")],
-        [(idx, error) for idx, error in left_out if not error.startswith("gold_")],
+        unavailable,
         dict(sorted(errors.items(), key=lambda pair: -pair[1])),
+        {name: _figure(name, [*scored, *wrong]) for name in names} if unavailable else {},
     )
 
 

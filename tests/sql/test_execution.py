@@ -177,9 +177,11 @@ async def kill_the_busy(engine: SqlEngine, phase: int = 0) -> None:
     while True:
         await asyncio.sleep(0.01)
         workers = [worker for worker in engine._pools["sqlite"]._workers if worker is not None]
-        busy = [worker for worker in workers if worker.work() > 2_000 and worker.pulse()[1] == phase]
+        alive = [worker for worker in workers if worker._process.poll() is None]
+        busy = [worker for worker in alive if worker.work() > 2_000 and worker.pulse()[1] == phase]
         if busy:
             os.kill(busy[0]._process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, busy[0]._process.pid, os.WEXITED | os.WNOWAIT)
             return
 
 

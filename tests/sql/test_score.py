@@ -78,7 +78,7 @@ def test_every_item_under_every_equality_in_one_pass(folder: Path) -> None:
         "--json",
     )
     lines = [json.loads(line) for line in (folder / "out" / "v.jsonl").read_text().splitlines()]
-    assert code == 0
+    assert code == 1  # one item of five could not be scored: its database is missing
     assert lines[1] == {
         "idx": 1, "db_id": "shop", "hardness": "easy", "strict": True, "bird": True, "test_suite": True,
         "soft_f1": 1.0, "strict_nonempty": True, "error": None,
@@ -99,6 +99,9 @@ def test_every_item_under_every_equality_in_one_pass(folder: Path) -> None:
     assert facts["equalities"]["strict"] == {"all": 25.0, "easy": 25.0}
     assert facts["gold_errors"] == [{"idx": 3, "error": "gold_no_such_column"}]
     assert facts["unavailable"] == [{"idx": 5, "error": "database_missing"}]
+    assert facts["unavailable_share"] == 0.2
+    assert facts["with_unavailable"]["strict"] == round(0.8 * facts["equalities"]["strict"]["all"], 4)
+    assert "20.0 % of the items are not available; counted as wrong, they would make strict" in output
     assert {"yes": "bird", "no": "strict", "count": 3, "items": [0, 2, 4]} in facts["disagreements"]
     assert "gold errors, not counted: 1 items (3 gold_no_such_column)" in output
     assert "bird yes, strict no: 3 items (0, 2, 4)" in output
@@ -113,7 +116,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
     code, output = run(
         folder, "--equality", "bird,strict,r_ves", "--timeout", "1", "--report", str(folder / "mine"), gold="gold.json"
     )
-    assert code == 0
+    assert code == 1
     assert f"report  {folder / 'mine' / 'report.html'}" in output
     (mine,) = load(str(folder / "mine"))
     assert (mine.name, mine.equality) == ("mine", "bird")
@@ -127,7 +130,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
     assert [one.failure for one in mine.records if one.broken] == ["no_such_column", "database_missing"]
     page = (folder / "mine" / "report.html").read_text()
     assert "question 2" in page
-    assert "2 of 6 episodes are broken" in page
+    assert "2 of 6 episodes (33.3 %) are broken" in page
     assert (folder / "mine" / "tables" / "errors.parquet").is_file()
     with pytest.raises(UserError, match="no measure of time"):
         run(folder, "--equality", "r_ves", "--timeout", "1", "--report", str(folder / "mine"))
