@@ -11,6 +11,7 @@ from pipelines.config import Recipe
 from pipelines.errors import RecipeError, UserError
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages import graph
+from pipelines.stages.inputs import examples
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
 
@@ -39,12 +40,13 @@ def check(
     say(f"{of} with {n_variants} variants: {'all load' if not problems else 'problems'}")
     recipe = recipes.load(name or "miniature", overrides)
     _note_margin(recipe, say)
-    steps = graph.plan(recipe, store, until="data")
-    folder = graph.execute(steps[0], recipe, store, bars, steps).folder
-    found, facts = _gold(recipe, folder, bars)
+    steps = graph.plan(recipe, store, among=("data", "test"))
+    folders = [graph.execute(step, recipe, store, bars, steps).folder for step in steps]
+    pool = {one.id: one for folder in folders for one in examples(folder, "sft", "rl", "dev", "test")}
+    found, facts = _gold(recipe, pool, bars)
     say(f"{facts['gold_checked']} gold SQL of {recipe.name}: {facts['gold_full']} earn the full reward")
     if health:
-        facts |= _health(recipe, folder, say)
+        facts |= _health(recipe, list(pool.values()), say)
     return [*problems, *found], {"recipes": len(names), "variants": n_variants, **facts}
 
 
@@ -72,13 +74,12 @@ def _note_margin(recipe: Recipe, say: Say) -> None:
         say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
 
 
-def _gold(recipe: Recipe, folder: Any, bars: Bars) -> tuple[list[str], dict[str, Any]]:
+def _gold(recipe: Recipe, pool: dict[str, Example], bars: Bars) -> tuple[list[str], dict[str, Any]]:
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
     from pipelines.rewards.outcome import judge_trajectories
     from pipelines.rewards.rubric import Rubric
-    from pipelines.stages.inputs import examples, schemas, sql_engine
+    from pipelines.stages.inputs import schemas, sql_engine
 
-    pool = {example.id: example for example in examples(folder, "sft", "rl", "dev", "test")}
     answers = [_answer(example) for example in pool.values()]
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
     problems: list[str] = []
@@ -126,12 +127,11 @@ def _short(outcome: Outcome, rubric: Any) -> str:
     return f"{', '.join(low)} below 1" if low else ""
 
 
-def _health(recipe: Recipe, folder: Any, say: Say) -> dict[str, Any]:
+def _health(recipe: Recipe, pool: list[Example], say: Say) -> dict[str, Any]:
     """The report of `pipelines/sql/health.py` over all pools."""
     from pipelines.sql.health import counts, examine, lines
-    from pipelines.stages.inputs import examples, sql_engine
+    from pipelines.stages.inputs import sql_engine
 
-    pool = list({example.id: example for example in examples(folder, "sft", "rl", "dev", "test")}.values())
     with sql_engine(recipe) as sql:
         report = examine(pool, sql)
     for line in lines(report):

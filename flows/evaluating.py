@@ -12,19 +12,18 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.evaluation import report
-from pipelines.stages import data, evaluate, graph
+from pipelines.stages import evaluate, graph
 from pipelines.stages.answers import latencies
-from pipelines.stages.context import Context, Progress
+from pipelines.stages.context import Context
 from pipelines.stages.inputs import examples
 from pipelines.stages.report import of_systems, systems_of
-from pipelines.stages.sources import fingerprint, folder_digest, prompt_digest
+from pipelines.stages.sources import folder_digest, prompt_digest
 from pipelines.store import Store, read_json
 
 ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and by how it is asked
 EVALUATIONS = "evaluations"
 CODE = ("evaluate_model", "report")  # stages whose code makes an evaluation
 ASKING = ("protocol", "seed", *(f"execution.{name}" for name in ("timeout_s", "max_rows", "max_bytes", "memory_mb")))
-HELD_OUT = ("data.test", "data.max_bad_share", "data.linker", "execution", "seed")  # what decides the test pool
 TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
 
 
@@ -79,17 +78,20 @@ def evaluate_policy(
     """
     settings = {"policy": about, "recipe": recipe.slice(*ASKING), "prompt": prompt_digest(recipe.protocol)}
     with Bars(screen.console) as bars:
-        asked = _held_out(recipe, store, bars)
+        evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
+        steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
+        made = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
+        asked = made["test"]
         questions = examples(asked.folder, "test")
         if answerer == evaluate.ORACLE and (mute := sum(not question.gold_sql for question in questions)):
             raise RecipeError(
                 f"the oracle plays gold SQL, and {mute} of {len(questions)} questions have none",
                 "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
             )
-        links = _gold_schema(recipe, store, asked, bars)
+        links = made["test_schema"].folder if "test_schema" in made else None
 
         def build(folder: Path) -> None:
-            context = Context("evaluate", recipe, folder, {"data": asked.folder}, bars)
+            context = Context("evaluate", recipe, folder, {"test": asked.folder}, bars)
             kept = store.root / ANSWERS / recipes.digest(settings)
             evaluate.evaluate_questions(context, questions, answerer, links, kept)
             found = of_systems(recipe, tuple(systems_of(folder, name, note=note)), asked.folder)
@@ -99,7 +101,7 @@ def evaluate_policy(
             **settings,
             "name": name,
             "evaluation": recipe.slice("evaluation", "execution", "gold_schema", "stages"),
-            "data": asked.key,
+            "test": asked.key,
             "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
         }
         key = recipes.digest(whole)
@@ -111,32 +113,6 @@ def evaluate_policy(
     for line in (*_chosen(recipe, result.metrics), *_costs(folder), f"report  {folder / report.PAGE}"):
         screen.console.print(line, soft_wrap=True, markup=False)
     return folder
-
-
-def _held_out(recipe: Recipe, store: Store, progress: Progress) -> graph.StageResult:
-    """The test pool alone: a policy that is ready needs no source of training questions."""
-    about = {
-        "stage": "data",
-        "pools": ["test"],
-        "version": graph.GRAPH[0].version,
-        "recipe": recipe.slice(*HELD_OUT),
-        "sources": fingerprint([recipe.data.test], store.root),
-    }
-    key = recipes.digest(about)
-
-    def build(folder: Path) -> None:
-        data.build_held_out(Context("data", recipe, folder, {}, progress))
-
-    folder = store.make("data", key, build, about, lambda: progress.say("another run reads the questions; waiting"))
-    return graph.StageResult("data", key, folder, read_json(folder / "metrics.json"), False)
-
-
-def _gold_schema(recipe: Recipe, store: Store, asked: graph.StageResult, progress: Progress) -> Path | None:
-    """The consensus gold schemas of the questions, where the recipe has that stage."""
-    if "gold_schema" not in recipe.stages:
-        return None
-    steps = graph.plan(recipe, store, "gold_schema", {"data": asked.key})
-    return graph.execute(steps[-1], recipe, store, progress, steps).folder
 
 
 def _broken(folder: Path) -> bool:

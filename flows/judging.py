@@ -53,7 +53,8 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
     screen.run(recipe, store, "synthesize")
     there = {step.name: step.folder for step in graph.plan(recipe, store) if step.cached}
-    pool = {example.id: example for example in examples(there["data"], "sft", "dev", "test")}
+    folders = [there[name] for name in ("data", "test") if name in there]
+    pool = {example.id: example for folder in folders for example in examples(folder, "sft", "dev", "test")}
     sources = [folder for name, folder in there.items() if name == "synthesize" or name.startswith("evaluate_")]
     right, wrong = _choose(recipe, [one for folder in sources for one in trajectories(folder)], pool, count // 2)
     half = min(len(right), len(wrong))

@@ -21,7 +21,7 @@ from pipelines.stages.inputs import examples
 from pipelines.store import Store
 
 Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
-CURATION = ("data", "synthesize", "filter", "gold_schema")
+CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
 TRAINING = ("sft", "grpo")
 Keys = Mapping[str, str]
 
@@ -131,8 +131,7 @@ def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
 
 
 def _curated(site: Site, recipe: Recipe) -> list[graph.Step]:
-    last = [stage.name for stage in graph.active(recipe) if stage.name in CURATION][-1]
-    return [step for step in graph.plan(recipe, site.store, last) if step.name in CURATION]
+    return graph.plan(recipe, site.store, among=CURATION)
 
 
 def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
@@ -235,19 +234,17 @@ def _found(step: graph.Step) -> graph.StageResult:
 def _judge(site: Site, base: Keys, challenger: Challenger, champion: Champion | None, withdrawn: set[str]) -> Verdict:
     """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
     recipe = site.recipe
-    given = {name: base[name] for name in ("data", "gold_schema") if name in base}
     guards = {name: _guard(site, name) for name in recipe.nightly.guards}
     # Before the first champion, the model that training began with has its place: who beats nothing is none.
     before = champion or Model("model", challenger.base)
 
-    def held(part: Recipe, keys: Keys, role: str) -> Held:
-        after = _evaluated(site, part, keys, challenger, role)
-        return _held(_evaluated(site, part, keys, before, f"champion {role}".strip()), after, part)
+    def held(part: Recipe, role: str) -> Held:
+        after = _evaluated(site, part, challenger, role)
+        return _held(_evaluated(site, part, before, f"champion {role}".strip()), after, part)
 
-    test = held(recipe, given, "")
-    verdict = decide(
-        test, {name: held(guard, keys, name) for name, (guard, keys) in guards.items()}, recipe.nightly, recipe.seed
-    )
+    test = held(recipe, "")
+    guarded = {name: held(guard, name) for name, guard in guards.items()}
+    verdict = decide(test, guarded, recipe.nightly, recipe.seed)
     if champion is None:
         reason = f"no champion yet, against the base model: {verdict.reason}"
         return Verdict("kept" if verdict.decision == "worse" else verdict.decision, reason, verdict.numbers)
@@ -260,19 +257,17 @@ def _held(before: graph.StageResult, after: graph.StageResult, recipe: Recipe) -
     return Held(records(before.folder, "greedy"), records(after.folder, "greedy"), recipe.headline)
 
 
-def _guard(site: Site, include: str) -> tuple[Recipe, Keys]:
-    """A guard's recipe, and the keys of its questions, made once."""
+def _guard(site: Site, include: str) -> Recipe:
+    """A guard's recipe: the same one over other held-out questions, which are not asked for their gold schemas."""
     recipe = recipes.load(site.name, [*site.overrides, f"include={include}"])
-    made = site.make(recipe, graph.plan(recipe, site.store, "data"), include)
-    return recipe, {"data": made["data"].key}
+    return recipe.model_copy(update={"stages": tuple(name for name in recipe.stages if name != "gold_schema")})
 
 
-def _evaluated(
-    site: Site, recipe: Recipe, given: Keys, who: Challenger | Champion | Model, role: str
-) -> graph.StageResult:
+def _evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
     name = f"evaluate_{who.stage}"
-    alone = recipe.model_copy(update={"stages": (*(set(given) & {"gold_schema"}), who.stage, "evaluate")})
-    found = {**given, who.stage: who.key}
-    steps = [step for step in graph.plan(alone, site.store, name, found) if step.name in (*found, name)]
+    schema = [each for each in recipe.stages if each == "gold_schema"]
+    alone = recipe.model_copy(update={"stages": (*schema, who.stage, "evaluate")})
+    among = ("test", "test_schema", who.stage, name)
+    steps = graph.plan(alone, site.store, name, {who.stage: who.key}, among)
     return site.make(alone, steps, role)[name]

@@ -161,6 +161,18 @@ def example_checks(recipe: Recipe) -> list[Check]:
     ]
 
 
+def leak_rows(folder: Path) -> pl.DataFrame:
+    """The benchmark's questions, with the training pool that asks the same of the same database."""
+    frame = frames.read(folder / "data.parquet")
+    frame = frame.join(_leaked(folder), on="id", how="left", maintain_order="left")
+    return frame.with_columns(row=pl.concat_str("pool", "id", separator="/"))
+
+
+def leak_checks(recipe: Recipe) -> list[Check]:
+    """How many of a benchmark's questions may be training questions too."""
+    return [check for check in example_checks(recipe) if check.column == "leaked_from"]
+
+
 def trajectory_rows(folder: Path) -> pl.DataFrame:
     """The teacher's trajectories, one row each."""
     frame = frames.read(folder / "data.parquet")
@@ -249,6 +261,8 @@ def scored_checks(recipe: Recipe) -> list[Check]:
 
 DOORS = {
     "data": Door(example_rows, example_checks),
+    "test": Door(example_rows, example_checks),
+    "leakage": Door(leak_rows, leak_checks),
     "synthesize": Door(trajectory_rows, trajectory_checks),
     "filter": Door(filtered_rows, filtered_checks),
     "difficulty": Door(scored_rows, scored_checks),

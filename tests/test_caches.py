@@ -19,6 +19,8 @@ from pipelines.store import Store
 ALL = {stage.name for stage in graph.active(recipes.load("miniature"))}
 MODELS = {"sft", "difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 AFTER_GRPO = {"grpo", "evaluate_grpo", "report"}
+LEARNED = ALL - {"test", "test_schema"}
+BENCHMARK = {"test", "test_schema", "leakage", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 EVALUATIONS = {"evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
 
 
@@ -66,8 +68,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     (tmp_path / "endpoints.yaml").write_text("critic: {base_url: 'http://localhost:1/v1', model: small}\n")
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "endpoints.yaml"))
     overrides = (
-        "include=data/own",
-        f"data.test.path={own}/questions.jsonl",
+        f"data.sft={{kind: jsonl, path: {own}/questions.jsonl}}",
         f"data.dev={{kind: spider, split: dev, path: {spider}}}",
         f"model.source={tmp_path}/model",
         "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge, options: {by: critic}}]",
@@ -118,9 +119,9 @@ def leave_a_note(world: World) -> None:
 
 
 TABLE: dict[str, tuple[Callable[[World], None], set[str], str, str]] = {
-    "a question": (edit_question, ALL, "data", "changed: the files of .*questions.jsonl$"),
-    "a database of own questions": (drop_table, ALL, "data", "changed: the files of .*questions.jsonl$"),
-    "a database behind a linked folder": (grow_behind_a_link, ALL, "data", "changed: the files of .*/spider$"),
+    "a question": (edit_question, LEARNED, "data", "changed: the files of .*questions.jsonl$"),
+    "a database of own questions": (drop_table, LEARNED, "data", "changed: the files of .*questions.jsonl$"),
+    "a database behind a linked folder": (grow_behind_a_link, LEARNED, "data", "changed: the files of .*/spider$"),
     "one bit of local weights": (flip_bit, {"model"} | MODELS, "model", "changed: the weights of model.source$"),
     "the model behind an endpoint": (other_model, AFTER_GRPO, "grpo", "endpoint critic.model .small -> large.$"),
     "an endpoint's address": (other_port, set(), "", ""),
@@ -149,6 +150,9 @@ SETTINGS: dict[str, tuple[set[str], str, str]] = {
         "changed: execution.timeout_s (5.0 -> 7.0)",
     ),
     "seed=3": (ALL, "data", "changed: seed (0 -> 3)"),
+    "data.test.count=3": (BENCHMARK, "test", "changed: data.test.count (null -> 3)"),
+    "data.test.options.questions=7": (BENCHMARK, "test", "changed: data.test.options.questions (12 -> 7)"),
+    "data.dev.count=3": (LEARNED, "data", "changed: data.dev.count (null -> 3)"),
     "hardware.threads=2": (set(), "", ""),
     "contracts.max_leaked=0.5": (set(), "", ""),
 }
@@ -177,7 +181,7 @@ def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = world.root / "prompts" / "react_brief.txt"
     prompt.write_text(prompt.read_text() + " Think.")
     found = world.again()
-    assert set(found) == ALL - {"data", "gold_schema"}
+    assert set(found) == ALL - {"data", "gold_schema", "test", "test_schema", "leakage"}
     assert found["synthesize"] == "changed: the prompt's text"
 
 

@@ -50,7 +50,8 @@ def test_the_users_files_are_part_of_the_key(tmp_path: Path) -> None:
     first = keys(tmp_path, *mine)
     assert keys(tmp_path, *mine) == first
     questions.write_text("two\n")
-    assert keys(tmp_path, *mine)["data"] != first["data"]
+    assert keys(tmp_path, *mine)["test"] != first["test"]
+    assert keys(tmp_path, *mine)["data"] == first["data"]
 
 
 def test_a_recipe_without_sft_trains_the_base_model(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_until_names_a_stage_or_says_which_there_are(tmp_path: Path) -> None:
         "synthesize",
         "filter",
     ]
-    with pytest.raises(RecipeError, match=r"no stage .filtre.. Its stages: data, synthesize"):
+    with pytest.raises(RecipeError, match=r"no stage .filtre.. Its stages: data, test, leakage, synthesize"):
         graph.plan(recipe, Store(tmp_path), until="filtre")
 
 
@@ -79,5 +80,5 @@ def test_every_stage_says_why_it_runs(tmp_path: Path) -> None:
     assert (data.cached, data.why) == (False, "not made yet")
     store.make("data", data.key, lambda folder: None, {"recipe": recipe.slice("data", "execution", "seed")}, print)
     assert graph.plan(recipe, store)[0].why == "there"
-    other = graph.plan(recipes.load("miniature", ["data.test.count=3"]), store)[0]
+    other = graph.plan(recipes.load("miniature", ["data.dev.count=3"]), store)[0]
     assert other.why.startswith("changed: data")

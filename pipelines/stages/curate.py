@@ -75,15 +75,17 @@ def _judge(ctx: Context, source: Path) -> Shards[int]:
     made = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
     asked = rows_of(ctx.inputs["data"], "sft")
     places = made.to_frame("id").join(asked, on="id", how="left", maintain_order="left")["row"]
-    return _in_shards(ctx, places, "trajectories", judging, source)
+    return _in_shards(ctx, places, "trajectories", judging, source, data=ctx.inputs["data"])
 
 
-def _in_shards(ctx: Context, places: pl.Series, unit: str, make: Callable[..., Run], *more: Path) -> Shards[int]:
+def _in_shards(
+    ctx: Context, places: pl.Series, unit: str, make: Callable[..., Run], *more: Path, data: Path
+) -> Shards[int]:
     """Run `make(recipe, *more, data, places)` over items that stand for these rows of the data stage's file."""
     shards = Shards(range(len(places)), BATCH, ctx.folder)
     np.save(shards.folder / PLACES, places.to_numpy())
     ctx.progress.begin(ctx.stage, len(places), unit)
-    args = (ctx.recipe, *more, ctx.inputs["data"], shards.folder / PLACES)
+    args = (ctx.recipe, *more, data, shards.folder / PLACES)
     shards.run(make, args, ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
     return shards
 
@@ -159,10 +161,18 @@ def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
 
 def gold_schema(ctx: Context) -> None:
     """Write each example's accepted gold schema to `data.parquet`, disagreements to `disagreements.jsonl`."""
-    data = ctx.inputs["data"]
-    rows = rows_of(data, "sft", "rl", "dev", "test")["row"]
+    _consensus(ctx, ctx.inputs["data"], "sft", "rl", "dev")
+
+
+def test_schema(ctx: Context) -> None:
+    """The same of the benchmark's questions, which evaluation holds links against."""
+    _consensus(ctx, ctx.inputs["test"], "test")
+
+
+def _consensus(ctx: Context, data: Path, *pools: str) -> None:
+    rows = rows_of(data, *pools)["row"]
     asked = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
-    shards = _in_shards(ctx, rows, "gold SQL", extracting)
+    shards = _in_shards(ctx, rows, "gold SQL", extracting, data=data)
     accepted = apart = 0
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     with (ctx.folder / "disagreements.jsonl").open("w", encoding="utf-8") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -21,26 +22,31 @@ from pipelines.store import write_json
 from pipelines.types import Example
 
 QUARANTINE = "quarantine.jsonl"
+TRAINED = ("sft", "rl")  # pools that are learned from
 
 
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
-    which questions of each training pool a held-out one repeats.
+    which questions of each training pool one of the dev pool repeats.
 
     Raises:
         DataError: a source is missing, or more of its rows are bad than `data.max_bad_share` allows.
     """
     data = ctx.recipe.data
     rl = [("rl", part, source) for part, source in enumerate(data.rl)]
-    _write(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev), ("test", 0, data.test)])
-    note_leakage(ctx.folder)
+    _write(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev)])
+    note_leakage(ctx.folder, ctx.folder, examples(ctx.folder, "dev"))
 
 
-def note_leakage(folder: Path) -> None:
-    """Write what each training pool repeats of the held-out questions beside a stage's data."""
-    held_out = examples(folder, "dev", "test")
-    leaks = {pool: leakage.report(each_example(folder, pool), held_out) for pool in ("sft", "rl")}
+def note_leakage(folder: Path, data: Path, held_out: Sequence[Example]) -> dict[str, Any]:
+    """Write, and return, what each training pool of a data stage repeats of held-out questions.
+
+    Args:
+        folder: where it is written.
+    """
+    leaks = {pool: leakage.report(each_example(data, pool), held_out) for pool in TRAINED}
     write_json(folder / LEAKAGE, leaks)
+    return leaks
 
 
 def is_fault(pool: str, reason: str) -> bool:
@@ -51,9 +57,21 @@ def is_fault(pool: str, reason: str) -> bool:
     return reason != base.EMPTY and not (pool == "test" and reason == "missing_database")
 
 
-def build_held_out(ctx: Context) -> None:
-    """The same with the test pool alone: all that the evaluation of a ready policy reads. Raises what `build` does."""
+def build_test(ctx: Context) -> None:
+    """Write the same files of the benchmark's questions alone. Raises what `build` does."""
     _write(ctx, [("test", 0, ctx.recipe.data.test)])
+
+
+def build_leakage(ctx: Context) -> None:
+    """Write which training questions the benchmark repeats (`leakage.json`), and the benchmark's questions beside."""
+    ctx.progress.begin(ctx.stage, 1, "benchmark")
+    asked = examples(ctx.inputs["test"], "test")
+    rows = ({"id": one.id, "pool": "test", "question": one.question, "database_id": one.database.id} for one in asked)
+    frames.write(ctx.folder / DATA, pl.DataFrame(list(rows)))
+    found = note_leakage(ctx.folder, ctx.inputs["data"], asked)
+    ctx.progress.advance(1)
+    repeats = {f"{pool}_repeats": sum(one["same_database"].values()) for pool, one in found.items()}
+    ctx.metrics({"questions": len(asked), **repeats})
 
 
 def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:

@@ -49,13 +49,13 @@ EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the resu
 
 def build(ctx: Context) -> None:
     """Write every trajectory (`data.parquet`), every record (`records.jsonl`), the summary and its figures."""
-    questions = examples(ctx.inputs["data"], "test")
+    questions = examples(ctx.inputs["test"], "test")
     name = next(name for name in ("grpo", "sft", "model") if name in ctx.inputs)
     if name == "model" and ctx.recipe.model.source == "tiny":
         # Random weights ramble to the token limit: one greedy pass says all that there is to say of them.
         settings = ctx.recipe.evaluation.model_copy(update={"samples": 0, "forced_single_turn": False})
         ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"evaluation": settings}))
-    evaluate_questions(ctx, questions, checkpoint_of(ctx.inputs[name]), ctx.inputs.get("gold_schema"))
+    evaluate_questions(ctx, questions, checkpoint_of(ctx.inputs[name]), ctx.inputs.get("test_schema"))
 
 
 def evaluate_questions(
@@ -93,7 +93,7 @@ def evaluate_questions(
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
     judged = records(ctx.folder, "greedy", "sampled")
     figures = summary.summarise(judged, recipe.headline, recipe.evaluation.ks, Rule.of(recipe.evaluation), recipe.seed)
-    figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["data"]))
+    figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["test"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
     ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe), **chosen})

@@ -9,7 +9,7 @@ its code gives other results.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, stag
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
+READING = ("data.max_bad_share", "data.linker", "execution", "seed")
+LEARNED = ("data.sft", "data.rl", "data.dev", "data.drop_empty", "data.cleaners")
+BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,13 @@ class Stage:
 
 
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 3, ("data", "execution", "seed"), (), "data:build", "read and check the questions", ("sqlglot",)),
+    Stage("data", 3, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
+    Stage("test", 1, ("data.test", *READING), (), "data:build_test", "the questions of the benchmark", ("sqlglot",)),
+    Stage("leakage", 1, (), ("data", "test"), "data:build_leakage", "training questions that the benchmark repeats"),
     Stage("synthesize", 1, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
+    Stage("test_schema", 1, ("gold_schema",), ("test",), "curate:test_schema", "that of the benchmark", ("sqlglot",)),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
     Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
     Stage(
@@ -78,7 +84,7 @@ GRAPH: tuple[Stage, ...] = (
             f"evaluate_{name}",
             6,
             ("evaluation", *SAMPLING),
-            ("data", "gold_schema", name),
+            ("test", "test_schema", name),
             "evaluate:build",
             f"held-out EX {when}",
         )
@@ -89,7 +95,7 @@ GRAPH: tuple[Stage, ...] = (
         4,
         ("name", "title"),
         (
-            *("data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
+            *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
             *("evaluate_model", "evaluate_sft", "evaluate_grpo"),
         ),
         "report:build",
@@ -131,19 +137,32 @@ def active(recipe: Recipe) -> list[Stage]:
     wanted = {"data", "model", *recipe.stages}
     if "evaluate" in wanted:
         wanted |= {f"evaluate_{name}" for name in ("model", "sft", "grpo") if name in wanted}
+        wanted |= {"test"} | ({"test_schema"} if "gold_schema" in wanted else set())
+        wanted |= {"leakage"} if wanted & {"sft", "grpo"} else set()
+    if "report" in wanted:
+        wanted.add("test")
     return [stage for stage in GRAPH if stage.name in wanted]
 
 
-def plan(recipe: Recipe, store: Store, until: str | None = None, given: Mapping[str, str] | None = None) -> list[Step]:
+def plan(
+    recipe: Recipe,
+    store: Store,
+    until: str | None = None,
+    given: Mapping[str, str] | None = None,
+    among: Container[str] | None = None,
+) -> list[Step]:
     """The steps of a run with their keys, in order, up to and including `until`.
 
+    A run that ends before the first evaluation reads no benchmark.
+
     Args:
+        among: only these stages, which need no other; nothing is asked of the sources of others.
         given: keys of finished stages to go on from, by name, in place of the recipe's own.
 
     Raises:
         RecipeError: `until` is not a stage of this recipe.
     """
-    stages = _upto(active(recipe), until)
+    stages = [stage for stage in _upto(active(recipe), until) if among is None or stage.name in among]
     keys: dict[str, str] = {}
     steps = []
     for stage in stages:
@@ -225,7 +244,9 @@ def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
     last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
     if last not in names:
         raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
-    return stages[: names.index(last) + 1]
+    found = stages[: names.index(last) + 1]
+    reads = any(set(stage.needs) & {"test", "test_schema"} for stage in found if stage.name not in BENCHMARK)
+    return [stage for stage in found if reads or last in BENCHMARK or stage.name not in BENCHMARK]
 
 
 def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
@@ -243,9 +264,11 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     code = plugin_code(about["recipe"])
     if code:
         about["plugins"] = code
+    data = recipe.data
     if stage.name == "data":
-        data = recipe.data
-        about["sources"] = fingerprint((data.sft, *data.rl, data.dev, data.test), store.root)
+        about["sources"] = fingerprint((data.sft, *data.rl, data.dev), store.root)
+    if stage.name == "test":
+        about["sources"] = fingerprint([data.test], store.root)
     if stage.name == "model":
         about["weights"] = weights(recipe.model.source, store)
     asked = endpoints(recipe, stage.name)

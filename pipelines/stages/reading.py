@@ -40,9 +40,9 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
     return Texts(tuple(made), tuple(_examples(folder)))
 
 
-def left_out(data: Path) -> dict[str, int]:
-    """Test questions that a finished data stage had to leave out, by the reason, the commonest first."""
-    path = data / "quarantine.jsonl"
+def left_out(test: Path) -> dict[str, int]:
+    """Questions that a finished `test` stage had to leave out, by the reason, the commonest first."""
+    path = test / "quarantine.jsonl"
     rows = [row for _, row in read_lines(path)] if path.is_file() else []
     return dict(Counter(str(row["reason"]).replace("_", " ") for row in rows if row["pool"] == "test").most_common())
 
@@ -70,12 +70,12 @@ def keep(folder: Path, questions: Sequence[Example], system: System) -> None:
 
 
 def _examples(folder: Path) -> list[Example]:
-    """Questions beside the records, or those of the data stage that the manifest names, in the same store."""
+    """Questions beside the records, or those of the `test` stage that the manifest names, in the same store."""
     if (folder / QUESTIONS).is_file():
         return list(read_jsonl(folder / QUESTIONS, Example))
     place = folder.resolve()
     store = Store(place.parent.parent)
     said = store.manifest(place.parent.name, place.name) if (place / MANIFEST).is_file() else {}
-    key = said.get("data") or said.get("inputs", {}).get("data")
-    data = store.folder("data", str(key))
-    return examples(data, "test") if key and (data / DATA).is_file() else []
+    key = said.get("test") or said.get("inputs", {}).get("test")
+    test = store.folder("test", str(key))
+    return examples(test, "test") if key and (test / DATA).is_file() else []

@@ -9,7 +9,7 @@ from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.endpoints import Connection, endpoint
-from pipelines.stages.graph import Step
+from pipelines.stages.graph import BENCHMARK, Step
 from pipelines.stages.sources import asked
 
 
@@ -22,16 +22,17 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         ResourceError: the environment variable that should hold a key is empty.
     """
     missing = {step.name for step in steps if not step.cached}
-    if missing - {"data", "gold_schema", "model", "report"}:
+    if missing - {"data", "gold_schema", "model", "report", *BENCHMARK}:
         build(recipe.protocol).sections()
     if "grpo" in missing:
         Rubric(recipe.rewards)
-    if recipe.protocol.schema_view == "filtered" and "data" in missing and not recipe.data.linker:
+    if recipe.protocol.schema_view == "filtered" and missing & {"data", "test"} and not recipe.data.linker:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
         )
-    bare = [name for name, one in _pools(recipe) if one.kind != "miniature" and not one.path]
-    if "data" in missing and bare:
+    asking = [(name, source) for stage, name, source in _pools(recipe) if stage in missing]
+    bare = [name for name, source in asking if source.kind != "miniature" and not source.path]
+    if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)
         raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", f"Set {paths}")
     pools = 1 + len(recipe.data.rl)
@@ -47,9 +48,9 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         Connection(endpoint(name), name)
 
 
-def _pools(recipe: Recipe) -> Iterable[tuple[str, Source]]:
-    """Each source of questions by its key."""
+def _pools(recipe: Recipe) -> Iterable[tuple[str, str, Source]]:
+    """Each source of questions by its key, with the stage that reads it."""
     data = recipe.data
-    yield "data.sft", data.sft
-    yield from ((f"data.rl.{number}", source) for number, source in enumerate(data.rl))
-    yield from (("data.dev", data.dev), ("data.test", data.test))
+    yield "data", "data.sft", data.sft
+    yield from (("data", f"data.rl.{number}", source) for number, source in enumerate(data.rl))
+    yield from (("data", "data.dev", data.dev), ("test", "data.test", data.test))

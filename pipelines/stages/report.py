@@ -54,7 +54,7 @@ def gather(ctx: Context) -> ReportData:
         if name in ctx.inputs
         for one in systems_of(ctx.inputs[name], when, _trained_on(ctx, name), _model_of(ctx, name))
     )
-    base = of_systems(ctx.recipe, systems, ctx.inputs["data"])
+    base = of_systems(ctx.recipe, systems, ctx.inputs["test"])
     return dataclasses.replace(
         base,
         curves={
@@ -65,10 +65,10 @@ def gather(ctx: Context) -> ReportData:
     )
 
 
-def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> ReportData:
-    """A report of any systems that answered the test questions of a finished data stage."""
+def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportData:
+    """A report of any systems that answered the questions of a finished `test` stage."""
     asked = {record.example_id for system in systems for record in system.records}
-    questions = {one.id: one for one in examples(data, "test") if one.id in asked}
+    questions = {one.id: one for one in examples(test, "test") if one.id in asked}
     schema = schemas(recipe)
     with sql_engine(recipe) as sql:
         results = previews([record for system in systems for record in system.records], questions, sql)
@@ -87,7 +87,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], data: Path) -> Repor
             "turns at most": str(recipe.protocol.max_turns_eval),
             "samples": _sampling(recipe),
             **{f"model ({system.name})": system.note for system in systems if system.note},
-            **left_out(data, len(questions), recipe.data.test),
+            **left_out(test, len(questions), recipe.data.test),
         },
         ks=recipe.evaluation.ks,
         rule=Rule.of(recipe.evaluation),
@@ -140,9 +140,9 @@ def _trained_on(ctx: Context, name: str) -> int | None:
     return int(seen) or None
 
 
-def left_out(data: Path, usable: int, source: Source) -> dict[str, str]:
+def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
     """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
-    reasons = reading.left_out(data)
+    reasons = reading.left_out(test)
     if not reasons:
         return {}
     why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())

@@ -155,14 +155,14 @@ def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
 
 def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
     """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
-    if stage == "data":
-        yield from recipe.data.cleaners
+    if stage in ("data", "test"):
+        yield from recipe.data.cleaners if stage == "data" else ()
         if recipe.data.linker not in (None, GOLD):
             yield recipe.data.linker
     elif stage == "synthesize":
         teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
         yield from (teacher.endpoint for teacher in teachers if teacher.kind == "endpoint")
-    elif stage == "gold_schema":
+    elif stage in ("gold_schema", "test_schema"):
         yield from recipe.gold_schema.extractors
     elif stage == "grpo":
         judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")

@@ -71,9 +71,11 @@ def test_the_data_stage_reports_each_training_pool(tmp_path: Path) -> None:
     source = {pool: f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}" for pool in asked}
     changes = [f"data.rl=[{source['rl']}]", *(f"data.{pool}={source[pool]}" for pool in ("sft", "dev", "test"))]
     recipe, store = recipes.load("miniature", changes), Store(tmp_path / "store")
-    (step,) = graph.plan(recipe, store, "data")
-    graph.execute(step, recipe, store, Silent(), [step])
-    found = read_json(step.folder / "leakage.json")
+    steps = graph.plan(recipe, store, among=("data", "test", "leakage"))
+    for step in steps:
+        graph.execute(step, recipe, store, Silent(), steps)
+    assert read_json(steps[0].folder / "leakage.json")["rl"]["leaks"] == []  # of the dev pool
+    found = read_json(steps[-1].folder / "leakage.json")
     assert found["sft"]["same_database"] == {"exact": 0, "normalised": 0, "sql": 0}
     assert found["rl"]["same_database"] == {"exact": 0, "normalised": 1, "sql": 0}
     assert [(one["train"], one["held_out"]) for one in found["rl"]["leaks"]] == [("rl", "test")]

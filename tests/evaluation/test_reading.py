@@ -20,8 +20,8 @@ PASSES = [("greedy", 0), ("greedy", 1), ("sampled", 0), ("selected", 1)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished evaluation of two questions in a store, with the data stage that it names."""
-    data = tmp_path / "data" / "d1"
+    """A finished evaluation of two questions in a store, with the `test` stage that it names."""
+    data = tmp_path / "test" / "d1"
     done = tmp_path / "evaluations" / "e1"
     data.mkdir(parents=True)
     done.mkdir(parents=True)
@@ -32,16 +32,16 @@ def folder(tmp_path: Path) -> Path:
     )
     made = [trajectory(0, number, "greedy", 0) for _, number in PASSES]
     frames.write(done / "data.parquet", frames.to_frame(made, extra=[{"pass": name} for name, _ in PASSES]))
-    (done / "manifest.json").write_text(json.dumps({"stage": "evaluations", "key": "e1", "data": "d1"}))
+    (done / "manifest.json").write_text(json.dumps({"stage": "evaluations", "key": "e1", "test": "d1"}))
     return done
 
 
-def test_questions_come_from_the_data_stage_that_the_manifest_names(folder: Path) -> None:
+def test_questions_come_from_the_test_stage_that_the_manifest_names(folder: Path) -> None:
     found = texts(folder, ("greedy", "sampled"))
     assert [each.example_id for each in found.trajectories] == ["q0", "q1", "q0"]
     assert [each.id for each in found.examples] == ["q0", "q1"]  # the training question is another pool's
     assert [each.example_id for each in texts(folder, ("selected",)).trajectories] == ["q1"]
-    stage = {"stage": "evaluations", "key": "e1", "inputs": {"data": "d1"}}
+    stage = {"stage": "evaluations", "key": "e1", "inputs": {"test": "d1"}}
     (folder / "manifest.json").write_text(json.dumps(stage))
     assert len(texts(folder, ("greedy",)).examples) == 2
 

@@ -38,7 +38,7 @@ ROOT = recipes.CONF.parent
             "no training of recipe miniature has begun. Run it first: sqltrain run, with",
         ),
         (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),
-        (["report", "miniature"], "recipe miniature is not finished: data, synthesize"),
+        (["report", "miniature"], "recipe miniature is not finished: data, test, leakage, synthesize"),
         (["run", "miniature", "store="], "store= names no folder"),
         (["store", "ls"], "no store at"),
         (["status"], "no store at"),
@@ -90,7 +90,7 @@ def test_stages_says_why_and_json_is_the_last_line(
     code, out, _ = sqltrain(monkeypatch, capsys, "stages", "miniature", f"store={tmp_path}", "--json")
     assert code == 0
     stages = json.loads(out.splitlines()[-1])["stages"]
-    assert [stage["name"] for stage in stages][:3] == ["data", "synthesize", "filter"]
+    assert [stage["name"] for stage in stages][:4] == ["data", "test", "leakage", "synthesize"]
     assert all(not stage["cached"] and stage["why"] == "not made yet" for stage in stages)
 
 

@@ -123,9 +123,9 @@ def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -
     oracle(tmp_path / "store", "sql_trail", "include=data/own", f"data.test.path={own}")
     (figures,) = figures_of(tmp_path / "store")
     assert (figures["ex"], figures["n_questions"]) == (1.0, 3)
-    (read,) = (tmp_path / "store").glob("data/*/metrics.json")
+    (read,) = (tmp_path / "store").glob("test/*/metrics.json")
     assert json.loads(read.read_text()) == {"test_examples": 3, "quarantined": 0}
-    (agreed,) = (tmp_path / "store").glob("gold_schema/*/metrics.json")  # the consensus is what links are held against
+    (agreed,) = (tmp_path / "store").glob("test_schema/*/metrics.json")  # the consensus is what links are held against
     assert json.loads(agreed.read_text())["examples"] == 3
 
 
@@ -157,12 +157,12 @@ def evaluated(folder: Path, source: Path, *overrides: str) -> Path:
     """Any policy's way, without the flow around it: the oracle is wrong where it has nothing to play."""
     settings = (*QUICK, "include=data/spider2_lite", f"data.test.path={source}", "evaluation.r_ves=true")
     recipe = recipes.load("sql_trail", [*settings, *overrides])
-    for name in ("data", "evaluation"):
+    for name in ("test", "evaluation"):
         (folder / name).mkdir(parents=True)
-    data.build_held_out(Context("data", recipe, folder / "data", {}, Silent()))
-    inputs = {"data": folder / "data"}
+    data.build_test(Context("test", recipe, folder / "test", {}, Silent()))
+    inputs = {"test": folder / "test"}
     asked = Context("evaluate", recipe, folder / "evaluation", inputs, Silent())
-    evaluate.evaluate_questions(asked, examples(folder / "data", "test"), evaluate.ORACLE, None)
+    evaluate.evaluate_questions(asked, examples(folder / "test", "test"), evaluate.ORACLE, None)
     return folder / "evaluation"
 
 
