@@ -18,7 +18,7 @@ import polars as pl
 from pipelines import frames
 from pipelines.recipes import digest
 from pipelines.stages.data import note_leakage
-from pipelines.stages.inputs import DATA, examples
+from pipelines.stages.inputs import DATA
 from pipelines.store import Store, read_json, write_json
 
 VERSION = 2
@@ -86,7 +86,7 @@ def _data(folder: Path, found: Sequence[Path], parts: Sequence[Part]) -> None:
         sources += 0 if rl.is_empty() else int(rl["part"].to_numpy().max()) + 1
     frame = pl.concat(whole, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
-    note_leakage(folder, folder, examples(folder, "dev"))
+    note_leakage(folder)
     _join_quarantines(folder, found)
     counts = {f"{pool}_examples": float((frame["pool"] == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})

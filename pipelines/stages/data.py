@@ -35,15 +35,18 @@ def build(ctx: Context) -> None:
     data = ctx.recipe.data
     rl = [("rl", part, source) for part, source in enumerate(data.rl)]
     _write(ctx, [("sft", 0, data.sft), *rl, ("dev", 0, data.dev)])
-    note_leakage(ctx.folder, ctx.folder, examples(ctx.folder, "dev"))
+    note_leakage(ctx.folder)
 
 
-def note_leakage(folder: Path, data: Path, held_out: Sequence[Example]) -> dict[str, Any]:
-    """Write, and return, what each training pool of a data stage repeats of held-out questions.
+def note_leakage(folder: Path, data: Path | None = None, asked: Sequence[Example] | None = None) -> dict[str, Any]:
+    """Write, and return, what each training pool repeats of held-out questions.
 
     Args:
         folder: where it is written.
+        data: holds the training pools; None for the folder itself.
+        asked: the held-out questions; None for those that the folder holds.
     """
+    data, held_out = data or folder, examples(folder, "dev", "test") if asked is None else asked
     leaks = {pool: leakage.report(each_example(data, pool), held_out) for pool in TRAINED}
     write_json(folder / LEAKAGE, leaks)
     return leaks

@@ -90,7 +90,8 @@ def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights: Nigh
     assert (code, line["decision"]) == (0, "promoted")
     assert line["numbers"]["low"] > 0
     made = nights.made(line)
-    assert sorted(made) == ["data", "evaluate_sft", "filter", "gold_schema", "model", "sft", "synthesize"]
+    new = ["data", "evaluate_sft", "filter", "gold_schema", "leakage", "model", "sft", "synthesize"]
+    assert sorted(made) == new
     assert len(line["made"]) == len(made)  # one of each: of the new batch, and the one challenger
     assert metrics(made["synthesize"])["trajectories"] == 40
     assert metrics(made["filter"])["kept"] == 40
