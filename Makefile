@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 PIP_FLAGS = --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: miniature recipes test lint services conformance lock clean
+.PHONY: miniature recipes test lint services services-setup services-server services-rest conformance lock clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run
@@ -29,6 +29,16 @@ conformance: $(VENV)/.test
 # Real servers: PostgreSQL, Prefect, MLflow, a browser.
 services: $(VENV)/.services
 	$(BIN)/python -m pytest -m services
+
+services-setup: $(VENV)/.services
+
+# The same in two parts, which CI runs beside each other: those that share one Prefect server, and all others.
+SHARING = $(patsubst %,tests/services/test_%.py,killed moved nightly prefect security ui)
+services-server: $(VENV)/.services
+	$(BIN)/python -m pytest -m services --durations=15 $(SHARING)
+
+services-rest: $(VENV)/.services
+	$(BIN)/python -m pytest -m services --durations=15 $(SHARING:%=--ignore=%)
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

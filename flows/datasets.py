@@ -14,10 +14,9 @@ from pipelines.config import Execution
 from pipelines.data import benchmarks
 from pipelines.errors import DataError
 from pipelines.evaluation.text import plain
-from pipelines.recipes import CONF
+from pipelines.recipes import LOCAL
 from pipelines.sql.engine import Limits, SqlEngine
 
-LOCAL = CONF / "local"  # git-ignored: paths of this machine
 LINE_CHARS = 300
 
 

@@ -27,6 +27,8 @@ from pipelines.types import is_sayable
 
 MOST_VALUES = 100_000  # of one file; ten aliases of ten aliases, nine levels deep, stand for a billion
 CONF = Path(__file__).resolve().parent.parent / "conf"
+# What this machine adds to it, under no version control: in a checkout beside ours; for a wheel, where it is run.
+LOCAL = CONF / "local" if (CONF.parent / "pyproject.toml").is_file() else Path("conf", "local").absolute()
 
 
 class _Loader(yaml.SafeLoader):
@@ -139,8 +141,15 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
         own["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
     merged: dict[str, Any] = {}
     for name in _texts(own.pop("include", []), f"{path}: include"):
-        merged = _merge(merged, _compose(CONF / f"{name}.yaml", (*trail, path)), path)
+        merged = _merge(merged, _compose(_part(name), (*trail, path)), path)
     return _merge(merged, own, path)
+
+
+def _part(name: str) -> Path:
+    """The file that `include` names: one of `conf/`, or of this machine's `conf/local/`."""
+    path = CONF / f"{name}.yaml"
+    elsewhere = LOCAL.parent / f"{name}.yaml"
+    return elsewhere if name.startswith("local/") and not path.is_file() else path
 
 
 def _texts(value: Any, what: str) -> list[str]:
@@ -289,7 +298,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
             for step in variants[value]:
                 _assign(tree, step)
         elif key == "include":
-            part = CONF / f"{value}.yaml"
+            part = _part(value)
             tree = _merge(tree, _compose(part), part)
         else:
             _assign(tree, override)

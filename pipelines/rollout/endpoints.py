@@ -25,11 +25,11 @@ import pydantic
 
 from pipelines.config import Positive, Section, Teacher
 from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
-from pipelines.recipes import CONF, read_yaml
+from pipelines.recipes import LOCAL, read_yaml
 from pipelines.teachers.limits import Pace
 from pipelines.teachers.retry import Breaker, delay, retry_after
 
-ENDPOINTS = CONF / "local" / "endpoints.yaml"
+ENDPOINTS = LOCAL / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
 EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})

@@ -189,3 +189,30 @@ def test_the_smoke_run_s_overrides_fit_the_recipe() -> None:
     script = next(step["run"] for step in steps if step.get("name") == "retrain")
     overrides = yaml.safe_load(re.search(r"'overrides=(\[.*\])'", script)[1])  # type: ignore[index]
     assert recipes.load("miniature", overrides).grpo.steps == 4
+
+
+def test_ci_runs_the_tests_that_share_a_server_in_one_lane() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    names = re.search(r"^SHARING = .*,([\w ]+)\)$", makefile, re.MULTILINE)
+    assert names is not None
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "services").glob("test_*.py")}
+    sharing = {stem for stem, text in texts.items() if "site: Site" in text and "new_site(" not in text}
+    assert {f"test_{name}" for name in names[1].split()} == sharing
+
+
+@pytest.mark.parametrize(("failing", "line"), [("services-server", "server"), ("conformance", "other"), ("", "")])
+def test_ci_says_which_step_failed(tmp_path: Path, failing: str, line: str) -> None:
+    """The script with a `make` that only fails where it is told to."""
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\necho "ran $1"\n[ "$1" != "{failing}" ]\n')
+    make.chmod(0o755)
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([str(ROOT / ".ci" / "run")], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (1 if failing else 0), done.stdout
+    assert all(f"ran {target}" in done.stdout for target in ("test", "services-setup", "lint", "services-server"))
+    assert ("services-rest" in done.stdout) == (failing != "conformance")
+    if failing:
+        assert re.search(rf"^{line} \| == FAILED: ", done.stdout, re.MULTILINE)
+        assert re.search(rf'^== FAILED after \d+s: see the line "FAILED:" of {line}$', done.stdout, re.MULTILINE)
