@@ -271,7 +271,9 @@ class Grpo(Section):
         beta: KL coefficient; 0 for none.
         scale: what the advantage is divided by: its group's standard deviation, the whole generation's
             (REINFORCE++ with a group baseline), or nothing.
-        loss: TRL's loss type: how tokens are averaged (`dapo` over all, `grpo` in each episode first).
+        loss: how tokens are averaged (`dapo` over all, `grpo` in each episode first, `dr_grpo` by the longest episode
+            there may be), and what is clipped: `cispo`, averaged as `dapo`, clips each token's weight at 1 + clip_high
+            and not its loss.
         level: the importance ratio's level.
         lambda_schema: weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
         drop: rollouts left out of the loss before it (MTIR-SQL's GRPO-Filter).
@@ -280,6 +282,8 @@ class Grpo(Section):
         order: how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
         importance_cap: bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects
             nothing. Rollouts in process need none.
+        bounds: an episode is left out when the mean ratio of policy and sampler over its tokens leaves them; null keeps
+            all. They act where `importance_cap` does.
         held_out: questions of the dev pool that the policy answers greedily while it trains, by which one sees whether
             rewards are hacked; 0 for none.
         held_out_steps: how often: before the first step and after every so many.
@@ -296,7 +300,7 @@ class Grpo(Section):
     clip_high: float = 0.28
     beta: float = 0.0
     scale: Literal["group", "batch", "none"] = "group"
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
     lambda_schema: float = 0.0
     drop: tuple[Literal["malformed", "no_answer"], ...] = ()
@@ -304,6 +308,7 @@ class Grpo(Section):
     resample: Count = 0
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
     importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
+    bounds: tuple[float, float] | None = None
     sampling: Sampling = Sampling(top_p=0.99)
     optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)
     held_out: Count = 64

@@ -10,7 +10,7 @@ import datasets
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from pipelines.config import Grpo, Recipe
+from pipelines.config import Grpo, Recipe, Sampling
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.policies.base import Policy
@@ -21,6 +21,7 @@ from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
 from pipelines.training.rollouts import SCHEMA, Rollouts
+from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
 from pipelines.types import Example
 
@@ -37,12 +38,12 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
     recipe = plan.recipe
     _check(recipe)
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
-    timings: dict[str, float] = {}
+    step_state = StepState()
     with sql_engine(recipe) as sql:
         rollouts = Rollouts(
             plan,
             {example.id: example for example in examples},
-            _policy(plan, network, tokenizer),
+            _policy(plan, network, tokenizer, emit),
             build_protocol(recipe.protocol),
             sql,
             schemas(recipe),
@@ -51,14 +52,16 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
         trainer = GrpoTrainer(
             plan=plan,
             rollouts=rollouts,
-            timings=timings,
+            step_state=step_state,
             held_out=datafile.examples(plan.held_out) if plan.held_out else (),
             sync=WeightSync(recipe.rollout.servers, plan.out) if recipe.rollout.policy == "vllm" else None,
             model=network,
             processing_class=tokenizer,
             peft_config=model.adapters(recipe.model.lora),
             train_dataset=_dataset(plan, examples),
-            callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, timings, rollouts.worst)],
+            callbacks=[
+                Recorder(plan.out, emit, settings.state_bytes(network), NAMES, step_state.take_seconds, rollouts.worst)
+            ],
             args=arguments(plan, len(examples)),
         )
         settings.run(trainer, plan)
@@ -80,15 +83,36 @@ def _check(recipe: Recipe) -> None:
         )
 
 
-def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
-    """What makes the rollouts: the network itself, or vLLM servers that its weights are sent to."""
+def _policy(plan: Plan, network: Any, tokenizer: Any, emit: Emit) -> Policy:
+    """What makes the rollouts: the network itself, or vLLM servers that its weights are sent to.
+
+    Raises:
+        RecipeError: the servers' log-probabilities cannot be those of what they drew.
+    """
     rollout = plan.recipe.rollout
     if rollout.policy == "transformers":
         compute = torch.bfloat16 if plan.recipe.model.compute_dtype == "bfloat16" else None
         return TransformersPolicy(network, tokenizer, rollout.slots, rollout.deterministic, compute)
     from pipelines.rollout.policies.vllm import VllmPolicy
 
-    return VllmPolicy(rollout.servers, plan.checkpoint_in)
+    policy = VllmPolicy(rollout.servers, plan.checkpoint_in)
+    sampling = plan.recipe.grpo.sampling
+    cut = sampling.temperature != 1.0 or sampling.top_p < 1.0
+    if plan.recipe.grpo.importance_cap is not None and cut and not policy.tells_what_it_draws():
+        _uncorrected(sampling, emit)
+    return policy
+
+
+def _uncorrected(sampling: Sampling, emit: Emit) -> None:
+    """Say what weights that correct for the sampler cannot hold, or refuse where there would be none."""
+    start = "start the servers with --logprobs-mode processed_logprobs"
+    if sampling.temperature != 1.0:
+        raise RecipeError(
+            f"vLLM tells log-probabilities before temperature: at {sampling.temperature} nothing can be corrected",
+            f"Set grpo.importance_cap=null, or {start}.",
+        )
+    text = f"grpo.sampling.top_p={sampling.top_p} is not in the servers' log-probabilities: weights that correct for"
+    emit({"event": "note", "text": f"{text} the sampler may be {1 / sampling.top_p - 1:.1%} too high; {start}"})
 
 
 def steps(grpo: Grpo, questions: int) -> int:
@@ -116,7 +140,7 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
         temperature=grpo.sampling.temperature,
         beta=grpo.beta,
         epsilon=grpo.clip_low,
-        epsilon_high=grpo.clip_high,
+        epsilon_high=1 + grpo.clip_high if grpo.loss == "cispo" else grpo.clip_high,
         loss_type=grpo.loss,
         importance_sampling_level=grpo.level,
         scale_rewards=grpo.scale,

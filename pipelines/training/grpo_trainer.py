@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,10 +16,11 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from pipelines.training import advantages, settings
+from pipelines.training import advantages, losses, settings
 from pipelines.training.plan import HELD_OUT, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
 from pipelines.training.rows import Forward, dense, moving, regroup, scatter
+from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
 from pipelines.types import Example
 
@@ -31,6 +32,7 @@ NAMES = {
     "kl": "kl",
     "clip_ratio/low_mean": "clip_low",
     "clip_ratio/high_mean": "clip_high",
+    "cispo_clip_ratio": "clip_high",
 }
 
 
@@ -40,7 +42,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
     Args:
         plan: the recipe's `grpo` section says what the loss is.
         rollouts: makes and pays the episodes.
-        timings: seconds of the current step by what they were spent on.
+        step_state: what the run's recorder reads too.
         sync: brings the weights to the servers that sample; None when the network itself does.
         held_out: questions on which the policy is measured every `grpo.held_out_steps` steps.
     """
@@ -53,31 +55,31 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         *,
         plan: Plan,
         rollouts: Rollouts,
-        timings: dict[str, float],
+        step_state: StepState,
         sync: WeightSync | None = None,
         held_out: Sequence[Example] = (),
         **kwargs: Any,
     ) -> None:
-        self.plan, self.grpo, self.rollouts, self.timings, self.sync = plan, plan.recipe.grpo, rollouts, timings, sync
+        self.plan, self.grpo, self.rollouts, self.step_state, self.sync = (
+            plan,
+            plan.recipe.grpo,
+            rollouts,
+            step_state,
+            sync,
+        )
         self.held_out = held_out
+        self.corrects = sync is not None  # the sampler may differ from the policy
         self.generation: Generation | None = None
-        self.watched: dict[str, float] = {}
-        self.rows: Tensor | None = None  # (B,) which rows of the current batch need a forward; None for all
-        self.forward: Forward | None = None  # of the current batch, so that a second track costs no second one
-        self.inside_loss = False
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their judging."""
-        before, started = sum(self.timings.values()), time.perf_counter()
+        spent, started = self.step_state, time.perf_counter()
+        before = sum(spent.seconds.values())
         loss: Tensor = super().training_step(*args, **kwargs)
-        elsewhere = sum(self.timings.values()) - before
-        self.spend("train_seconds", time.perf_counter() - started - elsewhere)
+        elsewhere = sum(spent.seconds.values()) - before
+        spent.spend("train_seconds", time.perf_counter() - started - elsewhere)
         return loss
-
-    def spend(self, on: str, seconds: float) -> None:
-        """Add to the seconds of this step that went into one thing."""
-        self.timings[on] = self.timings.get(on, 0.0) + seconds
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch of a generation; advantages that are only rounding become 0, and the schema track comes along."""
@@ -86,27 +88,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         output["advantages"] = output["advantages"] * self._useful(FULL)
         if self.grpo.lambda_schema:
             output |= self._schema_track()
-        if self.sync is not None and self.grpo.importance_cap is not None and "sampling_per_token_logps" in output:
-            output |= self._corrected(output, self.grpo.importance_cap)
-        self.rows = None
+        self.step_state.old = None
         return output
-
-    def _corrected(self, output: dict[str, Any], cap: float) -> dict[str, Tensor]:
-        """Advantages (B, C) weighed by min(pi_old / pi_sampler, cap): truncated importance sampling (Yao et al., 2025).
-
-        As the weights are not negative, weighing the advantage weighs the clipped loss of its token.
-        """
-        old = output.get("old_per_token_logps")
-        if old is None:
-            ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-            mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-            with torch.no_grad():
-                old, _, _ = self._get_per_token_logps_and_entropies(
-                    self.model, ids, mask, output["completion_ids"].size(1), self.args.per_device_train_batch_size
-                )
-        weights = (old - output["sampling_per_token_logps"]).exp().clamp(max=cap)
-        tracks = [name for name in ("advantages", "schema_advantages") if name in output]
-        return {"old_per_token_logps": old, **{name: output[name].unsqueeze(1) * weights for name in tracks}}
 
     def _schema_track(self) -> dict[str, Tensor]:
         """Advantages (B,), mask (B, C) and token count of the schema track (TRUST-SQL, equations 4 and 5)."""
@@ -151,30 +134,55 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
 
         The advantages of the two tracks must not be added first: once the ratio leaves 1 they clip apart.
         """
-        self.rows, self.inside_loss = moving(inputs, self.beta), True
-        try:
-            loss: Tensor = super()._compute_loss(model, inputs)
+        with self.step_state.loss(moving(inputs, self.beta)) as current:
+            logps = self._forward(model, inputs)[0]
+            weights = self._weights(logps.detach(), inputs)
+            loss: Tensor = super()._compute_loss(model, inputs | weighed(inputs, "advantages", weights))
             if self.grpo.lambda_schema:
-                loss = loss + self.grpo.lambda_schema * self._schema_loss(model, inputs)
-            self._watch(inputs)
-        finally:
-            self.rows, self.forward, self.inside_loss = None, None, False
+                inputs = inputs | weighed(inputs, "schema_advantages", weights)
+                loss = loss + self.grpo.lambda_schema * self._schema_loss(logps, inputs)
+            self._watch(inputs, current)
         return loss
 
-    def _schema_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        track = {
-            **inputs,
-            "advantages": inputs["schema_advantages"],
-            "tool_mask": inputs["schema_mask"],
-            "num_items_in_batch": inputs["schema_items"],
-        }
-        # The penalty on leaving the reference is paid once, by the full track; so are its metrics.
-        kept, self._metrics["train"] = self._metrics["train"], defaultdict(list)
-        beta, self.beta = self.beta, 0.0
-        try:
-            return super()._compute_loss(model, track)  # type: ignore[no-any-return]
-        finally:
-            self._metrics["train"], self.beta = kept, beta
+    def _forward(self, model: Any, inputs: dict[str, Any]) -> Forward:
+        """The forward of a micro-batch, which TRL's loss then finds done."""
+        return self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+        )
+
+    def _weights(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor | None:
+        """(B, C) what makes good for a sampler that is not the policy; None where nothing has to be.
+
+        As the weights are not negative, weighing the advantage weighs the clipped loss of its token.
+        """
+        cap, sampled = self.grpo.importance_cap, inputs.get("sampling_per_token_logps")
+        if not self.corrects or cap is None or sampled is None:
+            return None
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        return losses.sampler_weights(inputs.get("old_per_token_logps", logps), sampled, mask, cap, self.grpo.bounds)
+
+    def _schema_loss(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The schema track's loss. The penalty on leaving the reference is paid once, by the full track."""
+        grpo, mask = self.grpo, inputs["schema_mask"]
+        given = inputs["schema_advantages"]
+        ratio = losses.ratios(logps, inputs.get("old_per_token_logps", logps.detach()), mask, grpo.level)
+        given = given.view(len(given), -1)  # (B, 1), or (B, C) when tokens differ
+        each = losses.per_token(grpo.loss, ratio, logps, given, grpo.clip_low, grpo.clip_high)
+        parts = self.current_gradient_accumulation_steps
+        return losses.averaged(
+            grpo.loss,
+            each,
+            mask,
+            items=inputs["schema_items"],
+            longest=self.max_completion_length,
+            parts=parts,
+            share=self.accelerator.num_processes * self.args.steps_per_generation / parts,
+        )
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -186,12 +194,15 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Forward:
         """TRL's forward on rows that have weight, without the columns that are padding for all of them."""
-        if self.inside_loss and self.forward is not None:
-            return self.forward
+        current = self.step_state.current or Pass(self.step_state.old)
+        if current.kept is not None:
+            return current.kept
         compute = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         rows = torch.arange(len(input_ids), device=input_ids.device)
-        if self.rows is not None:
-            rows = rows[self.rows] if self.rows.any() else rows[:1]  # one row keeps every process's backward alike
+        if current.rows is not None:
+            rows = (
+                rows[current.rows] if current.rows.any() else rows[:1]
+            )  # one row keeps every process's backward alike
         lengths = attention_mask[rows].sum(1)
         rows = rows[lengths.argsort(stable=True)]
         batches, repeats = self._batches(rows, min(batch_size or len(rows), LIKE_ROWS))
@@ -199,8 +210,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         result = scatter(parts[: len(parts) - repeats], rows, len(input_ids))
         for logps, _, _ in parts[len(parts) - repeats :]:
             result = (result[0] + 0.0 * logps.sum(), *result[1:])  # part of the graph: its backward runs too
-        if self.inside_loss:
-            self.forward = result
+        current.kept = result
         return result
 
     def _batches(self, rows: Tensor, size: int) -> tuple[list[Tensor], int]:
@@ -223,13 +233,13 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         counts: Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
         return int(counts.max())
 
-    def _watch(self, inputs: dict[str, Any]) -> None:
+    def _watch(self, inputs: dict[str, Any], current: Pass) -> None:
         """Entropy over the rows that had a forward; on the first pass, how far trainer and sampler are apart."""
-        assert self.forward is not None
-        logps, entropies, _ = self.forward
+        assert current.kept is not None
+        logps, entropies, _ = current.kept
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        if self.rows is not None:
-            mask = mask * self.rows.unsqueeze(1)
+        if current.rows is not None:
+            mask = mask * current.rows.unsqueeze(1)
         drift = torch.zeros_like(logps)
         sampled = inputs.get("sampling_per_token_logps")
         first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
@@ -247,8 +257,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's numbers beside those of the generation that they belong to."""
-        logs.update({f"own/{name}": value for name, value in self.watched.items()})
-        self.watched.pop(HELD_OUT, None)  # measured once: not again with each step on the same generation
+        logs.update({f"own/{name}": value for name, value in self.step_state.watched.items()})
+        self.step_state.watched.pop(HELD_OUT, None)  # measured once: not again with each step on the same generation
         super().log(logs, start_time)
 
     def all_have(self, value: object) -> bool:
@@ -262,17 +272,17 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         """
         self.generation = generation
         for name, seconds in generation.seconds.items():
-            self.spend(name, seconds)
+            self.step_state.spend(name, seconds)
         useful = self._useful(FULL)
         masks = self.rollouts.masks(generation, FULL, useful)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
-        self.rows = None if self.beta or self.grpo.lambda_schema else useful
-        self.watched |= self._sum_up(generation)
+        self.step_state.old = None if self.beta or self.grpo.lambda_schema else useful
+        self.step_state.watched |= self._sum_up(generation)
         return masks
 
     def measure(self) -> None:
         """Measure the policy on the held-out questions when it is time: its accuracy is logged with this generation."""
-        self.watched = {}
+        self.step_state.watched = {}
         step, every = self.state.global_step, self.grpo.held_out_steps
         if not self.held_out or step // every == (step - self.num_iterations) // every:
             return  # the step alone decides: a resumed run measures where one never killed does
@@ -281,8 +291,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         found = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
         right, judged = self.accelerator.reduce(found, reduction="sum").tolist()
         if judged:
-            self.watched[HELD_OUT] = right / judged
-        self.spend("held_out_seconds", time.perf_counter() - started)
+            self.step_state.watched[HELD_OUT] = right / judged
+        self.step_state.spend("held_out_seconds", time.perf_counter() - started)
 
     def _sum_up(self, generation: Generation) -> dict[str, float]:
         terms = [term.term for term in self.plan.recipe.rewards]
@@ -303,7 +313,7 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
     """TRL's `rollout_func`: the prompts are example ids, repeated for each episode of their group."""
     index = trainer.state.global_step // trainer.num_iterations
     if trainer.sync is not None:
-        trainer.spend("sync_seconds", trainer.sync.push(trainer))
+        trainer.step_state.spend("sync_seconds", trainer.sync.push(trainer))
     with _whole_weights(trainer):
         trainer.measure()
         generation = trainer.rollouts.generate(prompts, index, trainer.accelerator.process_index * len(prompts))
@@ -318,6 +328,11 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
         "env_mask": masks,
         "paid": [None if paid.rewards is None else paid.reward(FULL) for paid in generation.episodes],
     }
+
+
+def weighed(inputs: dict[str, Any], name: str, weights: Tensor | None) -> dict[str, Tensor]:
+    """One track's advantages (B, C), weighed token by token; nothing to change where there are no weights."""
+    return {} if weights is None else {name: inputs[name].unsqueeze(1) * weights}
 
 
 def reward(paid: Sequence[float | None], **_: Any) -> list[float | None]:

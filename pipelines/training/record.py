@@ -32,7 +32,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         emit: says one event to the parent.
         state_bytes: the size of one checkpoint, for the disk check before each.
         names: TRL's name of each number that is kept, and ours.
-        timings: wall-clock seconds of this step by what they were spent on; emptied at each step.
+        take_seconds: gives the wall-clock seconds of a step by what they were spent on, once.
         example: an episode of the current step in words, to be shown with an alarm; None where nothing is watched.
     """
 
@@ -42,10 +42,16 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         emit: Emit,
         state_bytes: int,
         names: Mapping[str, str],
-        timings: dict[str, float],
+        take_seconds: Callable[[], dict[str, float]] = dict,
         example: Callable[[], str] | None = None,
     ) -> None:
-        self.out, self.emit, self.state_bytes, self.names, self.timings = out, emit, state_bytes, names, timings
+        self.out, self.emit, self.state_bytes, self.names, self.take_seconds = (
+            out,
+            emit,
+            state_bytes,
+            names,
+            take_seconds,
+        )
         self.example, self.watch = example, Watch()
         self.since = _now()
 
@@ -66,9 +72,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
             return  # the summary at the end of a run is all wall clock
         now = _now()
         own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1], **_memory()}
-        spent = {key: round(value, 6) for key, value in (own | self.timings).items()}
+        spent = {key: round(value, 6) for key, value in (own | self.take_seconds()).items()}
         self.since = now
-        self.timings.clear()
         values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
         values |= {key.removeprefix(OWN): value for key, value in logs.items() if key.startswith(OWN)}
         _append(self.out / CURVES, {"step": state.global_step, **values})

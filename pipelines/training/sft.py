@@ -72,7 +72,7 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
         processing_class=tokenizer,
         peft_config=model.adapters(recipe.model.lora),
         train_dataset=_dataset(samples),
-        callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, {})],
+        callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES)],
         args=SFTConfig(
             **settings.common(plan, steps, recipe.sft.save_steps),
             per_device_train_batch_size=micro,

@@ -54,6 +54,7 @@ def test_grpo_raises_what_is_paid(plan):
     optimizer = Optimizer(lr=1.5e-3, schedule="constant", warmup_ratio=0.0)
     made = plan("grpo", steps=40, questions_per_step=6, micro_batch=24, save_steps=100, optimizer=optimizer)
     grpo.train(made, datafile.examples(made.data), silent)
+    assert all(line["drift_max"] < 1e-3 for line in curves(made))
     rewards = [line["reward"] for line in curves(made)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.15
 

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from pipelines.training import launch
+from pipelines.config import Sampling
+from pipelines.errors import RecipeError
+from pipelines.training import grpo, launch
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
 
@@ -28,3 +30,13 @@ def test_a_run_says_what_one_watches(plan):
     curves = [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
     assert [line["step"] for line in curves] == [1, 2, 3]
     assert [line.get("ex_held_out") for line in curves] == [0.0, None, 0.0]  # it has learned nothing
+    assert all(line["drift_max"] < 1e-3 for line in curves)
+
+
+def test_what_cannot_be_corrected_is_refused_and_what_is_inexact_is_told():
+    """vLLM tells log-probabilities before temperature and top-p, unless it is started to do otherwise."""
+    said = []
+    with pytest.raises(RecipeError, match=r"at 0\.6 nothing can be corrected.*processed_logprobs"):
+        grpo._uncorrected(Sampling(temperature=0.6, top_p=0.95), said.append)
+    grpo._uncorrected(Sampling(top_p=0.8), said.append)
+    assert "may be 25.0% too high" in said[0]["text"]

@@ -11,10 +11,12 @@ from pipelines.config import Grpo, Optimizer, Sampling
 from pipelines.training import grpo_trainer
 from pipelines.training.grpo import _dataset, arguments
 from pipelines.training.grpo_trainer import GrpoTrainer
+from pipelines.training.losses import sampler_weights
 from pipelines.training.model import load
 from pipelines.training.optim import MuonAdamW
 from pipelines.training.plan import Plan
 from pipelines.training.rows import moving
+from pipelines.training.step import StepState
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10
 LOW, HIGH = 0.2, 0.28
@@ -53,7 +55,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
         if plain:
             made = GRPOTrainer(reward_funcs=[grpo_trainer.reward], **common)
         else:
-            made = GrpoTrainer(plan=plan, rollouts=None, timings={}, **common)
+            made = GrpoTrainer(plan=plan, rollouts=None, step_state=StepState(), **common)
         made.current_gradient_accumulation_steps = 1
         made.model.train()
         return made
@@ -163,7 +165,7 @@ def test_lambda_0_is_plain_grpo_bit_for_bit(make, batch):
     assert torch.equal(gradients(none.model), gradients(plain.model))
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.filterwarnings("ignore")
 def test_every_loss_is_trls_own(make, batch, loss, level):
@@ -233,18 +235,27 @@ def test_what_is_watched(make, batch):
 
 def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch):
     """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap), in both tracks."""
-    trainer = make(lambda_schema=0.25)
-    old = log_probabilities(trainer.model, batch).detach()
-    gap = torch.tensor([0.0, 0.5, -0.5, 3.0, 0, 0, 0, 0, 0, 0]) * batch["completion_mask"]
-    corrected = trainer._corrected({**batch, "sampling_per_token_logps": old - gap}, cap=2.0)
-    assert torch.allclose(corrected["old_per_token_logps"], old, atol=1e-5)
-    weights = torch.tensor([1.0, math.exp(0.5), math.exp(-0.5), 2.0])
-    assert torch.allclose(corrected["advantages"][0, :4], 1.2 * weights, atol=1e-4)
-    assert torch.allclose(corrected["schema_advantages"][1, :4], 0.9 * weights, atol=1e-4)
-
-    batch |= corrected
+    trainer = make(lambda_schema=0.25, importance_cap=2.0)
+    trainer.corrects = True
+    logps = log_probabilities(trainer.model, batch).detach()
+    gap = torch.tensor([0.0, 0.5, -0.5, 3.0, 0, 0, 0, 0.5, 0, 0]) * batch["completion_mask"]
+    batch["sampling_per_token_logps"] = logps - gap
     loss = trainer._compute_loss(trainer.model, dict(batch))
+    weights = torch.tensor([1.0, math.exp(0.5), math.exp(-0.5), 2.0, 1, 1, 1, math.exp(0.5), 1, 1])
     full = batch["completion_mask"] * batch["tool_mask"]  # the ratio is 1: nothing is clipped
-    expected = -(batch["advantages"] * full).sum() / full.sum()
-    expected -= 0.25 * (batch["schema_advantages"] * batch["schema_mask"]).sum() / batch["schema_mask"].sum()
+    expected = -(batch["advantages"].unsqueeze(1) * weights * full).sum() / full.sum()
+    schema = batch["schema_advantages"].unsqueeze(1) * weights * batch["schema_mask"]
+    expected -= 0.25 * schema.sum() / batch["schema_mask"].sum()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_an_episode_that_the_sampler_drew_from_another_policy_is_left_out():
+    """Its tokens' ratios are e^0.5 and e^-0.1: their geometric mean is e^0.2 = 1.22."""
+    old = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -9.0]])
+    sampled = torch.tensor([[-1.5, -1.9, 0.0], [-1.0, math.nan, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0]])
+    all_kept = sampler_weights(old, sampled, mask, cap=2.0)
+    expected = torch.tensor([[math.exp(0.5), math.exp(-0.1), 1.0], [1.0, 1.0, 1.0]])
+    assert torch.allclose(all_kept, expected)
+    assert torch.allclose(sampler_weights(old, sampled, mask, 2.0, (0.8, 1.25)), expected)
+    assert sampler_weights(old, sampled, mask, 2.0, (0.8, 1.2)).tolist() == [[0.0] * 3, [1.0] * 3]

@@ -11,7 +11,7 @@ from pipelines.training.settings import resume_point
 
 
 def recorder(out, state_bytes=1000):
-    return Recorder(out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, {})
+    return Recorder(out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, lambda: {"rollout_seconds": 1.5})
 
 
 def state(step, steps=9, rank=0):
@@ -24,12 +24,10 @@ def lines(path):
 
 def test_curves_hold_the_chosen_numbers_and_timing_the_clock(tmp_path):
     made = recorder(tmp_path)
-    made.timings["rollout_seconds"] = 1.5
     made.on_log(None, state(1), None, {"loss": 2.0, "trl/clip": 0.1, "own/ex": 0.5, "epoch": 0.3, "step_time": 9.0})
     assert lines(tmp_path / "curves.jsonl") == [{"step": 1, "loss": 2.0, "clip": 0.1, "ex": 0.5}]
     [timing] = lines(tmp_path / "timing.jsonl")
     assert set(timing) == {"step", "seconds", "cpu_seconds", "rollout_seconds"}
-    assert made.timings == {}
 
 
 def test_the_summary_at_the_end_of_a_run_is_no_step(tmp_path):

@@ -64,7 +64,7 @@ class VllmPolicy(Policy):
             url: Connection(Endpoint(base_url=url, model=model, **haste), url)
             for url, (model, _) in zip(servers, served, strict=True)
         }
-        self._up, self._probe = list(servers), probe
+        self._up, self._probe, self._drawn = list(servers), probe, False
         self.context = min((context for _, context in served if context), default=None)
         self._dealt = 0
         self._home: dict[str, str] = {}
@@ -168,9 +168,22 @@ class VllmPolicy(Policy):
         end = self._end(ids, request.stop)
         said = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
         text = cut(self.codec.decode(said), request.stop)
-        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and _comparable(request) else ()
+        logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and self._comparable(request) else ()
         cut_short = end == len(ids) and choice.finish_reason == "length"
         return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
+
+    def tells_what_it_draws(self) -> bool:
+        """Whether every server tells log-probabilities after temperature and top-p, which weights must be made of.
+
+        They do with `--logprobs-mode processed_logprobs`; it is seen by a nucleus of one token, which is then certain.
+        From then on log-probabilities are taken at any temperature.
+        """
+        self._drawn = all(_certain(url, connection.endpoint.model) for url, connection in self._connections.items())
+        return self._drawn
+
+    def _comparable(self, request: Request) -> bool:
+        """Whether the server's log-probabilities are of what was drawn from; they are before temperature by default."""
+        return self._drawn or request.sampling.temperature in (0.0, 1.0)
 
     def _end(self, ids: Sequence[int], stop: tuple[str, ...]) -> int:
         """How many ids the turn has, up to the one that completes its first stop string."""
@@ -180,9 +193,16 @@ class VllmPolicy(Policy):
         return next(found, len(ids))
 
 
-def _comparable(request: Request) -> bool:
-    """Whether vLLM's log-probabilities, which are before temperature, are those of `Completion`."""
-    return request.sampling.temperature in (0.0, 1.0)
+def _certain(url: str, model: str) -> bool:
+    import openai
+
+    drawn: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1e-6, "logprobs": 1}
+    try:
+        with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+            told = client.completions.create(model=model, prompt=[1], extra_body=OWN_KEYS, **drawn).choices[0].logprobs
+    except openai.APIError as error:
+        raise EndpointError(f"the vLLM server at {url} failed ({type(error).__name__})", "Is it running?") from None
+    return bool(told and told.token_logprobs and told.token_logprobs[0] == 0.0)
 
 
 def _served(url: str) -> tuple[str, int | None]:

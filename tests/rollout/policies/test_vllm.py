@@ -75,6 +75,32 @@ def test_ids_go_in_and_come_out(ask: Any, serve: Any, completions: Any, codec: C
     assert {key: server.asked[0][key] for key in ("top_k", "min_p", "repetition_penalty")} == PLAIN
 
 
+@pytest.mark.parametrize(("told", "processed"), [(0.0, True), (-0.5, False)])
+def test_a_server_that_tells_what_it_draws_from_is_known_by_a_nucleus_of_one_token(
+    serve: Any,
+    completions: Any,
+    tiny_folder: Path,
+    engine: Any,
+    protocol: Any,
+    examples: list[Example],
+    told: float,
+    processed: bool,
+) -> None:
+    """With --logprobs-mode processed_logprobs they are after temperature and top-p, and can be taken at any."""
+    answer = completions()
+
+    def one_token(body: dict[str, Any]) -> Any:
+        if body.get("top_p") != 1e-6:
+            return answer(body)
+        choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": [told], "tokens": ["x"]}}
+        return 200, {}, {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+
+    policy = VllmPolicy([serve(one_token).url], tiny_folder)
+    assert policy.tells_what_it_draws() is processed
+    [made] = engine(policy, protocol(), temperature=0.6).run([EpisodeRequest(examples[0], 0, 5)])
+    assert bool(made.logprobs) is processed
+
+
 def test_logprobs_at_another_temperature_are_not_taken(ask: Any, serve: Any, completions: Any) -> None:
     assert ask([serve(completions())], temperature=0.6)[0].logprobs == ()
 

@@ -1,0 +1,59 @@
+"""What a GRPO step knows beside its tensors: the forward pass that its tracks share, and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pipelines.training.rows import Forward
+
+
+@dataclass
+class Pass:
+    """One computation of log-probabilities over a batch.
+
+    Attributes:
+        rows: (B,) which rows need a forward; None for all.
+        kept: what was computed: a second track costs no second forward.
+    """
+
+    rows: Tensor | None = None
+    kept: Forward | None = None
+
+
+@dataclass
+class StepState:
+    """The one owner of what lives longer than a call and shorter than a run.
+
+    Attributes:
+        seconds: of the current step, by what they were spent on.
+        watched: what is logged with each step that trains on the current generation.
+        old: rows that the pass for the old log-probabilities needs; None for all.
+        current: the pass of the micro-batch whose loss is being computed; None outside a loss.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    watched: dict[str, float] = field(default_factory=dict)
+    old: Tensor | None = None
+    current: Pass | None = None
+
+    def spend(self, on: str, seconds: float) -> None:
+        """Add to the seconds of this step that went into one thing."""
+        self.seconds[on] = self.seconds.get(on, 0.0) + seconds
+
+    def take_seconds(self) -> dict[str, float]:
+        """The seconds of this step so far; the next one begins at none."""
+        taken, self.seconds = self.seconds, {}
+        return taken
+
+    @contextmanager
+    def loss(self, rows: Tensor) -> Iterator[Pass]:
+        """Inside, one forward over `rows` serves all tracks of a micro-batch."""
+        self.current = Pass(rows)
+        try:
+            yield self.current
+        finally:
+            self.current = None
