@@ -53,6 +53,18 @@ def test_what_is_missing_or_wrong_is_named_at_once(tmp_path: Path, overrides: li
         look(tmp_path, *overrides)
 
 
+def test_a_gpu_that_is_not_there_is_missed_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    look(tmp_path, "hardware.device=auto")
+    look(tmp_path, "hardware.device=cuda", until="filter")
+    with pytest.raises(ResourceError, match="no CUDA device"):
+        look(tmp_path, "hardware.device=cuda")
+
+
 def test_a_key_that_is_not_set_is_missed(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="'locked' has no key"):
         look(tmp_path, "gold_schema.extractors=[locked]")

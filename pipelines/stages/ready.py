@@ -10,6 +10,7 @@ from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.endpoints import Connection, endpoint
 from pipelines.stages.graph import BENCHMARK, Step
+from pipelines.stages.policies import device
 from pipelines.stages.sources import asked
 
 
@@ -19,7 +20,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     Raises:
         RecipeError: the recipe names no endpoint where it needs one, or one that `conf/local/endpoints.yaml` lacks; or
             a later stage would refuse its protocol, its rewards or its parts.
-        ResourceError: the environment variable that should hold a key is empty.
+        ResourceError: the environment variable that should hold a key is empty, or there is no GPU where one is asked
+            for.
     """
     missing = {step.name for step in steps if not step.cached}
     if missing - {"data", "gold_schema", "model", "report", *BENCHMARK}:
@@ -41,6 +43,10 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
             f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
+    decodes = any(name == "difficulty" or name.startswith("evaluate") for name in missing)
+    trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
+    if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == "transformers")):
+        device(recipe, 0)
     names = [name for stage in sorted(missing) for name in asked(recipe, stage)]
     if None in names:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
