@@ -26,6 +26,7 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("protocol", "protocol.name"),
         ("schema in the prompt", "protocol.schema_view"),
         ("example values a column", "protocol.schema_values"),
+        ("descriptions of columns", "protocol.schema_descriptions"),
         ("turn cap in training", "protocol.max_turns"),
         ("turn cap in evaluation", "protocol.max_turns_eval"),
         ("rows of an observation", "protocol.observation_rows"),

@@ -103,6 +103,7 @@ class Protocol(Section):
         observation_chars: characters that an observation shows of all rows together.
         schema_view: how much of the schema the prompt shows.
         schema_values: example values that the prompt shows beside each column.
+        schema_descriptions: whether the prompt shows what tables and columns mean, as a benchmark or the database says.
         reasoning: whether a reasoning block is demanded in every turn.
         format: what makes a turn malformed: "tags" looks at the tags alone, as the papers' checks do; "strict" also
             refuses text outside them, another order, and an answer without its fence.
@@ -119,6 +120,7 @@ class Protocol(Section):
     observation_chars: Positive = 8000
     schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
     schema_values: Count = 0
+    schema_descriptions: bool = False
     reasoning: bool = True
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True

@@ -92,12 +92,12 @@ def describe(folder: Path) -> str:
     """What `database_description/*.csv` says, a line a column: `table.column: meaning; its values`."""
     lines = []
     for path in sorted((folder / "database_description").glob("*.csv"), key=lambda path: path.name.lower()):
-        for column, words in _described(path):
+        for column, words in columns_described(path):
             lines.append(f"{path.stem.strip()}.{column}: {words}")
     return "\n".join(lines)
 
 
-def _described(path: Path) -> Iterator[tuple[str, str]]:
+def columns_described(path: Path) -> Iterator[tuple[str, str]]:
     """A table's columns with their meanings; a column of which no more than its name is said is left out."""
     for row in csv.DictReader(io.StringIO(_decoded(path.read_bytes()), newline=None)):
         cells = {name: " ".join(value.split()) for name, value in row.items() if name and isinstance(value, str)}

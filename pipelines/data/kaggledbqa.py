@@ -26,6 +26,7 @@ from pipelines.data.base import (
     source_folder,
     text_field,
 )
+from pipelines.data.descriptions import tables_of
 from pipelines.errors import DataError
 from pipelines.registry import reader
 from pipelines.types import Database, Example
@@ -61,13 +62,14 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
 
 def files(source: Source) -> Iterator[Path]:
-    """The question files and the databases that they name."""
+    """The question files, the databases that they name, and what describes them."""
     folder = source_folder(source)
     found = _files(folder, source.split)
     yield from found
     for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
         if is_plain_name(id):
             yield _databases(folder) / id / f"{id}.sqlite"
+    yield from tables_of(folder)
 
 
 def _databases(folder: Path) -> Path:

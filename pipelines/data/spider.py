@@ -7,7 +7,8 @@
 A variant's files may lie in the path itself or in their own repository's folder beside Spider's databases: Spider-DK
 brings three databases and asks of Spider's too, Spider-Syn and Spider-Realistic bring none.
 
-`tables.json` is not read: a schema comes from the database itself, so that the prompt shows what the SQL will meet.
+A schema comes from the database itself, so that the prompt shows what the SQL will meet; of `tables.json` only the
+natural names are read, where a recipe asks for descriptions (`data/descriptions.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pipelines.data.base import (
     source_folder,
     text_field,
 )
+from pipelines.data.descriptions import tables_of
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 
@@ -111,7 +113,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
 
 def files(source: Source) -> Iterator[Path]:
-    """The question files, and each database that they name in every folder where it may lie."""
+    """The question files, each database that they name in every folder where it may lie, and what describes them."""
     options, folder = read_options(SpiderOptions, source), source_folder(source)
     found = _files(folder, source.split, VARIANTS[options.variant], options.others)
     yield from found
@@ -119,6 +121,7 @@ def files(source: Source) -> Iterator[Path]:
     for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
         if is_plain_name(id):
             yield from (home / id / f"{id}.sqlite" for home in homes)
+    yield from tables_of(folder)
 
 
 def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:

@@ -69,6 +69,38 @@ WHERE n.nspname = current_schema() AND c.contype IN ('p', 'f') ORDER BY c.conrel
 """
 
 
+_DUCKDB_COMMENTS = """
+SELECT table_name, '', comment FROM duckdb_tables() WHERE schema_name = current_schema() AND comment IS NOT NULL
+UNION ALL SELECT view_name, '', comment FROM duckdb_views() WHERE schema_name = current_schema() AND comment IS NOT NULL
+UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
+    WHERE schema_name = current_schema() AND comment IS NOT NULL
+"""
+_POSTGRES_COMMENTS = """
+SELECT c.relname::text, coalesce(a.attname::text, ''), d.description
+FROM pg_description d JOIN pg_class c ON d.classoid = 'pg_class'::regclass AND c.oid = d.objoid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0
+WHERE n.nspname = current_schema()
+"""
+
+
+def comments(database: Database) -> dict[tuple[str, str], str]:
+    """What COMMENT ON says of tables and columns, by (table, column), lower-cased; a table's own under column "".
+
+    Raises:
+        DataError: the database is missing or cannot be read, or its engine has no comments.
+    """
+    opening, text = {"duckdb": (_duckdb, _DUCKDB_COMMENTS), "postgres": (_postgres, _POSTGRES_COMMENTS)}[
+        database.engine
+    ]
+    try:
+        with opening(database.location) as opened:
+            rows = opened.query(text)
+    except Exception as error:  # each driver has an error tree of its own
+        raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
+    return {(table.lower(), column.lower()): " ".join(str(said).split()) for table, column, said in rows}
+
+
 def read(database: Database, values: int) -> Schema:
     """The schema of a database, with up to `values` example values a column.
 

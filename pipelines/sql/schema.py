@@ -19,12 +19,14 @@ class Column:
         type: as the database declares it; may be "".
         primary_key: whether it is (part of) the primary key.
         values: some distinct values that are stored in it; () unless asked for.
+        description: what it means, as the database or its benchmark says; "" unless asked for.
     """
 
     name: str
     type: str
     primary_key: bool = False
     values: tuple[Scalar, ...] = ()
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,12 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table or view."""
+    """A table or view; its description is "" unless asked for."""
 
     name: str
     columns: tuple[Column, ...]
     foreign_keys: tuple[ForeignKey, ...] = ()
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def _kept(table: Table, keep: SchemaItems | None) -> Table | None:
     keys = tuple(
         key for key in table.foreign_keys if key.column.lower() in wanted and key.to_table.lower() in keep.tables
     )
-    return Table(table.name, columns, keys)
+    return Table(table.name, columns, keys, table.description)
 
 
 def _compact(tables: list[Table]) -> str:
@@ -123,7 +126,7 @@ def _ddl(table: Table) -> str:
         lines.append((f"FOREIGN KEY ({_bare(key.column)}) REFERENCES {target}", ""))
     last = len(lines) - 1
     body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
-    return "\n".join([f"CREATE TABLE {_bare(table.name)} (", *body, ");"])
+    return "\n".join([f"CREATE TABLE {_bare(table.name)} ({_note(table.description)}", *body, ");"])
 
 
 def _named(text: str) -> str:
@@ -138,7 +141,13 @@ def _escape(character: str) -> str:
 def _ddl_column(table: Table, column: Column) -> tuple[str, str]:
     alone = column.primary_key and sum(other.primary_key for other in table.columns) == 1
     text = " ".join(filter(None, [_bare(column.name), _named(column.type), "PRIMARY KEY" if alone else ""]))
-    return text, f" -- e.g. {', '.join(map(_short, column.values))}" if column.values else ""
+    return text, _note(column.description, f"e.g. {', '.join(map(_short, column.values))}" if column.values else "")
+
+
+def _note(*parts: str) -> str:
+    """A comment at a line's end; "" where there is nothing to say."""
+    said = "; ".join(_named(part) for part in parts if part)
+    return f" -- {said}" if said else ""
 
 
 def _bare(name: str) -> str:

@@ -66,13 +66,15 @@ def trajectories(folder: Path) -> list[Trajectory]:
 
 def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
     """Schemas by database, each read once."""
+    from pipelines.data.descriptions import describe
     from pipelines.sql.schema import introspect
 
     known: dict[str, Schema] = {}
 
     def schema(database: Database) -> Schema:
         if database.location not in known:
-            known[database.location] = introspect(database, recipe.protocol.schema_values)
+            read = introspect(database, recipe.protocol.schema_values)
+            known[database.location] = describe(read, database) if recipe.protocol.schema_descriptions else read
         return known[database.location]
 
     return schema

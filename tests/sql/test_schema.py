@@ -217,3 +217,15 @@ def test_a_postgres_view_ends_with_its_time(server: Server, monkeypatch: pytest.
             admin.execute("DROP VIEW shop.endless")
     assert [column.values for column in tables["endless"].columns] == [()]
     assert tables["customer"].columns[1].values == ("Ada", "Bo")
+
+
+@pytest.mark.services
+def test_postgresqls_comments(server: Server) -> None:
+    (table,) = (one.name for one in introspect(server.shop).tables[:1])
+    column = introspect(server.shop).tables[0].columns[0].name
+    with psycopg.connect(server.admin, autocommit=True) as connection:
+        place = connection.execute("SELECT schemaname FROM pg_tables WHERE tablename = %s", [table]).fetchone()
+        assert place
+        connection.execute(f'COMMENT ON TABLE "{place[0]}"."{table}" IS \'what it holds\''.encode())
+        connection.execute(f'COMMENT ON COLUMN "{place[0]}"."{table}"."{column}" IS \'its key\''.encode())
+    assert catalogs.comments(server.shop) == {(table, ""): "what it holds", (table, column): "its key"}
