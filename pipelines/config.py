@@ -79,6 +79,8 @@ class Data(Section):
     training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1). `cleaners` names endpoints that check each
     training pair: one that all of them call bad is left out (Reasoning-SQL, 4.1). `linker` names the endpoint that
     chooses each question's part of the schema, for `protocol.schema_view: filtered`; "gold" is the gold SQL's own part.
+    `values` is how many stored values that a question speaks of are put before the example values of their columns in
+    the prompt (CodeS, CHESS); 0 for none.
     """
 
     sft: Source = Source(split="train")
@@ -89,6 +91,7 @@ class Data(Section):
     drop_empty: bool = False
     cleaners: tuple[str, ...] = ()
     linker: str | None = None
+    values: Count = 0
 
 
 class Protocol(Section):

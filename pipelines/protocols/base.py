@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from pipelines import config
+from pipelines.data import values
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols import observations
 from pipelines.protocols.blocks import Scan, literals, scan
@@ -144,6 +145,7 @@ class Protocol(abc.ABC):
         if view == "names":
             return render(schema, "names")
         keep = _linked(example) if view == "filtered" else None
+        schema = values.show(example, schema)
         return render(schema, "compact" if self.brief else "ddl", keep)
 
     def sections(self) -> Mapping[str, string.Template]:

@@ -17,7 +17,7 @@ from pipelines.errors import DataError
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import Context
 from pipelines.stages.experts import ask_experts
-from pipelines.stages.inputs import DATA, LEAKAGE, each_example, examples, sql_engine, write_lines
+from pipelines.stages.inputs import DATA, LEAKAGE, each_example, examples, schemas, sql_engine, write_lines
 from pipelines.store import write_json
 from pipelines.types import Example
 
@@ -89,6 +89,7 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
             kept, rejected, fault = _check(ctx, pool, source, loaded, sql)
             faults += [fault] if fault else []
             kept, flagged, figures = ask_experts(ctx, pool, kept)
+            kept = _with_values(ctx, kept, sql)
             rejected += flagged
             numbers |= {f"{pool}{part or ''}_{name}": value for name, value in figures.items()}
             if kept:
@@ -106,6 +107,16 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
         ctx.folder / DATA, pl.concat(parts, how="vertical_relaxed").unique(["id", "pool"], maintain_order=True)
     )
     ctx.metrics({**numbers, "quarantined": len(bad)})
+
+
+def _with_values(ctx: Context, kept: Sequence[Example], sql: SqlEngine) -> list[Example]:
+    """The examples with the stored values that their questions speak of, where the recipe wants them."""
+    if not (kept and ctx.recipe.data.values):
+        return list(kept)
+    from pipelines.data.values import retrieve
+
+    made = retrieve(base.resolve(kept, ctx.folder), ctx.recipe.data.values, schemas(ctx.recipe), sql)
+    return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, made, strict=True)]
 
 
 def _check(
