@@ -16,7 +16,7 @@ from pipelines.stages.context import REFERENCE, Context
 from pipelines.stages.inputs import DATA, examples, gold_schemas, schemas, trajectories
 from pipelines.store import write_json
 from pipelines.training.launch import train
-from pipelines.training.plan import HELD_OUT, Plan
+from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.watch import values
 from pipelines.types import Example, read_lines, write_jsonl
 
@@ -145,11 +145,12 @@ def summary(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
     lines = [row for _, row in read_lines(ctx.folder / "curves.jsonl")]
     tail = lines[-max(1, len(lines) // 10) :]
-    names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT)})
+    names = sorted({name for line in tail for name in line if name not in ("step", HELD_OUT, HELD_OUT_TURNS)})
     curves = {name: values(tail, name) for name in names}
     means = {name: sum(curve) / len(curve) for name, curve in curves.items() if all(map(_is_number, curve))}
-    measured = [line[HELD_OUT] for line in lines if HELD_OUT in line]
-    return {"steps": lines[-1]["step"], **means, **({HELD_OUT: measured[-1]} if measured else {})}
+    measured = [line for line in lines if HELD_OUT in line][-1:]
+    told = {name: line[name] for line in measured for name in (HELD_OUT, HELD_OUT_TURNS) if name in line}
+    return {"steps": lines[-1]["step"], **means, **told}
 
 
 def _is_number(value: object) -> bool:

@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from pipelines.training import advantages, losses, settings
-from pipelines.training.plan import HELD_OUT, Plan
+from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
 from pipelines.training.rows import Forward, dense, moving, regroup, scatter
 from pipelines.training.step import Pass, StepState
@@ -258,7 +258,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's numbers beside those of the generation that they belong to."""
         logs.update({f"own/{name}": value for name, value in self.step_state.watched.items()})
-        self.step_state.watched.pop(HELD_OUT, None)  # measured once: not again with each step on the same generation
+        for name in (HELD_OUT, HELD_OUT_TURNS):  # measured once: not again with each step on the same generation
+            self.step_state.watched.pop(name, None)
         super().log(logs, start_time)
 
     def all_have(self, value: object) -> bool:
@@ -289,17 +290,19 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         started = time.perf_counter()
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
         found = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
-        right, judged = self.accelerator.reduce(found, reduction="sum").tolist()
+        right, judged, turns = self.accelerator.reduce(found, reduction="sum").tolist()
         if judged:
-            self.step_state.watched[HELD_OUT] = right / judged
+            self.step_state.watched |= {HELD_OUT: right / judged, HELD_OUT_TURNS: turns / judged}
         self.step_state.spend("held_out_seconds", time.perf_counter() - started)
 
     def _sum_up(self, generation: Generation) -> dict[str, float]:
         terms = [term.term for term in self.plan.recipe.rewards]
         named = facts(generation, terms)
         table = torch.tensor(list(named.values()), dtype=torch.float32, device=self.accelerator.device).T  # (N, F)
-        means = self.accelerator.gather(table.contiguous()).nanmean(0).tolist()
-        watched = {name: mean for name, mean in zip(named, means, strict=True) if mean == mean}
+        table = self.accelerator.gather(table.contiguous())
+        watched = {name: mean for name, mean in zip(named, table.nanmean(0).tolist(), strict=True) if mean == mean}
+        right = table[:, list(named).index("ex")].nan_to_num(0.0)
+        watched["pass_at_group"] = right.view(-1, self.grpo.group).amax(1).mean().item()
         alike = advantages.zero_variance(self._everyone(FULL, drawn=True), self.grpo.group)
         faults: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
         turns = max(1.0, watched["turns"] * len(generation.episodes) * self.accelerator.num_processes)

@@ -10,6 +10,7 @@ from pipelines.config import Optimizer, Recipe, Section
 MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
 CURVES, TIMING, ALARMED, LOG, PLAN = "curves.jsonl", "timing.jsonl", "alarms.jsonl", "child.log", "plan.json"
 HELD_OUT = "ex_held_out"  # the curve of execution accuracy on held-out questions, where it was measured
+HELD_OUT_TURNS = "turns_held_out"  # and of the turns that they took
 
 
 class Plan(Section):

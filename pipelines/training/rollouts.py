@@ -131,13 +131,13 @@ class Rollouts:
         self.last = drawn
         return Generation(made.episodes, drawn, made.seconds, made.judge)
 
-    def measure(self, examples: Sequence[Example]) -> tuple[int, int]:
-        """How many of these questions the policy answers right, greedily, and how many could be judged."""
+    def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
+        """How many of these questions the policy answers right, greedily, how many could be judged, and its turns."""
         known = {example.id: example for example in examples}
         made = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
         judged = [one for one in judge_trajectories(made, known, self.sql, None, equality, turns) if not one.broken]
-        return sum(one.correct for one in judged), len(judged)
+        return sum(one.correct for one in judged), len(judged), sum(len(one.trajectory.turns) for one in judged)
 
     def worst(self) -> str:
         """The worst paid episode of the last generation, in words: what an alarm shows."""
@@ -240,6 +240,7 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "ex": [nan if paid.outcome is None else float(paid.outcome.correct) for paid in episodes],
         "turns": [float(len(trajectory.turns)) for trajectory in trajectories],
         "tokens": [float(trajectory.n_agent_tokens) for trajectory in trajectories],
+        "reasoning_chars": [float(sum(len(turn.action.reasoning) for turn in one.turns)) for one in trajectories],
         "format_errors": [float(advantages.DROP_RULES["malformed"](trajectory)) for trajectory in trajectories],
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],

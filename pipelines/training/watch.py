@@ -17,7 +17,20 @@ WIDTH = 32  # columns of a curve
 FAULT = "fault_"
 # What is looked at first; a name's own parts (`term_exec`, `fault_no_action`) follow it, anything else comes last.
 ORDER = (
-    *("loss", "accuracy", "reward", "term_", "ex", HELD_OUT, "entropy", "zero_variance", "replaced", "kl", "clip_low"),
+    *(
+        "loss",
+        "accuracy",
+        "reward",
+        "term_",
+        "ex",
+        "pass_at_group",
+        HELD_OUT,
+        "entropy",
+        "zero_variance",
+        "replaced",
+        "kl",
+        "clip_low",
+    ),
     *("clip_high", "drift_mean", "drift_max", "turns", "tokens", "forced", "format_errors", FAULT, "sql_errors"),
     *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "grad_norm", "learning_rate"),
 )

@@ -31,6 +31,8 @@ def test_a_run_says_what_one_watches(plan):
     assert [line["step"] for line in curves] == [1, 2, 3]
     assert [line.get("ex_held_out") for line in curves] == [0.0, None, 0.0]  # it has learned nothing
     assert all(line["drift_max"] < 1e-3 for line in curves)
+    assert [line.get("turns_held_out") is None for line in curves] == [False, True, False]
+    assert all(line["pass_at_group"] >= line["ex"] and line["reasoning_chars"] >= 0 for line in curves)
 
 
 def test_what_cannot_be_corrected_is_refused_and_what_is_inexact_is_told():

@@ -52,6 +52,7 @@ def test_a_group_is_paid_by_the_rubric(make):
     assert watched["ex"] == [1.0, 0.0, 0.0, 1.0]
     assert watched["term_format"] == [1.0, 1.0, 0.0, 1.0]
     assert watched["format_errors"] == [0.0, 0.0, 1.0, 0.0]
+    assert len(watched["reasoning_chars"]) == 4
     assert format_errors(made) == {"no_action": 4}  # three turns and the forced one
 
 
@@ -74,7 +75,7 @@ def test_held_out_questions_are_answered_greedily_and_counted(make, examples):
         temperatures.append(request.sampling.temperature)
         return f"<solution> {request.example.gold_sql}</solution>" if request.example.id in ("q0", "q2") else WRONG
 
-    assert make(say).measure(examples[:3]) == (2, 3)
+    assert make(say).measure(examples[:3]) == (2, 3, 3)  # each in one turn
     assert set(temperatures) == {0.0}
 
 
