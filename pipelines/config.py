@@ -61,6 +61,7 @@ class Source(Section):
         split: "train", "dev" or "test".
         count: how many examples to take, by the recipe's seed; null takes all.
         hardness: keep only these levels; null keeps all.
+        corrections: a file of corrected gold SQL that is laid over the questions (`pipelines/data/corrections.py`).
         options: what only that reader knows (see its docstring).
     """
 
@@ -69,6 +70,7 @@ class Source(Section):
     split: Literal["train", "dev", "test"] = "train"
     count: Positive | None = None
     hardness: tuple[Literal["easy", "medium", "hard", "extra"], ...] | None = None
+    corrections: str | None = None
     options: Annotated[dict[str, Any], pydantic.AfterValidator(READERS.options_of("kind"))] = {}
 
 

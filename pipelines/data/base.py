@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.config import Section, Source
+from pipelines.data import corrections
 from pipelines.errors import DataError
 from pipelines.registry import READERS
 from pipelines.types import Database, Example, ExecutionStatus, is_sayable
@@ -73,6 +74,8 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     """
     loaded: Loaded = READERS[source.kind](source, seed, root)
     good, twice = _unique(loaded.examples)
+    if source.corrections is not None:
+        good = corrections.correct(good, Path(source.corrections).expanduser())
     examples = _chosen(_with_hardness(good), source, seed)
     return Loaded(examples, _in_proportion(loaded.quarantine + twice, len(examples), len(good)))
 
@@ -108,7 +111,8 @@ def files(source: Source) -> Iterator[Path] | None:
     """
     module = sys.modules[READERS.entry(source.kind).module]
     name_files: Callable[[Source], Iterator[Path]] | None = getattr(module, "files", None)
-    return None if name_files is None else name_files(source)
+    corrected = [] if source.corrections is None else [Path(source.corrections).expanduser()]
+    return None if name_files is None else itertools.chain(name_files(source), corrected)
 
 
 def resolve(examples: Iterable[Example], root: Path) -> list[Example]:

@@ -12,7 +12,7 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Source
 from pipelines.curation import leakage
-from pipelines.data import base
+from pipelines.data import base, corrections
 from pipelines.errors import DataError
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import Context
@@ -92,6 +92,8 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
             kept = _with_values(ctx, kept, sql)
             rejected += flagged
             numbers |= {f"{pool}{part or ''}_{name}": value for name, value in figures.items()}
+            if source.corrections is not None:
+                numbers[f"{pool}{part or ''}_corrected"] = float(corrections.count(kept))
             if kept:
                 parts.append(frames.to_frame(kept, extra=[{"pool": pool, "part": part}] * len(kept)))
             bad += [{"pool": pool, **dataclasses.asdict(row)} for row in rejected]

@@ -1,0 +1,93 @@
+"""Corrected gold SQL is laid over any source, and what was published stays beside it with the reason."""
+
+import json
+
+import pytest
+from test_benchmarks import make_database, write
+
+from pipelines import recipes
+from pipelines.config import Source
+from pipelines.data import base, corrections
+from pipelines.errors import DataError
+from pipelines.stages import data
+from pipelines.stages.context import Context, Silent
+
+PUBLISHED = "SELECT count(*) FROM ship"
+BETTER = "SELECT count(DISTINCT flag) FROM ship"
+
+
+@pytest.fixture
+def bird(tmp_path):
+    folder = tmp_path / "bird"
+    for split in ("train", "dev"):
+        make_database(folder / f"{split}_databases" / "harbour" / "harbour.sqlite")
+        rows = [
+            {"question_id": 40 + number, "db_id": "harbour", "question": f"How many flags, {number}?", "SQL": PUBLISHED}
+            for number in range(3)
+        ]
+        write(folder / f"{split}.json", json.dumps(rows))
+    return folder
+
+
+def read(folder, overlay, tmp_path):
+    source = Source(kind="bird", path=str(folder), split="dev", corrections=str(overlay))
+    return base.read(source, seed=0, root=tmp_path / "stage").examples
+
+
+def test_a_corrected_gold_sql_is_taken_and_the_published_one_kept(bird, tmp_path):
+    lines = [
+        {"id": "bird_dev_1", "sql": BETTER, "reason": "ships were counted, not flags"},
+        {"question_id": 42, "SQL": PUBLISHED},  # as published: nothing to say
+    ]
+    write(tmp_path / "overlay.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    found = read(bird, tmp_path / "overlay.jsonl", tmp_path)
+    assert [one.gold_sql for one in found] == [PUBLISHED, BETTER, PUBLISHED]
+    assert found[1].meta["corrected"] == {"reason": "ships were counted, not flags", "sql": PUBLISHED}
+    assert found[1].meta["question_id"] == 41
+    assert corrections.count(found) == 1
+
+
+def test_a_corrected_copy_of_birds_question_file_is_an_overlay(bird, tmp_path):
+    rows = json.loads((bird / "dev.json").read_text())
+    rows[0] |= {"SQL": BETTER, "question": "How many different flags?"}
+    write(tmp_path / "plat.json", json.dumps(rows))
+    found = read(bird, tmp_path / "plat.json", tmp_path)
+    assert (found[0].question, found[0].gold_sql) == ("How many different flags?", BETTER)
+    assert found[0].meta["corrected"] == {"reason": "", "sql": PUBLISHED, "question": "How many flags, 0?"}
+    assert corrections.count(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"id": "bird_dev_9", "sql": "SELECT 1"}\n', "no correction of .* is of a question of this source"),
+        ('{"id": "bird_dev_1"}\n', "line 1: no sql"),
+        ('{"id": "bird_dev_1", "sql": 5}\n', "line 1: sql is not valid text"),
+        ('{"id": "bird_dev_1", "sql": "a"}\n{"id": "bird_dev_1", "sql": "b"}\n', "line 2: a second correction"),
+        ("[5]", "entry 0: a int where an object"),
+        ("[", "is not JSON"),
+        (None, "corrections: cannot read"),
+    ],
+)
+def test_a_damaged_overlay_is_the_users_mistake(bird, tmp_path, text, words):
+    if text is not None:
+        write(tmp_path / "overlay", text)
+    with pytest.raises(DataError, match=words):
+        read(bird, tmp_path / "overlay", tmp_path)
+
+
+def test_an_overlay_is_one_of_the_files_that_decide_a_stages_key(bird, tmp_path):
+    overlay = tmp_path / "overlay.jsonl"
+    source = Source(kind="bird", path=str(bird), split="dev", corrections=str(overlay))
+    assert overlay in set(base.files(source))
+
+
+def test_the_metrics_count_the_corrections(bird, tmp_path):
+    write(tmp_path / "overlay.jsonl", json.dumps({"id": "bird_dev_1", "sql": BETTER, "reason": "flags"}) + "\n")
+    test = f"data.test={{kind: bird, split: dev, path: {bird}, corrections: {tmp_path / 'overlay.jsonl'}}}"
+    recipe = recipes.load("miniature", [test])
+    (tmp_path / "made").mkdir()
+    data.build_held_out(Context("data", recipe, tmp_path / "made", {}, Silent()))
+    metrics = json.loads((tmp_path / "made" / "metrics.json").read_text())
+    assert metrics["test_corrected"] == 1.0
+    assert metrics["test_examples"] == 3.0
