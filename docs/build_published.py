@@ -16,7 +16,8 @@ from typing import Any
 from pipelines.evaluation import report
 from pipelines.evaluation.predictions import as_report
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.scoring import Gold, locate
+from pipelines.sql.score_files import Gold
+from pipelines.sql.scoring import locate
 
 PAGE = Path(__file__).with_name("published_systems.html")
 VERDICTS = Path("vectors") / "spider_dev_slice_verdicts.jsonl"

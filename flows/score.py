@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pipelines.evaluation.material import System
     from pipelines.evaluation.record import EpisodeRecord
     from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.scoring import Gold, Scored, Summary
+    from pipelines.sql.score_files import Gold
+    from pipelines.sql.scoring import Scored, Summary
     from pipelines.types import Database, EngineName, Trajectory
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")]
@@ -64,14 +65,14 @@ def score(
 
       sqltrain score --gold dev.json --pred mine.sql --databases spider/database --report scores/mine
     """
-    from pipelines.sql import scoring
+    from pipelines.sql import score_files, scoring
     from pipelines.sql.engine import Limits, SqlEngine
 
     names = scoring.parse_equalities(equality)
-    items = scoring.read_gold(gold)
+    items = score_files.read_gold(gold)
     if difficulty is not None:
-        items = scoring.with_difficulty(items, difficulty)
-    predictions = scoring.read_predictions(pred, len(items))
+        items = score_files.with_difficulty(items, difficulty)
+    predictions = score_files.read_predictions(pred, items)
     located = _locate(items, databases, engine)
     cores = workers or len(os.sched_getaffinity(0))
     with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables) as sql:
@@ -147,10 +148,20 @@ def _report(
     from pipelines.stages.reading import keep
     from pipelines.types import to_dict
 
+    scored = [one for one in scored if one.verdict is not None]
+    predictions = {one.idx: predictions[one.idx] for one in scored}
     judged = [name for name in scored[0].scores if not EQUALITIES[name].timed] if scored else []
     if not judged:
         raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
-    data = as_report(folder.resolve().name, items, predictions, databases, judged, sql, [one.verdict for one in scored])
+    data = as_report(
+        folder.resolve().name,
+        items,
+        predictions,
+        databases,
+        judged,
+        sql,
+        [one.verdict for one in scored if one.verdict],
+    )
     system = _writable(data.systems[0])
     data = dataclasses.replace(data, systems=(system,))
     lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
@@ -193,6 +204,9 @@ def _show(summary: Summary, names: Sequence[str], unanswered: int, rewritten: Se
     for (yes, no), numbers in summary.disagreements.items():
         if first in (yes, no):  # between the others: --json
             console.print(f"{yes} yes, {no} no: {len(numbers)} items ({_numbers(numbers)})", soft_wrap=True)
+    for name, six in summary.reliability.items():
+        told = ", ".join(f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in six.items())
+        console.print(f"{name}, with the questions that have no answer: {told}", soft_wrap=True)
     if summary.errors:
         found = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
         console.print(f"predictions that did not run: {found}", soft_wrap=True)
@@ -246,4 +260,5 @@ def _facts(summary: Summary) -> dict[str, Any]:
         "errors": dict(summary.errors),
         "unavailable_share": round(summary.unavailable_share, 6),
         "with_unavailable": {name: round(value, 4) for name, value in summary.with_unavailable.items()},
+        "reliability": {name: {k: round(v, 4) for k, v in of.items()} for name, of in summary.reliability.items()},
     }

@@ -339,8 +339,8 @@ class Evaluation(Section):
     ks: tuple[Positive, ...] = (1, 2, 4, 8)
     sampling: Sampling = Sampling()
     forced_single_turn: bool = False
-    equality: Equality | Literal["spider2"] | None = None
-    equalities: tuple[Equality | Literal["soft_f1", "spider2"], ...] = ("strict", "bird", "test_suite")
+    equality: Equality | Literal["spider2", "ehrsql"] | None = None
+    equalities: tuple[Equality | Literal["soft_f1", "spider2", "ehrsql"], ...] = ("strict", "bird", "test_suite")
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
     r_ves: bool = False

@@ -67,6 +67,40 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "bird_train": Benchmark(9428, 69, "CC BY-SA 4.0", f"{_BIRD}: unpack train.zip and its train_databases.zip"),
     "bird_dev": Benchmark(1534, 11, "CC BY-SA 4.0", f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
     "bird_mini_dev": Benchmark(500, 11, "CC BY-SA 4.0", "https://github.com/bird-bench/mini_dev: the complete package"),
+    "bird_mini_dev_postgresql": Benchmark(
+        500,
+        11,
+        "CC BY-SA 4.0",
+        "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a PostgreSQL server "
+        "from its BIRD_dev.sql",
+    ),
+    "bird_dev_1106": Benchmark(
+        1534,
+        11,
+        "CC BY-SA 4.0",
+        "https://huggingface.co/datasets/birdsql/bird_sql_dev_20251106: save its questions as dev_20251106.json beside "
+        "the dev_databases of BIRD dev",
+    ),
+    "bird_train_filtered": Benchmark(
+        6601,
+        69,
+        "CC BY-SA 4.0",
+        "https://huggingface.co/datasets/birdsql/bird23-train-filtered: save its questions as train_filtered.json "
+        "beside the train_databases of BIRD train",
+    ),
+    "ehrsql": Benchmark(
+        None,
+        2,
+        "CC BY 4.0; its databases under PhysioNet's terms",
+        "git clone https://github.com/glee4810/EHRSQL, and make its .sqlite files with preprocess/preprocess_db.py",
+    ),
+    "sciencebenchmark": Benchmark(
+        299,
+        3,
+        "see its repository",
+        "git clone https://github.com/ckosten/sciencebenchmark_dataset, and put SQLite copies of its databases into "
+        "databases/ID/ID.sqlite",
+    ),
     "spider2_lite": Benchmark(
         135,
         30,
@@ -82,6 +116,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "kaggledbqa": Benchmark(
         185, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
+    ),
+    "kaggledbqa_whole": Benchmark(
+        272, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
     ),
     "own": Benchmark(None, None, "your own", ""),
 }

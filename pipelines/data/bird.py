@@ -3,6 +3,9 @@
 <path>/dev.json, train.json or mini_dev_sqlite.json            question_id, db_id, question, evidence, SQL, difficulty
 <path>/dev_databases/<db_id>/<db_id>.sqlite                    (train_databases/ for train)
 <path>/dev_databases/<db_id>/database_description/<table>.csv  what each column means
+
+The mini-dev comes in three dialects. Of the PostgreSQL one (mini_dev_postgresql.json) all tables lie in one database of
+a server, made from its BIRD_dev.sql; the option `address` says where. There is no MySQL engine here.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 from pipelines.config import Section, Source
 from pipelines.data.base import (
+    BadRow,
     Loaded,
     collect,
     database_file,
@@ -27,6 +31,7 @@ from pipelines.data.base import (
     source_folder,
     text_field,
 )
+from pipelines.data.jsonl import has_password
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 
@@ -41,11 +46,13 @@ class BirdOptions(Section):
         questions: the question file, relative to the path; null takes `<split>.json`, else mini-dev's file.
         databases: the folder of databases, relative to the path; null takes `<split>_databases`.
         descriptions: add what the benchmark says of each column to the evidence, a line a column.
+        address: of a PostgreSQL server's database that holds all tables, without a password; null reads SQLite files.
     """
 
     questions: str | None = None
     databases: str | None = None
     descriptions: bool = False
+    address: str | None = None
 
 
 @reader("bird", options=BirdOptions)
@@ -65,12 +72,14 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         number, row = row
         id = text_field(row, "db_id")
         question, sql = text_field(row, "question"), text_field(row, "SQL")
-        path = database_file(databases, id)
-        database = Database(id, "sqlite", link(path, root, source))
+        if options.address is not None:
+            database = _on_server(id, options.address)
+        else:
+            database = Database(id, "sqlite", link(database_file(databases, id), root, source))
         meta = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
         evidence = text_field(row, "evidence", required=False)
         if options.descriptions:
-            evidence = "\n".join(filter(None, [evidence, told(path.parent)]))
+            evidence = "\n".join(filter(None, [evidence, told(databases / id)]))
         return Example(f"bird_{file.stem}_{number}", question, database, sql, evidence, None, "bird", meta)
 
     rows = read_json_list(file, HINT)
@@ -84,8 +93,23 @@ def files(source: Source) -> Iterator[Path]:
     yield file
     databases = folder / (options.databases or f"{source.split}_databases")
     for id in filter(is_plain_name, named(read_json_list(file, HINT), "db_id")):
-        yield databases / id / f"{id}.sqlite"
+        if options.address is None:
+            yield databases / id / f"{id}.sqlite"
         yield from (databases / id / "database_description").glob("*.csv")
+
+
+def _on_server(id: str, address: str) -> Database:
+    """A question's part of the one database that BIRD_dev.sql makes.
+
+    Raises:
+        BadRow: the id is no plain name, or the address holds a password.
+    """
+    if not is_plain_name(id):
+        raise BadRow("bad_database_id", f"{id!r} is not a plain name")
+    if has_password(address):
+        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
+        raise BadRow("password_in_address", detail)
+    return Database(id, "postgres", address)
 
 
 def describe(folder: Path) -> str:

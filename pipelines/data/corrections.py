@@ -58,9 +58,15 @@ def _corrected(example: Example, entry: Mapping[str, str]) -> Example:
     if not changed:
         return example
     kept = {"reason": entry.get("reason", ""), **{name: published[name] for name in changed}}
-    fields = {"gold_sql" if name == "sql" else name: text for name, text in changed.items()}
-    level = None if "sql" in changed else example.hardness
-    return dataclasses.replace(example, **fields, hardness=level, meta={**example.meta, META: kept})
+    now = published | changed
+    return dataclasses.replace(
+        example,
+        gold_sql=now["sql"],
+        question=now["question"],
+        evidence=now["evidence"],
+        hardness=None if "sql" in changed else example.hardness,
+        meta={**example.meta, META: kept},
+    )
 
 
 def _entries(path: Path) -> dict[str, dict[str, str]]:

@@ -10,7 +10,7 @@ from pipelines.evaluation import evaluate
 from pipelines.evaluation.material import ReportData, System
 from pipelines.sql.engine import SqlEngine, Verdict
 from pipelines.sql.schema import introspect, render
-from pipelines.sql.scoring import Gold
+from pipelines.sql.score_files import Gold
 from pipelines.types import Database, Example, ExecutionStatus
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pipelines.sql import ehrsql
 from pipelines.sql.bags import close_rows, same_bag
 from pipelines.sql.permutation import equal_up_to_columns
 
@@ -138,6 +139,11 @@ def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> f
     return strict(gold, predicted, facts) if gold.rows else 0.0
 
 
+def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
+    """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `evaluate.py`)."""
+    return float(ehrsql.same_answer(gold.rows, predicted.rows))
+
+
 _WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
 
 
@@ -190,5 +196,6 @@ EQUALITIES: Mapping[str, Equality] = {
     "test_suite_keep_distinct": Equality(suite, repair, suite=True),
     "skyrl": Equality(skyrl),
     "spider_exec": Equality(spider_exec),
+    "ehrsql": Equality(ehrsql_answer, ehrsql.repaired),
     "r_ves": Equality(bird, graded=True, timed=True),
 }

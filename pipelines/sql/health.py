@@ -1,8 +1,8 @@
-"""The health of gold SQL: what fails, is too large, is empty, is slow, hangs on ties under a LIMIT, or changes from run
-to run.
+"""The health of gold SQL: what fails, is too large, is empty, is slow, hangs on ties under a LIMIT, changes from run to
+run, or contradicts another one.
 
 Such gold queries cost a benchmark its meaning: no prediction can be right where gold fails or gives more than a verdict
-may read, any empty result is where it is empty, and for the last two a right prediction is judged by chance.
+may read, any empty result is where it is empty, and for the last three a right prediction is judged by chance.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.sql import analyst
 from pipelines.sql.analyst import TieProbe
-from pipelines.sql.engine import SqlEngine
-from pipelines.types import Example, ExecutionResult, Scalar, text_of
+from pipelines.sql.engine import Pair, SqlEngine
+from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, Scalar, text_of
 
 SLOW_MS = 1000.0
 SHOWN = 10
-REASONS = ("failing", "too_large", "empty", "slow", "order_ambiguous", "nondeterministic")
+REASONS = ("failing", "too_large", "empty", "slow", "order_ambiguous", "nondeterministic", "contradictory")
+JUDGED = ("strict", "bird", "test_suite")
 _CHANGING = re.compile(
     r"\b(random|randomblob|rand|gen_random_uuid|uuid|now|clock_timestamp|current_(date|time|timestamp)|localtime(stamp)?)\b"
     r"|'now'|\btablesample\b",
@@ -57,11 +58,31 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
     found = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
     for (key, probe), result in zip(probes, ties, strict=True):
         found[key] += _of_ties(probe, result)
+    against = _contradictions(examples, sql)
     return [
         Finding(example.id, reason, detail, example.gold_sql)
         for example in examples
-        for reason, detail in found[example.database, example.gold_sql]
+        for reason, detail in [*found[example.database, example.gold_sql], *against.get(example.id, ())]
     ]
+
+
+def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[str, list[tuple[str, str]]]:
+    """By example id: where the same question is asked of the same database before, with a gold SQL whose result
+    differs, and under which equalities: a prediction can be right for one of them only.
+    """
+    first: dict[tuple[Database, str], Example] = {}
+    pairs: list[tuple[Example, Example]] = []
+    for example in examples:
+        known = first.setdefault((example.database, " ".join(example.question.lower().split())), example)
+        if known.gold_sql != example.gold_sql:
+            pairs.append((known, example))
+    verdicts = sql.judge_many([Pair(one.database, one.gold_sql, two.gold_sql) for one, two in pairs], JUDGED)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for (one, two), verdict in zip(pairs, verdicts, strict=True):
+        no = [name for name, score in verdict.scores.items() if not score]
+        if no and verdict.gold is verdict.predicted is ExecutionStatus.OK:
+            found[two.id] = [("contradictory", f"another result than {one.id} has, under {', '.join(no)}")]
+    return found
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:

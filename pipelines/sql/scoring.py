@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.data.base import BadRow, is_plain_name, text_field
-from pipelines.errors import DataError, UserError
-from pipelines.sql import analyst
+from pipelines.errors import UserError
+from pipelines.sql import analyst, ehrsql
 from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.score_files import Gold
 from pipelines.sql.ves import r_ves
 from pipelines.types import HARDNESS_LEVELS, Database, EngineName, ExecutionStatus, Hardness
 
-BIRD_SEPARATOR = "\t----- bird -----\t"
 SUFFIXES: Mapping[EngineName, tuple[str, ...]] = {
     "sqlite": (".sqlite", ".db", ".sqlite3"),
     "duckdb": (".duckdb", ".db"),
 }
 DIFFICULTIES = ("simple", "moderate", "challenging")
 CHUNK = 256
-DIGITS = 18  # of a prediction's number
-
-
-@dataclasses.dataclass(frozen=True)
-class Gold:
-    """A gold query as a file gives it.
-
-    Attributes:
-        difficulty: BIRD's level, where the file tells it.
-        question, evidence: of a split's JSON; "" where the file has only SQL.
-    """
-
-    sql: str
-    db_id: str
-    difficulty: str | None = None
-    question: str = ""
-    evidence: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +31,8 @@ class Scored:
     Attributes:
         scores: by equality; None, not wrong, where nothing may be scored.
         error: a class: of the prediction; "gold_..." of a gold query that did not run; of the boundary that broke.
-        verdict: what `scores` and `error` were taken from.
+        verdict: what `scores` and `error` were taken from; None where there is no answer to compare with.
+        answered: whether the prediction is one, and not EHRSQL's "null".
     """
 
     idx: int
@@ -59,18 +41,21 @@ class Scored:
     difficulty: str | None
     scores: Mapping[str, float | None]
     error: str | None
-    verdict: Verdict
+    verdict: Verdict | None
+    answered: bool = True
 
     @property
     def counted(self) -> bool:
-        """Whether it counts: both queries could be judged."""
-        return None not in self.scores.values()
+        """Whether it counts: both queries could be judged, and there is an answer."""
+        return self.verdict is not None and None not in self.scores.values()
 
     def line(self) -> dict[str, Any]:
         """The item as `sqltrain score --out` writes it: yes or no for a plain equality, a number for a graded one."""
         known = {"idx": self.idx, "db_id": self.db_id, "hardness": self.hardness}
         if self.difficulty is not None:
             known["difficulty"] = self.difficulty
+        if self.verdict is None:
+            known["abstained"] = not self.answered
         return {**known, **self._verdicts(), "error": self.error}
 
     def _verdicts(self) -> dict[str, Any]:
@@ -78,129 +63,6 @@ class Scored:
             name: None if value is None else round(value, 6) if EQUALITIES[name].graded else value == 1.0
             for name, value in self.scores.items()
         }
-
-
-def read_gold(path: Path) -> list[Gold]:
-    """Gold queries: lines of "SQL<TAB>db_id" (Spider, BIRD), or the JSON of a Spider or BIRD split.
-
-    Raises:
-        DataError: the file is missing, or a line is not of that form.
-    """
-    text = _read(path)
-    if _is_json(text):
-        return [_gold_record(path, number, row) for number, row in enumerate(_json(path, text))]
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        where = f"{path}, line {number}"
-        if not line.strip():
-            continue  # between the sessions of SParC and CoSQL
-        sql, tab, db_id = line.strip().rpartition("\t")
-        if not tab:
-            raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
-        found.append(Gold(sql.strip(), _named(where, db_id.strip())))
-    return found
-
-
-def _gold_record(path: Path, number: int, row: Any) -> Gold:
-    where = f"{path}, record {number}"
-    try:
-        sql, db_id = text_field(row, "SQL", "query"), _named(where, text_field(row, "db_id"))
-        question, evidence = (text_field(row, name, required=False) for name in ("question", "evidence"))
-        return Gold(sql, db_id, text_field(row, "difficulty", required=False) or None, question, evidence)
-    except BadRow as bad:
-        raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
-
-
-def _named(where: str, db_id: str) -> str:
-    """A database's name, which becomes a part of a path or of an address.
-
-    Raises:
-        DataError: it is no plain name.
-    """
-    if not is_plain_name(db_id):
-        raise DataError(f"{where}: {db_id[:60]!r} is no plain name of a database")
-    return db_id
-
-
-def with_difficulty(gold: Sequence[Gold], path: Path) -> list[Gold]:
-    """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order.
-
-    Raises:
-        DataError: the file is missing or malformed, or has another number of records.
-    """
-    rows = [_gold_record(path, number, row) for number, row in enumerate(_json(path, _read(path)))]
-    if len(rows) != len(gold):
-        raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
-    return [dataclasses.replace(row, sql=one.sql, db_id=one.db_id) for one, row in zip(gold, rows, strict=True)]
-
-
-def read_predictions(path: Path, count: int) -> dict[int, str]:
-    """Predictions by the number of their gold query: one a line (Spider), or BIRD's JSON of numbered strings.
-
-    A line that is blank is an empty prediction when there are as many lines as gold queries, blank ones at the end
-    left out; else it parts sessions. BIRD's numbers may leave some out; those gold queries are then not scored.
-
-    Raises:
-        DataError: the file is missing or malformed, or its predictions are not as many as `count`.
-    """
-    text = _read(path)
-    if _is_json(text):
-        return _bird_predictions(path, _json(path, text), count)
-    lines = [line.strip().split("\t")[0] for line in text.split("\n")]
-    while len(lines) > count and not lines[-1]:
-        lines.pop()
-    return _numbered(path, lines if len(lines) == count else [line for line in lines if line], count)
-
-
-def _bird_predictions(path: Path, value: Any, count: int) -> dict[int, str]:
-    if isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value):
-        beyond = max(value, key=lambda key: (len(key), key), default="0")
-        if len(beyond) > DIGITS or int(beyond) >= count:
-            raise DataError(f"{path} has a prediction {beyond[:DIGITS]}, and there are {count} gold queries (from 0)")
-        return dict(sorted((int(key), _bird_sql(path, key, row)) for key, row in value.items()))
-    rows = value.items() if isinstance(value, dict) else enumerate(value)
-    return _numbered(path, [_bird_sql(path, key, row) for key, row in rows], count)
-
-
-def _bird_sql(path: Path, key: object, row: Any) -> str:
-    """The SQL of one entry: a text; a number or null, which BIRD's scripts write for a failed generation, is none.
-
-    Raises:
-        DataError: it is an object or a list, in which the SQL lies somewhere.
-    """
-    if isinstance(row, dict | list):
-        raise DataError(f"{path}, prediction {key}: an object where SQL text was expected", 'As in {"0": "SELECT 1"}.')
-    return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
-
-
-def _numbered(path: Path, found: Sequence[str], count: int) -> dict[int, str]:
-    if len(found) != count:
-        raise DataError(f"{path} has {len(found)} predictions for {count} gold queries", "One a line, in their order.")
-    return dict(enumerate(found))
-
-
-def _read(path: Path) -> str:
-    """The text with plain line feeds; only they part lines: `splitlines` would cut at a U+2028 inside a literal."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 (byte {error.start})") from None
-
-
-def _is_json(text: str) -> bool:
-    """Whether a file is BIRD's JSON and not lines of SQL, whatever its name."""
-    return text.lstrip()[:1] in ("{", "[")
-
-
-def _json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
-        raise DataError(f"{path}: not JSON ({error})") from None
 
 
 def locate(db_id: str, databases: str, engine: EngineName) -> Database:
@@ -247,24 +109,34 @@ def score_all(
     names: Sequence[str],
     sql: SqlEngine,
 ) -> Iterator[list[Scored]]:
-    """Judge all items that have a prediction, in chunks and in order; `databases` by their ids."""
-    items = [(idx, gold[idx], databases[gold[idx].db_id], predicted) for idx, predicted in predictions.items()]
+    """Judge all items that have a prediction, in chunks and in order; `databases` by their ids.
+
+    Where there is nothing to compare with, only whether the system abstained is noted.
+    """
+    items = list(predictions.items())
     for start in range(0, len(items), CHUNK):
-        chunk = items[start : start + CHUNK]
-        verdicts = sql.judge_many([Pair(database, one.sql, sent) for _, one, database, sent in chunk], names)
-        levels = analyst.hardness([(one.sql, database.engine) for _, one, database, _ in chunk])
+        chunk = [(idx, gold[idx], sent) for idx, sent in items[start : start + CHUNK]]
+        asked = [(one, databases[one.db_id], sent) for _, one, sent in chunk if one.answerable]
+        verdicts = iter(sql.judge_many([Pair(database, one.sql, sent) for one, database, sent in asked], names))
+        levels = iter(analyst.hardness([(one.sql, database.engine) for one, database, _ in asked]))
         yield [
-            _scored(idx, one, level, verdict)
-            for (idx, one, _, _), level, verdict in zip(chunk, levels, verdicts, strict=True)
+            _scored(idx, one, next(levels), next(verdicts), not ehrsql.is_abstention(sent))
+            if one.answerable
+            else _unanswerable(idx, one, names, not ehrsql.is_abstention(sent))
+            for idx, one, sent in chunk
         ]
 
 
-def _scored(idx: int, gold: Gold, level: Hardness, verdict: Verdict) -> Scored:
+def _unanswerable(idx: int, gold: Gold, names: Sequence[str], answered: bool) -> Scored:
+    return Scored(idx, gold.db_id, "", gold.difficulty, dict.fromkeys(names), None, None, answered)
+
+
+def _scored(idx: int, gold: Gold, level: Hardness, verdict: Verdict, answered: bool) -> Scored:
     error = verdict.error_class
     if verdict.gold not in (ExecutionStatus.OK, ExecutionStatus.UNAVAILABLE):
         error = f"gold_{error}"
     scores: Mapping[str, float | None] = dict.fromkeys(verdict.scores) if verdict.broken else verdict.scores
-    return Scored(idx, gold.db_id, level, gold.difficulty, scores, error, verdict)
+    return Scored(idx, gold.db_id, level, gold.difficulty, scores, error, verdict, answered)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +150,7 @@ class Summary:
         gold_errors, unavailable: (item number, class) of what was left out.
         errors: classes of predictions that did not run, and how many, the most frequent first.
         with_unavailable: the figures of all items when those of `unavailable` count as wrong; {} where there are none.
+        reliability: by equality, EHRSQL's six figures over all questions; {} where each has an answer.
     """
 
     figures: Mapping[str, Mapping[str, float]]
@@ -287,6 +160,7 @@ class Summary:
     unavailable: Sequence[tuple[int, str]]
     errors: Mapping[str, int]
     with_unavailable: Mapping[str, float]
+    reliability: Mapping[str, Mapping[str, float]]
 
     @property
     def unavailable_share(self) -> float:
@@ -303,9 +177,10 @@ def summarise(items: Sequence[Scored], names: Sequence[str]) -> Summary:
     for level in DIFFICULTIES if by_difficulty else HARDNESS_LEVELS:
         levels[level] = [item for item in scored if (item.difficulty if by_difficulty else item.hardness) == level]
     figures = {name: {level: _figure(name, of) for level, of in levels.items() if of} for name in names}
-    left_out = [(item.idx, item.error or "") for item in items if not item.counted]
+    uncounted = [item for item in items if item.verdict is not None and not item.counted]
+    left_out = [(item.idx, item.error or "") for item in uncounted]
     unavailable = [(idx, error) for idx, error in left_out if not error.startswith("gold_")]
-    wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in items if not item.counted]
+    wrong = [dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)) for item in uncounted]
     wrong = [item for item in wrong if not (item.error or "").startswith("gold_")]
     errors: dict[str, int] = {}
     for item in scored:
@@ -319,6 +194,18 @@ def summarise(items: Sequence[Scored], names: Sequence[str]) -> Summary:
         unavailable,
         dict(sorted(errors.items(), key=lambda pair: -pair[1])),
         {name: _figure(name, [*scored, *wrong]) for name in names} if unavailable else {},
+        {name: _reliability(items, name) for name in names} if any(item.verdict is None for item in items) else {},
+    )
+
+
+def _reliability(items: Sequence[Scored], name: str) -> dict[str, float]:
+    """EHRSQL's figures of the questions that count, and of those without an answer."""
+    return ehrsql.reliability(
+        [
+            (item.counted, item.answered, item.answered and item.scores[name] == 1.0)
+            for item in items
+            if item.counted or item.verdict is None
+        ]
     )
 
 

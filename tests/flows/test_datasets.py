@@ -112,3 +112,11 @@ def test_a_noted_benchmark_is_included_by_its_name(
 def test_a_benchmark_that_was_never_noted_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot read"):
         recipes.load("sql_trail", ["include=local/none"])
+
+
+def test_the_page_of_benchmarks_has_each_one() -> None:
+    page = (recipes.CONF.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    named = {name.strip("` ") for line in table for name in line.split("|")[1].split(",")}
+    assert named == set(benchmarks.BENCHMARKS)
+    assert all((recipes.CONF / "data" / f"{name}.yaml").is_file() for name in named)

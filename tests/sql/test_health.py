@@ -35,7 +35,7 @@ FLAWS = {
 
 @pytest.fixture(scope="module")
 def findings(engine: SqlEngine, shop: Database) -> list[health.Finding]:
-    return health.examine([Example(sql, "?", shop, sql) for sql in FLAWS], engine)
+    return health.examine([Example(sql, sql, shop, sql) for sql in FLAWS], engine)
 
 
 @pytest.mark.parametrize("sql", FLAWS)
@@ -56,10 +56,25 @@ def test_the_report(findings: list[health.Finding]) -> None:
 
 def test_a_result_that_no_verdict_may_read_is_told(shop: Database) -> None:
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT i FROM n"
-    asked = [Example(str(count), "?", shop, numbers.format(count)) for count in (5, 50)]
+    asked = [Example(str(count), f"{count}?", shop, numbers.format(count)) for count in (5, 50)]
     with SqlEngine(Limits(timeout_s=5, max_rows=10)) as engine:
         found = health.examine(asked, engine)
     assert [(finding.example_id, finding.reason) for finding in found] == [("50", "too_large")]
+
+
+def test_two_gold_queries_of_one_question_that_differ_are_told(engine: SqlEngine, shop: Database) -> None:
+    asked = [
+        Example("a", "Which cities?", shop, "SELECT city FROM customer"),
+        Example("b", "which  cities?", shop, "SELECT DISTINCT city FROM customer"),
+        Example("c", "Which cities?", shop, "SELECT name FROM customer"),
+        Example("d", "Which items?", shop, "SELECT item FROM purchase"),
+        Example("e", "Which items?", shop, "SELECT item FROM purchase WHERE 1"),
+    ]
+    found = [(one.example_id, one.reason, one.detail) for one in health.examine(asked, engine)]
+    assert found == [
+        ("b", "contradictory", "another result than a has, under strict"),
+        ("c", "contradictory", "another result than a has, under strict, bird, test_suite"),
+    ]
 
 
 def test_a_slow_query_is_told(engine: SqlEngine, shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:

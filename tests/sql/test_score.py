@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from flows.compare import compare, load
 from flows.score import score
 from pipelines.errors import DataError, UserError
-from pipelines.sql import scoring, ves
+from pipelines.sql import score_files, scoring, ves
 from pipelines.sql.databases import Databases, opener
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
@@ -339,24 +339,37 @@ def test_bad_options_are_told_in_one_line(folder: Path) -> None:
 
 def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> None:
     (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
-    assert scoring.read_predictions(tmp_path / "p.sql", 3) == {0: "SELECT 1", 1: "", 2: "SELECT 2"}
-    assert scoring.read_predictions(tmp_path / "p.sql", 2) == {0: "SELECT 1", 1: "SELECT 2"}
+    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.Gold("", "shop")] * 3) == {
+        0: "SELECT 1",
+        1: "",
+        2: "SELECT 2",
+    }
+    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.Gold("", "shop")] * 2) == {
+        0: "SELECT 1",
+        1: "SELECT 2",
+    }
 
 
 def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
     """A mark of byte order, CRLF, blank lines at the end, JSON under another name; only line ends part lines."""
-    gold = [scoring.Gold("SELECT 'a\u2028b\x0cc'", "shop"), scoring.Gold("SELECT 2", "shop")]
+    gold = [score_files.Gold("SELECT 'a\u2028b\x0cc'", "shop"), score_files.Gold("SELECT 2", "shop")]
     (tmp_path / "g.sql").write_bytes("\ufeffSELECT 'a\u2028b\x0cc'\tshop\r\nSELECT 2\tshop\r\n\r\n".encode())
-    assert scoring.read_gold(tmp_path / "g.sql") == gold
+    assert score_files.read_gold(tmp_path / "g.sql") == gold
     (tmp_path / "p.sql").write_bytes("\ufeffSELECT 'a\u2028b\x85'\r\n\r\n\r\n\r\n".encode())
-    assert scoring.read_predictions(tmp_path / "p.sql", 2) == {0: "SELECT 'a\u2028b\x85'", 1: ""}
+    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.Gold("", "shop")] * 2) == {
+        0: "SELECT 'a\u2028b\x85'",
+        1: "",
+    }
     (tmp_path / "p.txt").write_text(' {"0": "SELECT 1\\t----- bird -----\\tshop", "1": 0}')
-    assert scoring.read_predictions(tmp_path / "p.txt", 2) == {0: "SELECT 1", 1: ""}
+    assert score_files.read_predictions(tmp_path / "p.txt", [score_files.Gold("", "shop")] * 2) == {
+        0: "SELECT 1",
+        1: "",
+    }
 
 
 def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
     (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
-    assert scoring.read_gold(tmp_path / "g.sql") == [scoring.Gold("SELECT\t1", "shop")]
+    assert score_files.read_gold(tmp_path / "g.sql") == [score_files.Gold("SELECT\t1", "shop")]
 
 
 @pytest.mark.parametrize(
