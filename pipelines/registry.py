@@ -70,7 +70,7 @@ class Registry(Generic[T]):
 
     def __init__(self, noun: str, group: str, home: str, fields: Sequence[str], leading: int = 1) -> None:
         self.noun, self.group, self.fields = noun, group, tuple(fields)
-        self._home, self._leading = home, leading
+        self.home, self._leading = home, leading
         self._entries: dict[str, Entry[T]] = {}
         self._is_loaded = False
 
@@ -175,8 +175,8 @@ class Registry(Generic[T]):
         if self._is_loaded:
             return
         self._is_loaded = True
-        home = importlib.import_module(self._home)
-        for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self._home}."):
+        home = importlib.import_module(self.home)
+        for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self.home}."):
             importlib.import_module(module.name)
         for point in metadata.entry_points(group=self.group):
             try:

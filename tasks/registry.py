@@ -53,7 +53,7 @@ def note_accuracy(child: Child, result: StageResult) -> None:
     from tasks.tracking import dataset_facts
 
     tracker = child.tracker
-    asked = [facts for need in child.needs if need.name == "data" and (facts := dataset_facts(need))]
+    asked = [facts for need in child.needs if need.name in ("data", "test") and (facts := dataset_facts(need))]
     dataset = {"dataset_name": asked[0][0], "dataset_digest": asked[0][1]} if asked else {}
     for step in child.needs:
         model = logged(tracker.client, tracker.experiment_id, step.key)

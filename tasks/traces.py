@@ -65,8 +65,8 @@ def _sample(folder: Path) -> list[Trajectory]:
 
 
 def _questions(child: Child) -> dict[str, Example]:
-    """The held-out questions by id; {} where the stage needs no data stage."""
-    folders = [step.folder for step in child.needs if step.name == "data"]
+    """The held-out questions by id; {} where the stage needs no `test` stage."""
+    folders = [step.folder for step in child.needs if step.name == "test"]
     return {one.id: one for folder in folders for one in examples(folder, "test")}
 
 
