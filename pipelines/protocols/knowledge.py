@@ -3,8 +3,10 @@
 The rule of verification (the paper names the set K_t and no rule): a table or a column is verified once an earlier
 turn's query ran and either read it by name or showed its name as a whole word in its observation. So a look into the
 catalogue verifies the names that it showed, and `SELECT DISTINCT kind FROM singer` verifies `singer` and `kind`. A
-query that failed verifies nothing. In the prefilled variant the synthetic first turn's observation counts like any
-other.
+query that failed verifies nothing. Nor do words that the agent wrote itself: those in comments and in literals are not
+read, an alias or a literal that the result repeats is not shown by the database, and a result in which text was put
+together (`||`, `char`, ...) shows nothing. In the prefilled variant the synthetic first turn's observation counts like
+any other.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipelines.curation.duplicates import KEYWORDS
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
 from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
@@ -25,6 +28,11 @@ PHASES = {
     "confirm": ActionKind.SOLUTION,
 }
 _WORD = re.compile(r"\w+")
+_TOKEN = re.compile(
+    r"(?P<comment>--[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)|(?P<text>[xX]?'(?:[^']|'')*'?)"
+    r"|(?P<name>\"(?:[^\"]|\"\")*\"?|`[^`]*`?|\[[^\]]*\]?)|(?P<word>\w+)|(?P<sign>\|\||[^\w\s])"
+)
+_WRITERS = frozenset({"char", "chr", "printf", "format", "unhex", "concat", "replace", "quote"})
 
 
 def proposed_turn(trajectory: Trajectory) -> int | None:
@@ -122,20 +130,55 @@ def unverified(trajectory: Trajectory) -> frozenset[str]:
     last, found = proposed_turn(trajectory), proposed(trajectory)
     if last is None or found is None:
         return frozenset()
-    seen = [text.lower() for text in _evidence(trajectory, last)]
+    seen = list(_evidence(trajectory, last))
     words = {word for text in seen for word in _WORD.findall(text)}
     names = found.tables | {column for _, column in found.columns}
     return frozenset(name for name in names if not _shown(name, words, seen))
 
 
 def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
-    """Texts that verify: the prefilled schema, then queries that ran and what they showed."""
+    """Lower-cased texts that verify: the prefilled schema, then names that queries read, and what they showed."""
     if any(role == "assistant" for role, _ in trajectory.prompt):
-        yield trajectory.prompt[-1][1]
+        yield trajectory.prompt[-1][1].lower()
     for turn in trajectory.turns[:before]:
         if turn.status is ExecutionStatus.OK:
-            yield turn.action.content
-            yield turn.observation or ""
+            read, own, made_up = _taken_apart(turn.action.content)
+            yield "\n".join(read)
+            shown = (turn.observation or "").lower()
+            if not made_up:
+                yield " ".join(part for part in re.split(r"(\W+)", shown) if part not in own) if own else shown
+
+
+def _taken_apart(sql: str) -> tuple[list[str], set[str], bool]:
+    """What a query reads by name; the words that it writes into its result itself, as aliases and literals; and whether
+    it puts text together there. By its tokens, lower-cased: any text can be taken apart.
+    """
+    read: list[str] = []
+    own: set[str] = set()
+    listing = made_up = ends = False  # in a SELECT list; whether an operand has just ended
+    before = ""
+    for match in _TOKEN.finditer(sql):
+        kind, token = match.lastgroup, match[0].lower()
+        if kind == "comment":
+            continue
+        if kind in ("name", "word") and not (kind == "word" and token in KEYWORDS):
+            name = token.strip('"`[]') if kind == "name" else token
+            made_up |= listing and token in _WRITERS
+            is_alias = before == "as" or (ends and not name.isdigit())
+            if is_alias:
+                own.update(_WORD.findall(name))
+            elif not name.isdigit():
+                read.append(name)
+            ends = True
+        elif kind == "text":
+            own.update(_WORD.findall(token) if listing else ())
+            ends = True
+        else:
+            listing = token in ("select", "values") or (listing and token != "from")
+            made_up |= listing and token == "||"
+            ends = token in (")", "end", "null", "*") and before != "select"
+        before = token
+    return read, own, made_up
 
 
 def _shown(name: str, words: set[str], texts: list[str]) -> bool:

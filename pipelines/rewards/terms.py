@@ -176,10 +176,15 @@ def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
 
 
 @reward("mtir_result")
-def mtir_result(outcome: Outcome, value: float = 1.0) -> float:
-    """1 if right, -1 if wrong, 0 when the format is wrong or the SQL does not run (MTIR-SQL, equation 7)."""
+def mtir_result(outcome: Outcome, value: float = 1.0, unread: float = 0.0) -> float:
+    """1 if right, -1 if wrong, 0 when the format is wrong or the SQL does not run (MTIR-SQL, equation 7).
+
+    Args:
+        unread: in place of that 0, by which the paper's table pays an answer that fails more than one that is wrong
+            (-0.1 + 0.1 against 0.1 + 0.1 - 1): a policy learns to fail. With -1 a wrong answer is paid more than it.
+    """
     if not outcome.trajectory.well_formed or not outcome.executable:
-        return 0.0
+        return unread
     return value if outcome.correct else -value
 
 

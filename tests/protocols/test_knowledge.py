@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from pipelines.protocols import knowledge
 from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, StopReason, Trajectory, Turn
 
@@ -77,3 +79,39 @@ def test_the_last_proposal_counts_and_none_is_none() -> None:
     assert knowledge.proposed(twice) == SchemaItems(frozenset({"b"}), frozenset())
     assert knowledge.proposed(trajectory()) is None
     assert knowledge.unverified(trajectory()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("sql", "observation"),
+    [
+        ("SELECT 1 -- singer name", "1\n1"),
+        ("SELECT 1 /* singer name */ FROM sqlite_master", "1\n1"),
+        ("SELECT 1 AS singer, 2 AS name FROM sqlite_master", "singer | name\n1 | 2"),
+        ("SELECT 1 singer, 2 name FROM sqlite_master", "singer | name\n1 | 2"),
+        ("SELECT 'singer', 'name' FROM sqlite_master", "'singer' | 'name'\nsinger | name"),
+        ("SELECT 'sin' || 'ger', 'na' || 'me'", "a | b\nsinger | name"),
+        ("SELECT char(115, 105), printf('%s%s', 'na', 'me')", "a | b\nsinger | name"),
+        ("VALUES ('singer name')", "column1\nsinger name"),
+        ("SELECT type FROM sqlite_master singer, sqlite_master name", "type\ntable"),
+        ("SELECT type FROM sqlite_master WHERE 'singer name' > ''", "type\ntable"),
+    ],
+)
+def test_words_that_the_agent_wrote_itself_verify_nothing(sql: str, observation: str) -> None:
+    proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
+    assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == {"singer", "name"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "observation"),
+    [
+        ("SELECT name FROM singer", "name\nAnn"),
+        ("SELECT DISTINCT s.name AS n FROM singer AS s WHERE s.name <> 'x'", "n\nAnn"),
+        ('SELECT "name" FROM [singer] LIMIT 1', "name\nAnn"),
+        ("SELECT sql FROM sqlite_master WHERE tbl_name = 'singer'", "sql\nCREATE TABLE singer (name TEXT)"),
+        ("PRAGMA table_info('singer')", "cid | tbl\n0 | singer.name"),
+        ("SELECT max(name), count(*) FROM singer GROUP BY name", "max(name) | count(*)\nAnn | 1"),
+    ],
+)
+def test_what_a_query_reads_or_the_database_shows_is_verified(sql: str, observation: str) -> None:
+    proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
+    assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == frozenset()
