@@ -92,7 +92,7 @@ def example_rows(folder: Path) -> pl.DataFrame:
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
     asked_of = [row for row in _set_aside(folder) if row.get("chosen", True)]
-    bad = [row for row in asked_of if is_fault(row["pool"], row["reason"])]
+    bad = [row for row in asked_of if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
     rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
     rejected = rejected.with_columns(pl.Series("pool", [row["pool"] for row in bad], pl.String))
     return pl.concat([frame.select(columns), rejected], how="diagonal")

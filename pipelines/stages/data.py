@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from pipelines.config import Source
 from pipelines.curation import leakage
 from pipelines.data import base, corrections
 from pipelines.errors import DataError
-from pipelines.sql.engine import SqlEngine
+from pipelines.stages import checking
+from pipelines.stages.checking import Checked, Part
 from pipelines.stages.context import Context
 from pipelines.stages.experts import ask_experts
 from pipelines.stages.inputs import DATA, LEAKAGE, each_example, examples, schemas, sql_engine, write_lines
-from pipelines.store import write_json
+from pipelines.store import SHARDS, write_json
 from pipelines.types import Example
 
 QUARANTINE = "quarantine.jsonl"
@@ -79,60 +80,77 @@ def build_leakage(ctx: Context) -> None:
 
 def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
     """Read the sources of these (pool, part, source), and write what `build` says."""
-    parts, bad, faults = [], [], []
-    numbers: dict[str, float] = {}
     ctx.progress.begin(ctx.stage, len(sources), "pools")
+    parts: list[Part] = []
     # All are read before the gold SQL of the first is run: what is missing is told in seconds.
-    read = [base.read(source, ctx.recipe.seed, ctx.folder) for _, _, source in sources]
-    with sql_engine(ctx.recipe) as sql:
-        for (pool, part, source), loaded in zip(sources, read, strict=True):
-            kept, rejected, fault = _check(ctx, pool, source, loaded, sql)
-            faults += [fault] if fault else []
-            kept, flagged, figures = ask_experts(ctx, pool, kept)
-            kept = _with_values(ctx, kept, sql)
-            rejected += flagged
-            numbers |= {f"{pool}{part or ''}_{name}": value for name, value in figures.items()}
+    for number, (pool, place, source) in enumerate(sources):
+        parts.append(checking.read(ctx, number, pool, place, source))
+        ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
+    checked = checking.check(ctx, parts)
+    faults = [fault for part, one in zip(parts, checked, strict=True) if (fault := _fault(ctx, part, one))]
+    numbers: dict[str, float] = {}
+    writer = frames.Writer(ctx.folder / DATA, ctx.folder / SHARDS)
+    seen: dict[str, set[str]] = {}
+    for (_, _, source), part, one in zip(sources, parts, checked, strict=True):
+        if faults:
+            break
+        for frame in _kept(ctx, part, one, numbers):
             if source.corrections is not None:
-                numbers[f"{pool}{part or ''}_corrected"] = float(corrections.count(kept))
-            if kept:
-                parts.append(frames.to_frame(kept, extra=[{"pool": pool, "part": part}] * len(kept)))
-            bad += [{"pool": pool, **dataclasses.asdict(row)} for row in rejected]
-            numbers[f"{pool}_examples"] = numbers.get(f"{pool}_examples", 0.0) + len(kept)
-            ctx.progress.advance(1, f"{pool}: {len(kept)} questions")
-    write_lines(ctx.folder / QUARANTINE, bad)
+                name = f"{part.pool}{part.part or ''}_corrected"
+                numbers[name] = numbers.get(name, 0.0) + corrections.count(frames.from_frame(frame, Example))
+            numbers[f"{part.pool}_examples"] = numbers.get(f"{part.pool}_examples", 0.0) + frame.height
+            names = seen.setdefault(part.pool, set())
+            writer.add(frame.filter(~pl.col("id").is_in(list(names))))
+            names.update(frame["id"])
+    bad = [(part.pool, row) for part, one in zip(parts, checked, strict=True) for row in one.rejected]
+    write_lines(ctx.folder / QUARANTINE, ({"pool": pool, **dataclasses.asdict(row)} for pool, row in bad))
     if faults:
         raise DataError(
             "; ".join(faults),
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
-    frames.write(
-        ctx.folder / DATA, pl.concat(parts, how="vertical_relaxed").unique(["id", "pool"], maintain_order=True)
-    )
+    writer.close()
     ctx.metrics({**numbers, "quarantined": len(bad)})
 
 
-def _with_values(ctx: Context, kept: Sequence[Example], sql: SqlEngine) -> list[Example]:
+def _with_values(ctx: Context, kept: Sequence[Example]) -> list[Example]:
     """The examples with the stored values that their questions speak of, where the recipe wants them."""
     if not (kept and ctx.recipe.data.values):
         return list(kept)
     from pipelines.data.values import retrieve
 
-    made = retrieve(base.resolve(kept, ctx.folder), ctx.recipe.data.values, schemas(ctx.recipe), sql)
+    with sql_engine(ctx.recipe) as sql:
+        made = retrieve(base.resolve(kept, ctx.folder), ctx.recipe.data.values, schemas(ctx.recipe), sql)
     return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, made, strict=True)]
 
 
-def _check(
-    ctx: Context, pool: str, source: Source, loaded: base.Loaded, sql: SqlEngine
-) -> tuple[list[Example], list[base.Rejected], str]:
-    """One source's good examples, its bad rows, and why it cannot be used, "" where it can."""
-    drop_empty = ctx.recipe.data.drop_empty and pool in ("sft", "rl")
-    kept, broken = base.check_gold(loaded.examples, sql, ctx.folder, drop_empty)
-    rejected = [*loaded.quarantine, *broken]
-    bad = [row for row in rejected if row.chosen and is_fault(pool, row.reason)]
-    fault = ""
-    if not kept and not bad:
-        fault = f"pool {pool}: no row of the {source.kind} source is of the levels that are asked for"
-    elif not kept or len(bad) / (len(kept) + len(bad)) > ctx.recipe.data.max_bad_share:
-        first = f"; the first: {rejected[0].row}: {rejected[0].reason} ({rejected[0].detail})" if rejected else ""
-        fault = f"pool {pool}: {len(bad)} of {len(kept) + len(bad)} rows of the {source.kind} source are bad{first}"
-    return kept, rejected, fault
+def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float]) -> Iterator[pl.DataFrame]:
+    """The rows of a source that stay, a window at a time; where experts are asked or values looked up, all at once.
+
+    Args:
+        numbers: get the experts' figures.
+    """
+    data = ctx.recipe.data
+    if not (data.cleaners or data.linker or data.values):
+        yield from frames.windows(part.path, checked.kept)
+        return
+    kept, flagged, figures = ask_experts(ctx, part.pool, checking.examples(part, checked))
+    checked.rejected += flagged
+    numbers |= {f"{part.pool}{part.part or ''}_{name}": value for name, value in figures.items()}
+    kept = _with_values(ctx, kept)
+    if not kept:
+        return
+    frame = frames.to_frame(kept, extra=[{"pool": part.pool, "part": part.part}] * len(kept))
+    yield frame.with_columns(pl.col(pl.Null).cast(pl.String))
+
+
+def _fault(ctx: Context, part: Part, checked: Checked) -> str:
+    """Why a source cannot be used; "" where it can."""
+    bad = [row for row in checked.rejected if row.chosen and is_fault(part.pool, row.reason)]
+    whole = len(checked.kept) + len(bad)
+    if not whole:
+        return f"pool {part.pool}: no row of the {part.kind} source is of the levels that are asked for"
+    if checked.kept and len(bad) / whole <= ctx.recipe.data.max_bad_share:
+        return ""
+    first = "".join(f"; the first: {row.row}: {row.reason} ({row.detail})" for row in checked.rejected[:1])
+    return f"pool {part.pool}: {len(bad)} of {whole} rows of the {part.kind} source are bad{first}"

@@ -1,0 +1,128 @@
+"""The data stage's long work: each source is read once into the work folder, and its gold SQL is run in shards.
+
+Between two kills nothing is done twice: a source that was read lies beside the shards, and so does each finished shard.
+Only the row numbers of what is kept are held for all rows at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines import frames
+from pipelines.config import Recipe, Source
+from pipelines.data import base
+from pipelines.stages.context import Context
+from pipelines.stages.inputs import sql_engine, write_lines
+from pipelines.stages.shards import Run, Shards
+from pipelines.store import SHARDS, read_json, write_json
+from pipelines.types import Example
+
+BATCH = 1024  # gold queries between two moves of the bar
+TRAINING = ("sft", "rl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One source as it was read.
+
+    Attributes:
+        pool, part: what the source is of the recipe's data.
+        path: its examples, a Parquet file; not there where it has none.
+        rows: how many it has.
+        rejected: what is no example, with its reason.
+    """
+
+    pool: str
+    part: int
+    kind: str
+    path: Path
+    rows: int
+    rejected: tuple[base.Rejected, ...]
+
+
+@dataclasses.dataclass
+class Checked:
+    """A source after its gold SQL was run: row numbers of its file that are kept, and all that was rejected."""
+
+    kept: list[int]
+    rejected: list[base.Rejected]
+
+
+def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> Part:
+    """Read a source, unless a killed run has; raises what `base.read` does.
+
+    Args:
+        number: of the source among the stage's.
+    """
+    folder = ctx.folder / SHARDS
+    folder.mkdir(exist_ok=True)
+    path, note = folder / f"source-{number}.parquet", folder / f"source-{number}.json"
+    if not note.is_file():
+        loaded = base.read(source, ctx.recipe.seed, ctx.folder)
+        writer = frames.Writer(path, folder)
+        for start in range(0, len(loaded.examples), frames.WINDOW):
+            rows = loaded.examples[start : start + frames.WINDOW]
+            frame = frames.to_frame(rows, extra=[{"pool": pool, "part": part}] * len(rows))
+            writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all batches have the same columns
+        if loaded.examples:
+            writer.close()
+        rejected = [dataclasses.astuple(row) for row in loaded.quarantine]
+        write_json(note, {"rows": len(loaded.examples), "rejected": rejected})
+    facts = read_json(note)
+    rejected_rows = tuple(base.Rejected(*row) for row in facts["rejected"])
+    return Part(pool, part, source.kind, path, facts["rows"], rejected_rows)
+
+
+def check(ctx: Context, parts: Sequence[Part]) -> list[Checked]:
+    """Run the gold SQL of all sources, in shards that are shared among processes or a cluster."""
+    total = sum(part.rows for part in parts)
+    shards = Shards(range(total), BATCH, ctx.folder)
+    ctx.progress.begin(ctx.stage, total, "gold SQL")
+    rollout = ctx.recipe.rollout
+    workers = None if rollout.processes == 1 or total <= BATCH else 1
+    shards.run(checking, (ctx.recipe, ctx.folder, tuple(parts), workers), rollout.processes, ctx.progress, rollout.dask)
+    checked = [Checked([], list(part.rejected)) for part in parts]
+    for row in shards.rows():
+        one = checked[row["source"]]
+        one.kept += row["kept"]
+        one.rejected += [base.Rejected(*rejected) for rejected in row["rejected"]]
+    return checked
+
+
+def checking(recipe: Recipe, folder: Path, parts: Sequence[Part], workers: int | None) -> Run:
+    """A process's own sandbox; its run writes a line for each source that its rows are of."""
+    sql = sql_engine(recipe, workers)
+    starts = [0, *itertools.accumulate(part.rows for part in parts)]
+
+    def run(items: Sequence[Any], path: Path) -> str:
+        lines: list[dict[str, Any]] = []
+        for number, rows in _by_source(items, starts):
+            part = parts[number]
+            asked = frames.from_frame(frames.take(part.path, rows), Example)
+            drop_empty = recipe.data.drop_empty and part.pool in TRAINING
+            good, rejected = base.check_gold(asked, sql, folder, drop_empty)
+            names = {one.id for one in good}
+            kept = [row for row, one in zip(rows, asked, strict=True) if one.id in names]
+            lines.append({"source": number, "kept": kept, "rejected": [dataclasses.astuple(one) for one in rejected]})
+        write_lines(path, lines)
+        return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
+
+    return run
+
+
+def _by_source(items: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """The rows of each source that items stand for: they are numbered through all sources, in order."""
+    for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
+        yield number, [item - starts[number] for item in group]
+
+
+def examples(part: Part, checked: Checked) -> list[Example]:
+    """The kept examples of a source, all in memory."""
+    return [one for frame in frames.windows(part.path, checked.kept) for one in frames.from_frame(frame, Example)]
