@@ -30,7 +30,7 @@ class Steps(Silent):
 
 
 def recipe_of(folder: Path, rows: int, *overrides: str, bad: int = 0) -> Recipe:
-    """All four pools are one file of questions about one database; the last `bad` ones have gold SQL that fails."""
+    """All pools are one file of questions about one database; the last `bad` ones have gold SQL that fails."""
     with closing(sqlite3.connect(folder / "shop.sqlite")) as file, file:
         file.execute("CREATE TABLE IF NOT EXISTS t (a)")
     golds = [f"SELECT {number} FROM t" if number < rows - bad else "SELECT nope FROM t" for number in range(rows)]
@@ -54,14 +54,14 @@ def test_two_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest
     for name in ("data.parquet", "quarantine.jsonl", "metrics.json", "leakage.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
     frame = frames.read(one / "data.parquet")
-    assert frame.group_by("pool").len().sort("pool")["len"].to_list() == [10, 10, 10, 10]
-    assert frame["pool"].to_list() == ["sft"] * 10 + ["rl"] * 10 + ["dev"] * 10 + ["test"] * 10
+    assert frame.group_by("pool").len().sort("pool")["len"].to_list() == [10, 10, 10]
+    assert frame["pool"].to_list() == ["sft"] * 10 + ["rl"] * 10 + ["dev"] * 10
 
 
 def test_progress_is_shown_within_a_pool_and_a_killed_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty gold queries in seven shards of six; the run dies in the fourth."""
+    """Thirty gold queries in five shards of six; the run dies in the fourth."""
     monkeypatch.setattr(checking, "BATCH", 6)
     recipe, check, asked = recipe_of(tmp_path, 10, "rollout.processes=1"), base.check_gold, []
 
@@ -79,15 +79,15 @@ def test_progress_is_shown_within_a_pool_and_a_killed_run_goes_on(
     asked.clear()
     steps = Steps()
     whole = build(recipe, tmp_path / "stage", steps)
-    assert (steps.total, sum(steps.done), max(steps.done)) == (40, 40, 6)
-    assert sum(len(args[0]) for args in asked) == 40 - 3 * 6  # type: ignore[arg-type, misc]
-    assert frames.read(whole / "data.parquet").height == 40
+    assert (steps.total, sum(steps.done), max(steps.done)) == (30, 30, 6)
+    assert sum(len(args[0]) for args in asked) == 30 - 3 * 6  # type: ignore[arg-type, misc]
+    assert frames.read(whole / "data.parquet").height == 30
 
 
 def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, 10, bad=2)
-    with pytest.raises(DataError, match=r"pool sft: 2 of 10 .*pool rl: 2 of 10 .*pool dev: .*pool test: .*quarantine"):
+    with pytest.raises(DataError, match=r"pool sft: 2 of 10 .*pool rl: 2 of 10 .*pool dev: .*quarantine"):
         build(recipe, tmp_path / "stage")
     rows = [json.loads(line) for line in (tmp_path / "stage" / "quarantine.jsonl").read_text().splitlines()]
-    assert [row["pool"] for row in rows] == ["sft", "sft", "rl", "rl", "dev", "dev", "test", "test"]
+    assert [row["pool"] for row in rows] == ["sft", "sft", "rl", "rl", "dev", "dev"]
     assert {row["reason"] for row in rows} == {"gold_no_such_column"}
