@@ -13,6 +13,7 @@ import typer
 from flows import operations
 from flows.opening import AsJson, Overrides, RecipeName, open_for, open_recipe, split
 from flows.score import score
+from flows.sweep import sweep
 from pipelines.errors import SqltrainError, UserError
 
 app = typer.Typer(
@@ -363,6 +364,7 @@ def add(
 
 
 app.command(rich_help_panel="Evaluate")(score)
+app.command(rich_help_panel="Train")(sweep)
 operations.register(app)
 
 
