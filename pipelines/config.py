@@ -287,6 +287,8 @@ class Grpo(Section):
         drop_zero_variance: leave out groups whose rewards are all equal.
         resample: rounds in which such groups are replaced by other questions' (DAPO's dynamic sampling).
         order: how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
+        staleness: 1 samples the next generation in a process of its own while this one is trained on, with the weights
+            before its update; 0 samples each generation with the weights that it trains.
         importance_cap: bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects
             nothing. Rollouts in process need none.
         bounds: an episode is left out when the mean ratio of policy and sampler over its tokens leaves them; null keeps
@@ -314,6 +316,7 @@ class Grpo(Section):
     drop_zero_variance: bool = False
     resample: Count = 0
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
+    staleness: Literal[0, 1] = 0
     importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
     bounds: tuple[float, float] | None = None
     sampling: Sampling = Sampling(top_p=0.99)

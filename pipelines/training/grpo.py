@@ -7,22 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
-import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from pipelines.config import Grpo, Recipe, Sampling
 from pipelines.errors import DataError, RecipeError
-from pipelines.protocols.base import build as build_protocol
 from pipelines.rollout.policies.base import Policy
-from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.stages.inputs import gold_schemas, schemas, sql_engine
+from pipelines.stages.inputs import sql_engine
 from pipelines.training import batching, datafile, model, settings
+from pipelines.training.ahead import Ahead
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
-from pipelines.training.rollouts import SCHEMA, Rollouts
+from pipelines.training.rollouts import SCHEMA, build, in_process
 from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
+from pipelines.training.weights import whole_weights
 from pipelines.types import Example
 
 
@@ -40,15 +39,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     step_state = StepState()
     with sql_engine(recipe) as sql:
-        rollouts = Rollouts(
-            plan,
-            {example.id: example for example in examples},
-            _policy(plan, network, tokenizer, emit),
-            build_protocol(recipe.protocol),
-            sql,
-            schemas(recipe),
-            gold_schemas(plan.gold_schemas),
-        )
+        rollouts = build(plan, examples, _policy(plan, network, tokenizer, emit), sql)
         trainer = GrpoTrainer(
             plan=plan,
             rollouts=rollouts,
@@ -64,7 +55,13 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             ],
             args=arguments(plan, len(examples)),
         )
-        settings.run(trainer, plan)
+        if recipe.grpo.staleness:
+            trainer.ahead = Ahead(plan, examples, whole_weights(trainer)[1])
+        try:
+            settings.run(trainer, plan)
+        finally:
+            if trainer.ahead is not None:
+                trainer.ahead.close()
         if trainer.sync is not None:
             trainer.sync.push(trainer)  # the last step's, which no rollout has asked for
     return trainer
@@ -76,6 +73,11 @@ def _check(recipe: Recipe) -> None:
     if grpo.lambda_schema and not any(term.track == SCHEMA for term in recipe.rewards):
         raise RecipeError("grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema.")
     rows = grpo.questions_per_step * grpo.group // settings.world_size()
+    if grpo.staleness and (recipe.rollout.policy != "transformers" or recipe.hardware.deepspeed):
+        raise RecipeError(
+            "grpo.staleness=1 samples ahead in a process of its own, with a copy of the weights",
+            "It needs rollout.policy=transformers without hardware.deepspeed.",
+        )
     if grpo.resample and rows % grpo.group:
         raise RecipeError(
             f"grpo.resample needs whole groups on each of {settings.world_size()} processes",
@@ -91,8 +93,7 @@ def _policy(plan: Plan, network: Any, tokenizer: Any, emit: Emit) -> Policy:
     """
     rollout = plan.recipe.rollout
     if rollout.policy == "transformers":
-        compute = torch.bfloat16 if plan.recipe.model.compute_dtype == "bfloat16" else None
-        return TransformersPolicy(network, tokenizer, rollout.slots, rollout.deterministic, compute)
+        return in_process(plan.recipe, network, tokenizer)
     from pipelines.rollout.policies.vllm import VllmPolicy
 
     policy = VllmPolicy(rollout.servers, plan.checkpoint_in)

@@ -17,11 +17,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from pipelines.training import advantages, losses, settings
+from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
 from pipelines.training.rows import Forward, dense, moving, regroup, scatter
 from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
+from pipelines.training.weights import whole_weights
 from pipelines.types import Example
 
 LIKE_ROWS = 24  # rows of one forward: the fewer, the more alike in length; a CPU gains nothing from more
@@ -68,7 +70,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
             sync,
         )
         self.held_out = held_out
-        self.corrects = sync is not None  # the sampler may differ from the policy
+        self.ahead: Ahead | None = None  # samples the next generation while this one is trained on
         self.generation: Generation | None = None
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
 
@@ -161,7 +163,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         As the weights are not negative, weighing the advantage weighs the clipped loss of its token.
         """
         cap, sampled = self.grpo.importance_cap, inputs.get("sampling_per_token_logps")
-        if not self.corrects or cap is None or sampled is None:
+        differs = self.sync is not None or self.grpo.staleness  # the sampler may not be the policy
+        if not differs or cap is None or sampled is None:
             return None
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         return losses.sampler_weights(inputs.get("old_per_token_logps", logps), sampled, mask, cap, self.grpo.bounds)
@@ -200,9 +203,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         compute = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         rows = torch.arange(len(input_ids), device=input_ids.device)
         if current.rows is not None:
-            rows = (
-                rows[current.rows] if current.rows.any() else rows[:1]
-            )  # one row keeps every process's backward alike
+            # One row at least keeps every process's backward alike.
+            rows = rows[current.rows] if current.rows.any() else rows[:1]
         lengths = attention_mask[rows].sum(1)
         rows = rows[lengths.argsort(stable=True)]
         batches, repeats = self._batches(rows, min(batch_size or len(rows), LIKE_ROWS))
@@ -279,7 +281,35 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
         self.step_state.old = None if self.beta or self.grpo.lambda_schema else useful
         self.step_state.watched |= self._sum_up(generation)
+        if self.ahead is not None:
+            version = self.state.global_step if generation.version is None else generation.version
+            self.step_state.watched["staleness"] = float(self.state.global_step - version)
         return masks
+
+    def sample(self, prompts: Sequence[str], index: int) -> Generation:
+        """The episodes of a generation. With `grpo.staleness` the next one is begun, before this one is trained on.
+
+        The generation after a checkpoint is not sampled ahead: a resumed run, which has the checkpoint's weights alone,
+        makes the same one.
+        """
+        first = self.accelerator.process_index * len(prompts)
+        made = self.ahead.take(prompts) if self.ahead is not None else None
+        if made is None:
+            made = self.rollouts.generate(prompts, index, first)
+        if self.ahead is None:
+            return made
+        self.rollouts.last = made.drawn
+        after = (index + 1) * self.num_iterations
+        if after < self.state.max_steps and after % self.args.save_steps:
+            following = self._prompts(index + 1)[first : first + len(prompts)]
+            self.ahead.start(following, index + 1, first, self.state.global_step, whole_weights(self)[1])
+        return made
+
+    def _prompts(self, index: int) -> list[str]:
+        """The ids of a generation's episodes over all processes, in the order in which TRL will ask for them."""
+        count = self.grpo.questions_per_step
+        ids = self.train_dataset["prompt"][index * count : (index + 1) * count]
+        return [name for name in ids for _ in range(self.grpo.group)]
 
     def measure(self) -> None:
         """Measure the policy on the held-out questions when it is time: its accuracy is logged with this generation."""
@@ -319,7 +349,7 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
         trainer.step_state.spend("sync_seconds", trainer.sync.push(trainer))
     with _whole_weights(trainer):
         trainer.measure()
-        generation = trainer.rollouts.generate(prompts, index, trainer.accelerator.process_index * len(prompts))
+        generation = trainer.sample(prompts, index)
     masks = trainer.observe(generation)
     pairs = [cut(paid.trajectory, trainer._tokenizer.pad_token_id) for paid in generation.episodes]
     prompt_ids, completion_ids = [prompt for prompt, _ in pairs], [completion for _, completion in pairs]

@@ -6,12 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.config import Recipe
 from pipelines.protocols.base import Protocol
+from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import Schemas, judge_trajectories
 from pipelines.rewards.rubric import Rewards, Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
@@ -19,7 +22,7 @@ from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import RESPONSES
-from pipelines.stages.inputs import episode_seed
+from pipelines.stages.inputs import episode_seed, gold_schemas, schemas
 from pipelines.teachers.judge import Grader
 from pipelines.training import advantages
 from pipelines.training.plan import Plan
@@ -56,12 +59,14 @@ class Generation:
         drawn: what was drawn at first, before groups that teach nothing were replaced: what one watches.
         seconds: where the time went.
         judge: answers of an endpoint that judges, and their cost; {} where none does.
+        version: the optimiser step whose weights sampled every token of it; None: those of the step that trains on it.
     """
 
     episodes: list[Paid]
     drawn: list[Paid]
     seconds: dict[str, float]
     judge: dict[str, float]
+    version: int | None = None
 
     def rewards(self, track: str, drawn: bool = False) -> Tensor:
         """(N,) the track's rewards; NaN where an episode takes no part."""
@@ -217,6 +222,25 @@ class Rollouts:
         _, completion = cut(trajectory, 0)
         mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)[-len(completion) :]
         return mask or [0]
+
+
+def build(plan: Plan, examples: Sequence[Example], policy: Policy, sql: SqlEngine) -> Rollouts:
+    """The rollouts of a plan over one policy."""
+    return Rollouts(
+        plan,
+        {example.id: example for example in examples},
+        policy,
+        build_protocol(plan.recipe.protocol),
+        sql,
+        schemas(plan.recipe),
+        gold_schemas(plan.gold_schemas),
+    )
+
+
+def in_process(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPolicy:
+    """The network under training, or a copy of it, as the policy: float32 weights, products in the compute dtype."""
+    compute = torch.bfloat16 if recipe.model.compute_dtype == "bfloat16" else None
+    return TransformersPolicy(network, tokenizer, recipe.rollout.slots, recipe.rollout.deterministic, compute)
 
 
 def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:

@@ -236,7 +236,7 @@ def test_what_is_watched(make, batch):
 def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch):
     """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap), in both tracks."""
     trainer = make(lambda_schema=0.25, importance_cap=2.0)
-    trainer.corrects = True
+    trainer.sync = object()  # the sampler is elsewhere
     logps = log_probabilities(trainer.model, batch).detach()
     gap = torch.tensor([0.0, 0.5, -0.5, 3.0, 0, 0, 0, 0.5, 0, 0]) * batch["completion_mask"]
     batch["sampling_per_token_logps"] = logps - gap
