@@ -25,7 +25,7 @@ class Recorder:
         say: takes a plain line.
 
     Attributes:
-        off: nothing can be recorded at all: MLflow is not installed.
+        off: nothing more is recorded: MLflow is not installed, or the run was stopped before the store was reached.
     """
 
     def __init__(self, uri: str, say: Callable[[str], None]) -> None:
@@ -38,6 +38,11 @@ class Recorder:
         self._written = self._tries = 0
         self._heard = self._away = self._refused = self._closing = False
         self._next_look = 0.0
+
+    @property
+    def reached(self) -> bool:
+        """Whether the store has taken a note."""
+        return self._written > 0
 
     def note(self, what: str, write: Write) -> None:
         """Write a note, after all that wait before it.

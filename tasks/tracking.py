@@ -87,6 +87,8 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt) and not self.recorder.reached:
+            self.recorder.off = True  # who stops a run does not wait until a new store has its tables
         if self._begun and not self._joined:
             self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
         self.recorder.close()

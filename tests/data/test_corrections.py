@@ -87,7 +87,7 @@ def test_the_metrics_count_the_corrections(bird, tmp_path):
     test = f"data.test={{kind: bird, split: dev, path: {bird}, corrections: {tmp_path / 'overlay.jsonl'}}}"
     recipe = recipes.load("miniature", [test])
     (tmp_path / "made").mkdir()
-    data.build_held_out(Context("data", recipe, tmp_path / "made", {}, Silent()))
+    data.build_test(Context("data", recipe, tmp_path / "made", {}, Silent()))
     metrics = json.loads((tmp_path / "made" / "metrics.json").read_text())
     assert metrics["test_corrected"] == 1.0
     assert metrics["test_examples"] == 3.0

@@ -188,3 +188,20 @@ def test_every_shipped_recipe_fits_mlflow() -> None:
     for name in names:
         flat = flatten(recipes.load(name).model_dump(mode="json"))
         assert all(len(key) <= tracking.MAX_KEY for key in flat), name
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making a new store's tables takes seconds, and a minute on a busy machine."""
+    asked: list[str] = []
+
+    def connect(uri: str, root: Path) -> None:
+        asked.append(uri)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tracking.connection, "connect", connect)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(KeyboardInterrupt), Tracker(recipe, Store(tmp_path), lambda line: None) as tracker:
+        tracker.begin()
+    assert len(asked) == 1
