@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import Flow, flow, runtime
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from pydantic import Field
 
@@ -28,7 +28,7 @@ from tasks.patience import patiently
 from tasks.reaper import alive, reap
 from tasks.server import prefect_server
 from tasks.stage import ON_DEVICE, Walk, run_stage, show
-from tasks.summary import accuracy_markdown, stage_rows
+from tasks.summary import accuracy_markdown, report_markdown, stage_rows
 from tasks.tracking import Tracker
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
@@ -81,18 +81,18 @@ def walk(
                 task = run_stage.with_options(name=step.name, task_run_name=step.name)
                 done[step.name] = task(step, shared, [done[name] for name in step.needs])
     finally:
-        _publish(steps, done)
+        _publish(steps, done, tracker)
     return list(done.values())
 
 
-def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult]) -> None:
+def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult], tracker: Tracker) -> None:
     show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
     accuracy = accuracy_markdown(done.values())
     if accuracy:
         show(create_markdown_artifact, accuracy, key="execution-accuracy", description="Held-out execution accuracy")
     if "report" in done:
         page = done["report"].folder / "report.html"
-        show(create_link_artifact, page.as_uri(), key="report", link_text=str(page), description="The report")
+        show(create_markdown_artifact, report_markdown(page, tracker.page), key="report", description="The report")
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:

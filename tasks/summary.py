@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from pipelines.stages.graph import StageResult, Step
@@ -85,6 +86,16 @@ def accuracy_markdown(results: Iterable[StageResult]) -> str:
     ]
     head = ["| checkpoint | " + " | ".join(HEADLINE) + " |", "|---" * (len(HEADLINE) + 1) + "|"]
     return "\n".join([*head, *lines])
+
+
+def report_markdown(page: Path, run: str) -> str:
+    """Where the report is: on MLflow's page of the run, which a browser opens, and as a file of the worker's machine.
+
+    Args:
+        run: the address of the run's page; "" where there is none.
+    """
+    online = f"[Open it in MLflow]({run}/artifacts/report.html), or the file on the worker's machine:" if run else ""
+    return f"{online or 'The file on the machine of the worker:'}\n\n    {page}\n"
 
 
 def night_markdown(line: Mapping[str, Any]) -> str:

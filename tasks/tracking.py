@@ -98,6 +98,13 @@ class Tracker:
         """The connection, made at first use."""
         return connection.connect(self.uri, self.store.root)
 
+    @property
+    def page(self) -> str:
+        """The address of the run's page on an MLflow server; "" where it has none that a browser reaches."""
+        if not (self.run_id and self.uri.startswith("http")):
+            return ""
+        return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
     def begin(self) -> None:
         """Open the parent run, unless it is open, and note what was found finished before."""
         if self._begun:

@@ -1,7 +1,7 @@
 """kill -9 of the worker, the server, the training child, and all at once: the next run ends with the same store.
 
-The flow that lost its server goes on: the next run waits for the stage that it is making. Prefect ends the flow that lost
-its worker, and says so.
+The flow that lost its server goes on: the next run waits for the stage that it is making. Prefect ends the flow that
+lost its worker, and says so.
 """
 
 import contextlib

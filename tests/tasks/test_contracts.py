@@ -19,7 +19,7 @@ from pipelines.stages.graph import StageResult
 from pipelines.types import Database, Example
 from tasks import contracts
 from tasks.doors import Check
-from tasks.summary import contract_html, contract_markdown
+from tasks.summary import contract_html, contract_markdown, report_markdown
 
 from .conftest import trajectory
 
@@ -237,3 +237,11 @@ def test_the_artifact_shows_the_rows(tmp_path: Path, recipe: Recipe) -> None:
     with pytest.raises(DataError):
         contracts.check(data_stage(tmp_path, {"sft": [example("q1", " ")]}), recipe)
     assert "| the question is blank | sft/q1 |" in contract_markdown(read(tmp_path))
+
+
+def test_the_report_s_artifact_links_to_what_a_browser_opens() -> None:
+    page = Path("/store/report/k/report.html")
+    shown = report_markdown(page, "http://mlflow:5000/#/experiments/1/runs/abc")
+    assert "(http://mlflow:5000/#/experiments/1/runs/abc/artifacts/report.html)" in shown
+    assert "file://" not in shown + report_markdown(page, "")
+    assert str(page) in report_markdown(page, "")
