@@ -9,10 +9,9 @@ from flows.opening import FIRST_RUN
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.evaluation.text import plain
+from pipelines.sql.dialects.dialect import of_file
 from pipelines.store import Store
-from pipelines.types import Database, EngineName, Example, StopReason, Turn, text_of
-
-SUFFIXES: dict[str, EngineName] = {".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite", ".duckdb": "duckdb"}
+from pipelines.types import Database, Example, StopReason, Turn, text_of
 
 
 def database_of(file: Path, hint: str = "Pass --database FILE.sqlite.") -> Database:
@@ -26,7 +25,7 @@ def database_of(file: Path, hint: str = "Pass --database FILE.sqlite.") -> Datab
     """
     if not file.is_file():
         raise DataError(f"no such database: {file}", hint)
-    return Database(file.stem, SUFFIXES.get(file.suffix, "sqlite"), str(file.resolve()))
+    return Database(file.stem, of_file(file) or "sqlite", str(file.resolve()))
 
 
 def newest_model(recipe: Recipe, store: Store) -> Path:

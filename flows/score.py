@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.score_files import Gold
     from pipelines.sql.scoring import Scored, Summary
-    from pipelines.types import Database, EngineName, Trajectory
+    from pipelines.types import Database, Trajectory
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")]
-ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "postgres")
 # Official evaluators know no limit on a result; a cross join that somebody predicted must still end.
 RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
 MOST_UNAVAILABLE = 0.01  # of the items; a figure of fewer than the others says little
@@ -34,7 +33,7 @@ SHOWN = 12  # item numbers of a disagreement, and left-out items
 def score(
     gold: Annotated[Path, typer.Option(help="Gold file: SQL<TAB>db_id a line, or a split's JSON.")],
     pred: Annotated[Path, typer.Option(help="Predictions: one a line, or BIRD's JSON.")],
-    databases: Annotated[str, typer.Option(help="Folder of DIR/ID/ID.sqlite; a connection string for PostgreSQL.")],
+    databases: Annotated[str, typer.Option(help="Folder of DIR/ID/ID.sqlite; the address of a server.")],
     tables: Annotated[Path | None, typer.Option(help="Spider's tables.json, for spider_exec's foreign keys.")] = None,
     equality: Annotated[
         str, typer.Option(help="Equalities, by commas: strict, strict_nonempty, bird, soft_f1, test_suite, ...")
@@ -44,7 +43,7 @@ def score(
         Path | None, typer.Option(help="Folder for the report: error classes, tables, records for `compare`.")
     ] = None,
     difficulty: Annotated[Path | None, typer.Option(help="BIRD's dev.json, for figures by difficulty.")] = None,
-    engine: Annotated[str, typer.Option(help="sqlite, duckdb or postgres.")] = "sqlite",
+    engine: Annotated[str, typer.Option(help="sqlite, duckdb, postgres or mysql.")] = "sqlite",
     timeout: Annotated[float, typer.Option(min=0.001, max=86_400, help="Seconds that one query may take.")] = 30.0,
     workers: Annotated[int, typer.Option(min=0, max=1024, help="Processes that run queries; 0 for one a core.")] = 0,
     audit: Annotated[Path | None, typer.Option(help="Append a JSON line for every query that runs.")] = None,
@@ -91,14 +90,14 @@ def score(
 
 
 def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Database]:
+    from pipelines.registry import DIALECTS
     from pipelines.sql import scoring
 
-    known = next((name for name in ENGINES if name == engine), None)
-    if known is None:
-        raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(ENGINES)}.")
-    if engine != "postgres" and not Path(databases).is_dir():
+    if engine not in DIALECTS:
+        raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
+    if not DIALECTS[engine].is_server() and not Path(databases).is_dir():
         raise UserError(f"{databases} is not a folder", "Pass the folder that holds ID/ID.sqlite for each database.")
-    return {item.db_id: scoring.locate(item.db_id, databases, known) for item in items}
+    return {item.db_id: scoring.locate(item.db_id, databases, engine) for item in items}
 
 
 def _judge(
@@ -144,6 +143,7 @@ def _report(
     from flows.screen import console
     from pipelines.evaluation import report
     from pipelines.evaluation.predictions import as_report
+    from pipelines.registry import DIALECTS
     from pipelines.sql.compare import EQUALITIES
     from pipelines.stages.reading import keep
     from pipelines.types import to_dict
@@ -168,7 +168,7 @@ def _report(
     _write(folder / "records.jsonl", "".join(lines))
     _write(folder / "summary.json", json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
     try:
-        if all(database.engine != "postgres" for database in databases.values()):  # its address may hold a password
+        if not any(DIALECTS[database.engine].is_server() for database in databases.values()):  # an address is secret
             keep(folder, tuple(data.examples.values()), system)
         report.write_all(data, folder)
     except OSError as error:

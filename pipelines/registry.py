@@ -37,6 +37,8 @@ from pipelines.errors import RecipeError
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationInfo
 
+    from pipelines.sql.dialects.dialect import Dialect
+
 T = TypeVar("T")
 UNKNOWN_NAME, WRONG_OPTION = "unknown_name", "wrong_option"  # types of validation errors
 OWN = ("pipelines", "tasks", "flows")  # packages whose code a stage's version stands for
@@ -223,9 +225,10 @@ READERS: Registry[Callable[..., Any]] = Registry(
     "reader", "sqltrain.readers", "pipelines.data", [f"data.{pool}.kind" for pool in ("sft", "rl.*", "dev", "test")]
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
-ALL: tuple[Registry[Any], ...] = (REWARDS, READERS, PROTOCOLS)
+DIALECTS: Registry[type[Dialect]] = Registry("SQL dialect", "sqltrain.dialects", "pipelines.sql.dialects", ())
+ALL: tuple[Registry[Any], ...] = (REWARDS, READERS, PROTOCOLS, DIALECTS)
 
-reward, reader, protocol = REWARDS, READERS, PROTOCOLS  # as decorators: @reward("name")
+reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS  # as decorators: @reward("name")
 
 
 def load_plugins(names: Sequence[str], beside: Path | None = None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import pydantic
 
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Scalar = str | int | float | bytes | None
-EngineName = Literal["sqlite", "duckdb", "postgres"]
+
+
+def _known_engine(name: str) -> str:
+    from pipelines.registry import DIALECTS
+
+    return DIALECTS.check(name)
+
+
+EngineName = Annotated[str, pydantic.AfterValidator(_known_engine)]
 Hardness = Literal["easy", "medium", "hard", "extra"]
 HARDNESS_LEVELS: tuple[Hardness, ...] = ("easy", "medium", "hard", "extra")
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from pipelines.config import Recipe
 from pipelines.errors import DataError
+from pipelines.sql.dialects.dialect import of_file
 from pipelines.stages.graph import StageResult
 from pipelines.store import Store, read_json, write_json
-from pipelines.types import Database, EngineName, Example
+from pipelines.types import Database, Example
 
 CARD, REFERENCE = "README.md", "checkpoint.json"
-ENGINES: dict[str, EngineName] = {".duckdb": "duckdb"}
 
 
 def write_folder(folder: Path, recipe: Recipe, result: StageResult, model_id: str) -> None:
@@ -82,9 +82,7 @@ def _example(number: int, row: dict[str, Any]) -> Example:
     path = Path(str(row["database"])).expanduser().resolve()
     if not path.is_file():
         raise DataError(f"no such database: {path}", "The column `database` holds paths of SQLite or DuckDB files.")
-    return Example(
-        str(number), str(row["question"]), Database(path.stem, ENGINES.get(path.suffix, "sqlite"), str(path)), ""
-    )
+    return Example(str(number), str(row["question"]), Database(path.stem, of_file(path) or "sqlite", str(path)), "")
 
 
 def _load_pyfunc(path: str) -> Agent:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipelines.config import Section, Source
 from pipelines.data import corrections
 from pipelines.errors import DataError
-from pipelines.registry import READERS
+from pipelines.registry import DIALECTS, READERS
 from pipelines.types import Database, Example, ExecutionStatus, is_sayable
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
 
     def locate(database: Database) -> Database:
-        if database.engine == "postgres":
+        if DIALECTS[database.engine].is_server():
             return database
         return dataclasses.replace(database, location=str(root / database.location))
 

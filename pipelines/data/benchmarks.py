@@ -17,6 +17,7 @@ from pipelines.config import Source
 from pipelines.data import base, synsql
 from pipelines.errors import DataError
 from pipelines.recipes import CONF, read_yaml
+from pipelines.registry import DIALECTS
 
 if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
@@ -189,7 +190,7 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     told = hashlib.sha256()
     for one in loaded.examples:
         told.update("\0".join((one.id, one.question, one.evidence, one.database.id, one.gold_sql, "\n")).encode())
-    here = [one.database for one in loaded.examples if one.database.engine != "postgres"]
+    here = [one.database for one in loaded.examples if not DIALECTS[one.database.engine].is_server()]
     files = sorted({(database.id, root / database.location) for database in here})
     return Health(
         rows=total,

@@ -29,10 +29,10 @@ from pipelines.data.base import (
 )
 from pipelines.errors import DataError
 from pipelines.registry import reader
+from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
 from pipelines.types import Database, Example
 
 DATABASE = ("database", "db", "db_id", "db_path")  # names of the field that names a row's database
-SQLITE, DUCKDB = (".sqlite", ".sqlite3", ".db"), (".duckdb",)
 
 
 class JsonlOptions(Section):
@@ -110,8 +110,9 @@ def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source
     if has_password(name):
         detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
         raise BadRow("password_in_address", detail)
-    if name.startswith(("postgresql://", "postgres://")):
-        return Database(name.rpartition("/")[2].partition("?")[0] or "postgres", "postgres", name)
+    engine = of_address(name)
+    if engine is not None:
+        return Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
     try:
         path = _find(name, folder, options)
         id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
@@ -120,18 +121,19 @@ def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source
         raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
     if not there:
         raise BadRow("missing_database", f"no such file: {path}")
-    if path.suffix in DUCKDB:
-        return Database(id, "duckdb", link(path, root, source, apart))
-    check_file(path)
-    return Database(id, "sqlite", link(path, root, source, apart))
+    engine = of_file(path) or "sqlite"
+    if engine == "sqlite":
+        check_file(path)
+    return Database(id, engine, link(path, root, source, apart))
 
 
 def _find(name: str, folder: Path, options: JsonlOptions) -> Path:
-    if options.databases is None or Path(name).suffix in (*SQLITE, *DUCKDB):
+    suffixes = file_suffixes()
+    if options.databases is None or Path(name).suffix in suffixes:
         return folder / Path(name).expanduser()
     home = folder / options.databases
-    places = [home / f"{name}{suffix}" for suffix in (*SQLITE, *DUCKDB)]
-    places += [home / name / f"{name}{suffix}" for suffix in (*SQLITE, *DUCKDB)]
+    places = [home / f"{name}{suffix}" for suffix in suffixes]
+    places += [home / name / f"{name}{suffix}" for suffix in suffixes]
     return next((place for place in places if place.is_file()), places[0])
 
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipelines.data.jsonl import DUCKDB, has_password
+from pipelines.data.jsonl import has_password
 from pipelines.errors import DataError
 from pipelines.recipes import digest
 from pipelines.sections import Nightly
@@ -84,7 +84,7 @@ def _table(path: Path, table: str) -> list[dict[str, Any]]:
     """The rows of a table, without their empty fields."""
     quoted = '"' + table.replace('"', '""') + '"'
     try:
-        if path.suffix in DUCKDB:
+        if path.suffix == ".duckdb":
             import duckdb
 
             with duckdb.connect(str(path), read_only=True) as lake:

@@ -17,6 +17,7 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.recipes import digest
+from pipelines.sql.dialects.dialect import servers
 from pipelines.stages.data import note_leakage
 from pipelines.stages.inputs import DATA
 from pipelines.store import Store, read_json, write_json
@@ -96,7 +97,7 @@ def _located(frame: pl.DataFrame, index: int) -> pl.DataFrame:
     """Locations of files as seen from the union's folder."""
     database = pl.col("database")
     location = database.struct.field("location")
-    moved = pl.when(database.struct.field("engine") == "postgres").then(location)
+    moved = pl.when(database.struct.field("engine").is_in([*servers()])).then(location)
     return frame.with_columns(
         database.struct.with_fields(location=moved.otherwise(pl.lit(f"{PARTS}/{index}/") + location))
     )

@@ -16,12 +16,11 @@ from pipelines.errors import DataError, RecipeError
 from pipelines.protocols import observations
 from pipelines.protocols.blocks import Scan, literals, scan
 from pipelines.recipes import CONF
-from pipelines.registry import PROTOCOLS
+from pipelines.registry import DIALECTS, PROTOCOLS
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
 
 PROMPTS = CONF / "protocols" / "prompts"
-ENGINES = {"sqlite": "SQLite", "duckdb": "DuckDB", "postgres": "PostgreSQL"}
 ROLES = ("system", "user")
 THINK = "think"
 SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
@@ -123,7 +122,7 @@ class Protocol(abc.ABC):
     def _fill(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The protocol's prompt file with a question's values put in; texts from outside are defused."""
         values = {
-            "engine": ENGINES[example.database.engine],
+            "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
             "schema": observations.defuse(self.schema_text(example, schema)),
             "schema_note": SCHEMA_NOTES.get(self.config.schema_view, ""),

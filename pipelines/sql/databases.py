@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import marshal
 import os
 from collections import OrderedDict
@@ -16,23 +17,11 @@ OPEN_DATABASES = 128
 Opener = Callable[[str, Bounds, Clock], Session]
 
 
-def opener(engine: str) -> Opener:
-    """The class that opens this engine's databases; imported here, so that a worker loads one driver only."""
-    if engine == "sqlite":
-        from pipelines.sql.dialects.sqlite import SqliteSession
-
-        return SqliteSession
-    if engine == "duckdb":
-        from pipelines.sql.dialects.duckdb import DuckdbSession
-
-        return DuckdbSession
-    if engine == "analysis":
-        from pipelines.sql.analysis.session import AnalysisSession
-
-        return AnalysisSession
-    from pipelines.sql.dialects.postgres import PostgresSession
-
-    return PostgresSession
+def opener(session: str) -> Opener:
+    """The class that opens databases, by "module:class"; imported here, so that a worker loads one driver only."""
+    module, _, name = session.partition(":")
+    found: Opener = getattr(importlib.import_module(module), name)
+    return found
 
 
 class Databases:

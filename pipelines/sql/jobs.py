@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 
+from pipelines.registry import DIALECTS
 from pipelines.sql.audit import Entry
 from pipelines.types import Database, ExecutionResult
 
 
 def locate(database: Database) -> str:
     """Where a worker finds the database: an absolute path, or a connection string as it is."""
-    at_hand = database.engine == "postgres" or database.location.startswith("/")
+    at_hand = DIALECTS[database.engine].is_server() or database.location.startswith("/")
     return database.location if at_hand else os.path.abspath(database.location)
 
 

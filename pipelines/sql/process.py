@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.replies import Misshapen, check
 from pipelines.sql.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
 ROOT = Path(__file__).resolve().parents[2]
+ANALYSIS = "analysis"  # no database engine: what reads SQL text in a worker
 IN_FLIGHT = 2  # batches handed to a worker ahead of its replies, so that it never waits for us
 MAX_FRAME = 1 << 31
 PIPE_BYTES = 1 << 20  # a large result then takes few turns between worker and parent
@@ -28,8 +30,16 @@ START = """
 import sys
 sys.path.append({root!r})
 from pipelines.sql.worker import main
-main({engine!r}, {fd}, {bounds!r})
+main({session!r}, {fd}, {bounds!r})
 """
+
+
+def _session_of(engine: str) -> tuple[str, bool]:
+    """What a worker opens ("module:class"), and whether it needs more than the standard library."""
+    if engine == ANALYSIS:
+        return "pipelines.sql.analysis.session:AnalysisSession", True
+    dialect = DIALECTS[engine]
+    return dialect.session, dialect.needs_packages
 
 
 class Task:
@@ -97,8 +107,9 @@ class Worker:
         fd = Board.create()
         try:
             self._board = Board(fd)
-            code = START.format(root=str(ROOT), engine=engine, fd=fd, bounds=json.dumps(bounds))
-            flags = ["-I", "-S"] if engine == "sqlite" else ["-I"]
+            session, needs_packages = _session_of(engine)
+            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds))
+            flags = ["-I"] if needs_packages else ["-I", "-S"]
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code],
                 stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import UserError
+from pipelines.registry import DIALECTS
 from pipelines.sql import analyst, ehrsql
 from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
@@ -16,10 +17,6 @@ from pipelines.sql.score_files import Gold
 from pipelines.sql.ves import r_ves
 from pipelines.types import HARDNESS_LEVELS, Database, EngineName, ExecutionStatus, Hardness
 
-SUFFIXES: Mapping[EngineName, tuple[str, ...]] = {
-    "sqlite": (".sqlite", ".db", ".sqlite3"),
-    "duckdb": (".duckdb", ".db"),
-}
 DIFFICULTIES = ("simple", "moderate", "challenging")
 CHUNK = 256
 
@@ -70,22 +67,20 @@ def locate(db_id: str, databases: str, engine: EngineName) -> Database:
 
     Args:
         db_id: a plain name, as `read_gold` gives it.
-        databases: the folder; for PostgreSQL a connection string to a database that has a schema for each id.
+        databases: the folder; for a server its address, whose database has a schema for each id.
 
     Raises:
         UserError: `databases` is no connection string.
     """
-    if engine == "postgres":
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
-
-        schema = f'"{db_id.lower()}"'.replace(" ", "\\ ")
+    dialect = DIALECTS[engine]
+    if dialect.is_server():
         try:
-            return Database(db_id, engine, make_conninfo(databases, options=f"-csearch_path={schema}"))
-        except ProgrammingError:  # its message may quote a password
-            raise UserError("--databases is no connection string", "As in postgresql://USER@HOST/DATABASE.") from None
+            return Database(db_id, engine, dialect.within(databases, db_id))
+        except ValueError:
+            example = f"As in {dialect.schemes[0]}USER@HOST/DATABASE."
+            raise UserError("--databases is no connection string", example) from None
     folder = Path(databases)
-    tried = [folder / part / f"{db_id}{suffix}" for part in (db_id, ".") for suffix in SUFFIXES[engine]]
+    tried = [folder / part / f"{db_id}{suffix}" for part in (db_id, ".") for suffix in (*dialect.suffixes, ".db")]
     return Database(db_id, engine, str(next((path for path in tried if path.is_file()), tried[0])))
 
 

@@ -80,15 +80,16 @@ def confine(memory_mb: int) -> None:
 class Server:
     """Reads batches of jobs from standard input and writes batches of replies to standard output."""
 
-    def __init__(self, engine: str, bounds: Bounds, board: Board) -> None:
+    def __init__(self, session: str, bounds: Bounds, board: Board) -> None:
         self._board = board
         self._timer = Timer(self._worked)
-        self._databases = Databases(opener(engine), bounds, self._timer, self._begin_opening, self._end_opening)
+        open_session = opener(session)
+        self._databases = Databases(open_session, bounds, self._timer, self._begin_opening, self._end_opening)
         self._judge = Judge(self._databases, bounds, board)
         self._parent = os.getppid()
         self._tired = False
         self._replies = Replies()
-        self._counts = engine == "sqlite"  # its sessions tell of their statements' work
+        self._counts = getattr(open_session, "counts_work", False)
         self._cells, self._flushed = 0, 0.0
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
@@ -177,10 +178,10 @@ class Server:
         write_all(1, self._replies.take())
 
 
-def main(engine: str, board_fd: int, bounds: str) -> None:
+def main(session: str, board_fd: int, bounds: str) -> None:
     """Run a worker until its parent lets it go."""
     limits = Bounds(*json.loads(bounds))
-    server = Server(engine, limits, Board(board_fd))
+    server = Server(session, limits, Board(board_fd))
     confine(limits.memory_mb)
     with contextlib.suppress(BrokenPipeError):
         server.serve()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.recipes import digest
+from pipelines.registry import DIALECTS
 from pipelines.store import sha256, write_atomic
 from pipelines.types import Example, StopReason, Trajectory, from_dict, read_lines, to_dict
 
@@ -57,7 +58,7 @@ def _facts(question: Example) -> dict[str, Any]:
     """All of a question, with its database by the bytes of its file instead of by its place."""
     facts = to_dict(question)
     path = Path(question.database.location)
-    if question.database.engine != "postgres" and path.is_file():
+    if not DIALECTS[question.database.engine].is_server() and path.is_file():
         stat = path.stat()
         facts["database"]["location"] = _bytes(path, stat.st_size, stat.st_mtime_ns)
     return facts

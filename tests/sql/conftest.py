@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from copies import to_postgres
-from servers import Server, binaries, make_reader, postgres
+from servers import Server, binaries, make_reader, mariadb, mariadb_programs, postgres
 from shops import build_shop
 
 from pipelines.sql.engine import Limits, SqlEngine
@@ -42,3 +42,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         reader = admin.replace("user=owner", "user=reader password=secret")
         shop = build_shop(tmp_path_factory.mktemp("source") / "shop.sqlite")
         yield Server(admin, reader, to_postgres(shop, admin, reader))
+
+
+@pytest.fixture(scope="session")
+def mysql_port() -> Iterator[int]:
+    """A real MariaDB server on this machine."""
+    programs = mariadb_programs()
+    if programs is None:
+        pytest.skip("MariaDB's programs are not installed (apt-get install mariadb-server)")
+    with mariadb(programs) as port:
+        yield port

@@ -16,6 +16,7 @@ from pipelines.types import Database
 Kind = Literal["integer", "real", "text", "blob"]
 TYPES: dict[str, dict[Kind, str]] = {
     "duckdb": {"integer": "BIGINT", "real": "DOUBLE", "text": "VARCHAR", "blob": "BLOB"},
+    "mysql": {"integer": "bigint", "real": "double", "text": "longtext", "blob": "longblob"},
     "postgres": {"integer": "bigint", "real": "double precision", "text": "text", "blob": "bytea"},
 }
 ROWS_AT_ONCE = 1000
@@ -44,6 +45,31 @@ def to_duckdb(source: Database, path: Path) -> Database:
             for rows in _chunks(table.rows):
                 connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", rows)
     return Database(source.id, "duckdb", str(path))
+
+
+def to_mysql(source: Database, port: int, reader: str) -> Database:
+    """The SQLite database as a database of a MariaDB server on this machine, that `reader` may read.
+
+    Names are lower-cased, and text is compared by its bytes, as SQLite does.
+    """
+    import pymysql
+
+    name = source.id.lower()
+    connection = pymysql.connect(
+        host="127.0.0.1", port=port, user="owner", sql_mode="ANSI_QUOTES,NO_BACKSLASH_ESCAPES", autocommit=True
+    )
+    with contextlib.closing(connection), connection.cursor() as cursor, _opened(source) as (sqlite, known):
+        cursor.execute(f"CREATE DATABASE {quoted(name)} CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")
+        cursor.execute(f"USE {quoted(name)}")
+        cursor.execute(f"CREATE USER IF NOT EXISTS {reader}@'%' IDENTIFIED BY 'secret'")
+        cursor.execute(f"GRANT SELECT ON {quoted(name)}.* TO {reader}@'%'")
+        for table in _tables(sqlite, known):
+            columns = ", ".join(f"{quoted(column.lower())} {TYPES['mysql'][kind]}" for column, kind in table.columns)
+            cursor.execute(f"CREATE TABLE {quoted(table.name.lower())} ({columns})")
+            marks = ", ".join("%s" for _ in table.columns)
+            for rows in _chunks(table.rows):
+                cursor.executemany(f"INSERT INTO {quoted(table.name.lower())} VALUES ({marks})", rows)
+    return Database(source.id, "mysql", f"mysql://{reader}:secret@127.0.0.1:{port}/{name}")
 
 
 def to_postgres(source: Database, admin: str, reader: str, schema: str | None = None) -> Database:

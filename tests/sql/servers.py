@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,3 +86,51 @@ def postgres(programs: Path) -> Iterator[str]:
     finally:
         call(str(programs / "pg_ctl"), "stop", "-D", str(data), "-m", "immediate")
         shutil.rmtree(folder)
+
+
+def mariadb_programs() -> tuple[str, str] | None:
+    """MariaDB's server and what makes its data folder; None if they are not installed."""
+    path = os.pathsep.join((os.defpath, "/usr/sbin", "/usr/local/sbin"))
+    server, installer = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
+    return (server, installer) if server and installer else None
+
+
+@contextmanager
+def mariadb(programs: tuple[str, str]) -> Iterator[int]:
+    """Run a MariaDB server, with a superuser `owner` without a password, and give its port."""
+    port = _free_port()
+    user = None if os.getuid() else "mysql" if any(e.pw_name == "mysql" for e in pwd.getpwall()) else "nobody"
+    folder = Path(tempfile.mkdtemp(prefix="sqltrain-mariadb-"))
+    (folder / "init.sql").write_text("CREATE USER owner@'%';\nGRANT ALL ON *.* TO owner@'%' WITH GRANT OPTION;\n")
+    if user is not None:
+        shutil.chown(folder, user)
+    common = ["--no-defaults", f"--datadir={folder}/data"]
+    made = subprocess.run(
+        [programs[1], *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
+        user=user, cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    options = [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", "--skip-name-resolve"]
+    options.append(f"--init-file={folder}/init.sql")
+    small = ["--innodb-buffer-pool-size=16M", "--innodb-flush-log-at-trx-commit=0", "--performance-schema=off"]
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [programs[0], *common, *options, *small], user=user, cwd=folder, stdout=log, stderr=log
+        )
+    try:
+        _wait_until_it_listens(server, port, folder / "log")
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder)
+
+
+def _wait_until_it_listens(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError(log.read_text()[-2000:])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from copies import to_duckdb, to_postgres
+from copies import to_duckdb, to_mysql, to_postgres
 from servers import Server
 
 from pipelines.config import Source
@@ -61,7 +61,7 @@ def verdicts(
 
 
 def hold(world: Sequence[Example], ours: Sequence[Verdict], theirs: Sequence[Verdict]) -> None:
-    assert not any(verdict.broken for verdict in [*ours, *theirs])
+    assert [verdict.error_class for verdict in [*ours, *theirs] if verdict.broken] == []
     assert [(v.scores, v.n_rows, v.gold_rows) for v in ours] == [(v.scores, v.n_rows, v.gold_rows) for v in theirs]
     right = [verdict.scores["strict"] for verdict in ours]
     plain = [all(value.islower() for value in re.findall(r"'([^']*)'", one.gold_sql)) for one in world]
@@ -94,6 +94,14 @@ def test_postgres_judges_the_miniature_world_as_sqlite_does(
         if one.database == world[0].database:
             assert schema_items(one.gold_sql, schema, "postgres") == schema_items(one.gold_sql, original)
             assert hardness(one.gold_sql, "postgres") == one.hardness
+
+
+@pytest.mark.services
+def test_mysql_judges_the_miniature_world_as_sqlite_does(
+    engine: SqlEngine, world: list[Example], mysql_port: int
+) -> None:
+    copies = copied(world, lambda database: to_mysql(database, mysql_port, "reader"))
+    hold(world, *verdicts(engine, world, copies))
 
 
 def test_a_copy_keeps_values_that_do_not_fit_their_declared_type(engine: SqlEngine, tmp_path: Path) -> None:

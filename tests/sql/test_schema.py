@@ -14,6 +14,7 @@ from servers import Server
 
 from pipelines.errors import DataError
 from pipelines.sql import catalogs
+from pipelines.sql.dialects import sqlite
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
 from pipelines.types import Database, SchemaItems
 
@@ -201,7 +202,7 @@ def test_sqlite_views_share_a_budget_of_work_that_no_clock_has_a_say_in(
         return [table.columns[0].values for table in introspect(Database("v", "sqlite", str(path)), 2).tables]
 
     assert values() == [(8, 9), (10, 11), (1,)]
-    monkeypatch.setattr(catalogs, "VIEW_WORK", 50)
+    monkeypatch.setattr(sqlite, "VIEW_WORK", 50)
     assert values() == [(8, 9), (), ()]
 
 

@@ -414,7 +414,13 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
         def arm(self, seconds: float) -> None: ...
         def worked(self, units: int) -> None: ...
 
-    databases = Databases(opener("sqlite"), Bounds(5.0, 1000, 10**6, 256), Still(), lambda: None, lambda: None)
+    databases = Databases(
+        opener("pipelines.sql.dialects.sqlite:SqliteSession"),
+        Bounds(5.0, 1000, 10**6, 256),
+        Still(),
+        lambda: None,
+        lambda: None,
+    )
     times = [databases.cold_ms(shop, "SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
     assert all(ms is not None and ms > 0 for ms in times)
     assert databases.cold_ms(shop, "SELECT nope FROM customer") is None

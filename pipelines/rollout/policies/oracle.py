@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.errors import DataError
+from pipelines.registry import DIALECTS
 from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.sql import analyst
@@ -33,12 +34,6 @@ CONFIRM = ("it runs", "the result fits")
 LINK = ("use", "take", "read")
 PLAIN = ("answer", "now answer")
 MOST_PROBES = 3
-
-LIST_TABLES = {  # a table's columns are seen in its first row, in any engine
-    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
-    "duckdb": "SELECT table_name FROM information_schema.tables",
-    "postgres": "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +180,7 @@ class OraclePolicy(ScriptedPolicy):
         view, engine = self._protocol.config.schema_view, example.database.engine
         if view not in ("hidden", "names"):
             return []
-        names = [Action(self._look, LIST_TABLES[engine], rng.choice(TABLES))] if view == "hidden" else []
+        names = [Action(self._look, DIALECTS[engine].tables_query, rng.choice(TABLES))] if view == "hidden" else []
         return names + [
             Action(self._look, analyst.first_row(table, engine), rng.choice(COLUMNS).format(table=table))
             for table in sorted(self._items(example).tables)

@@ -78,7 +78,10 @@ class Session(abc.ABC):
 
     Attributes:
         deadline: when the running statement must have ended, as `time.perf_counter` counts.
+        counts_work: whether its results say what they cost (see `Raw.work`).
     """
+
+    counts_work = False
 
     def __init__(self, bounds: Bounds, clock: Clock) -> None:
         self.bounds = bounds

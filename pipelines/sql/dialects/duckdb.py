@@ -11,12 +11,12 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
-
+from pipelines.registry import dialect
 from pipelines.sql.dialects.base import (
     ERROR,
     LIMIT,
@@ -31,19 +31,25 @@ from pipelines.sql.dialects.base import (
     failure,
     fetch,
 )
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check
 from pipelines.sql.dialects.trees import refused_by_duckdb
 from pipelines.sql.dialects.values import plain_rows
 
-# By the type of the exception.
-_TYPES: Sequence[tuple[tuple[type[Exception], ...], str, str]] = (
-    ((duckdb.OutOfMemoryException,), LIMIT, "memory_limit"),
-    ((duckdb.PermissionException,), REFUSED, "not_authorized"),
-    ((duckdb.IOException, duckdb.FatalException, duckdb.InternalException), UNAVAILABLE, "disk"),
-    ((duckdb.ParserException, duckdb.SyntaxException), ERROR, "syntax"),
-    ((duckdb.ConversionException,), ERROR, "conversion"),
-    ((duckdb.Error,), ERROR, "runtime"),
-)
+if TYPE_CHECKING:
+    import duckdb
+
+# By the name of the exception's type, or of one that it is derived from.
+_TYPES = {
+    "OutOfMemoryException": (LIMIT, "memory_limit"),
+    "PermissionException": (REFUSED, "not_authorized"),
+    "IOException": (UNAVAILABLE, "disk"),
+    "FatalException": (UNAVAILABLE, "disk"),
+    "InternalException": (UNAVAILABLE, "disk"),
+    "ParserException": (ERROR, "syntax"),
+    "SyntaxException": (ERROR, "syntax"),
+    "ConversionException": (ERROR, "conversion"),
+}
 # What kind of mistake it is, by what DuckDB's own JSON says of it: (field, how its value starts).
 _MISTAKES = (
     ("type", "Table", "no_such_table"),
@@ -79,6 +85,50 @@ def settings(bounds: Bounds) -> Mapping[str, Any]:
     }
 
 
+@dialect("duckdb")
+class Duckdb(Dialect):
+    """DuckDB: a file."""
+
+    title = "DuckDB"
+    session = "pipelines.sql.dialects.duckdb:DuckdbSession"
+    sqlglot = "duckdb"
+    suffixes = (".duckdb",)
+    keys_query = """
+SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names
+FROM duckdb_constraints() WHERE schema_name = current_schema()
+    AND constraint_type IN ('PRIMARY KEY', 'FOREIGN KEY') ORDER BY table_name, constraint_index
+"""
+    comments_query = """
+SELECT table_name, '', comment FROM duckdb_tables() WHERE schema_name = current_schema() AND comment IS NOT NULL
+UNION ALL SELECT view_name, '', comment FROM duckdb_views() WHERE schema_name = current_schema() AND comment IS NOT NULL
+UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
+    WHERE schema_name = current_schema() AND comment IS NOT NULL
+"""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
+        """See `Dialect.catalog`; with the settings of the sandbox."""
+        import duckdb
+
+        bounds = Bounds(view_seconds, SAMPLED_ROWS, 64_000_000, 2048)
+        config = dict(settings(bounds)) | {"lock_configuration": "true"}  # last: what follows cannot be set
+        with open(location, "rb"), duckdb.connect(location, read_only=True, config=config) as connection:
+            until = time.monotonic() + view_seconds
+
+            def view(sql: str) -> Iterable[Sequence[Any]]:
+                timer = threading.Timer(left(until), connection.interrupt)
+                timer.start()
+                try:
+                    found = connection.execute(sql)
+                    return fetch(lambda count: plain_rows(found.fetchmany(count)), SAMPLED_ROWS, bounds.max_bytes)[0]
+                finally:
+                    timer.cancel()
+                    timer.join()  # an interrupt that came late would end the next statement
+
+            yield Catalog(lambda sql: connection.execute(sql).fetchall(), view)
+
+
 class DuckdbSession(Session):
     """One open DuckDB file; arguments as `SqliteSession` has them."""
 
@@ -91,6 +141,8 @@ class DuckdbSession(Session):
         self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refused)
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
+        import duckdb
+
         if self._connection is not None:
             return self._connection
         if not os.path.isfile(self._location):
@@ -153,15 +205,17 @@ class DuckdbSession(Session):
 
     def explain(self, error: Exception) -> Raw:
         """By the type of the exception; what is none of DuckDB's is of its Python module, or of ours."""
+        import duckdb
+
         told = _told(error)
         message = str(told.get("exception_message", "")).replace(self._location, "the database")
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
+        if not isinstance(error, duckdb.Error):
+            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
         if isinstance(error, duckdb.InterruptException):
             return self.timed_out()
-        known = [(status, error_class) for types, status, error_class in _TYPES if isinstance(error, types)]
-        if not known:
-            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
-        status, error_class = known[0]
+        known = (_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES)
+        status, error_class = next(known, (ERROR, "runtime"))
         if status != ERROR:
             return failure(status, error_class, message)
         if str(told.get("type", "")).endswith("Function"):
@@ -171,6 +225,8 @@ class DuckdbSession(Session):
 
     def is_healthy(self) -> bool:
         """Whether the catalog can be read; a database that a fatal error has shut is opened again for that."""
+        import duckdb
+
         try:
             self._probe()
         except duckdb.Error:
@@ -184,7 +240,7 @@ class DuckdbSession(Session):
 
     def _let_go(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(duckdb.Error):
+            with contextlib.suppress(Exception):  # it may be shut already
                 self._connection.close()
             self._connection = None
 

@@ -15,7 +15,7 @@ from pipelines.sql.dialects.base import ERROR, LIMIT, REFUSED, Raw, failure
 MAX_SQL = 100_000  # characters; their tokens are looked at in a quarter of a second
 MAX_DEPTH = 200  # of brackets: the parsers of these engines take time and memory that grow fast with it
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""
     (?P<space>\s+|--[^\n]*)
     |(?P<comment>/\*(?:[^*/]|\*(?!/)|/(?!\*))*\*/)
@@ -89,24 +89,38 @@ _POSTGRES = """
     lower_inc upper_inc isempty int4range int8range numrange daterange tsrange tstzrange to_tsvector to_tsquery
     plainto_tsquery phraseto_tsquery websearch_to_tsquery ts_rank ts_headline setweight similarity
 """
+_MYSQL = """
+    add adddate addtime acos asin atan bit_length char_length character_length concat concat_ws conv cot crc32 curdate
+    curtime datediff date_add date_format date_sub dayname dayofmonth dayofweek dayofyear elt field find_in_set format
+    from_days from_unixtime get_format group_concat hex unhex ifnull if insert instr isnull json_array json_arrayagg
+    json_contains json_depth json_extract json_keys json_length json_object json_objectagg json_type json_unquote
+    json_valid json_value last_day lcase left length locate log2 lpad ltrim makedate maketime md5 microsecond mid mod
+    monthname now oct ord period_add period_diff quarter regexp_instr regexp_replace regexp_substr right rpad sha1 sha2
+    sec_to_time soundex space std str_to_date strcmp subdate substring_index subtime sysdate time_format time_to_sec
+    timediff timestampadd timestampdiff to_days to_seconds truncate ucase unix_timestamp utc_date utc_time
+    utc_timestamp week weekday weekofyear year yearweek bit_xor var_samp convert char binary values nullif
+"""
 # Relations and functions that show the server instead of the data, and words that need no brackets to do so.
 HIDDEN = re.compile(r"(pg|duckdb|pragma|sqlite)_", re.I)
 _WORDS = frozenset(("current_user", "session_user", "user", "current_role"))
 _STATEMENTS = """
-    abort alter analyze attach begin call checkpoint close cluster comment commit copy create deallocate declare delete
-    detach discard do drop end execute explain export fetch force grant import insert install listen load lock merge
-    move notify pragma prepare reassign refresh reindex release replace reset revoke rollback savepoint security set
-    show start truncate unlisten update use vacuum
+    abort alter analyze attach begin binlog cache call change checkpoint close cluster comment commit copy create
+    deallocate declare delete describe detach discard do drop end execute explain export fetch flush force grant handler
+    help import insert install kill listen load lock merge move notify optimize pragma prepare purge reassign refresh
+    reindex release rename repair replace reset revoke rollback savepoint security set show shutdown signal start stop
+    truncate uninstall unlisten unlock update use vacuum xa
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 STATEMENTS = frozenset(_STATEMENTS.split())
 FUNCTIONS = {
     "duckdb": frozenset((_COMMON + _DUCKDB).split()),
     "postgres": frozenset((_COMMON + _POSTGRES).split()),
+    "mysql": frozenset((_COMMON + _MYSQL).split()),
 }
 STARTS = {
     "duckdb": frozenset(("select", "with", "values", "from", "(", "show", "describe", "summarize", "explain", "pivot")),
     "postgres": frozenset(("select", "with", "values", "table", "(")),
+    "mysql": frozenset(("select", "with", "values", "(")),
 }
 
 
@@ -118,7 +132,7 @@ def check(sql: str, engine: str) -> Raw | None:
         sql.encode()
     except UnicodeEncodeError:
         return failure(ERROR, "syntax", "the query is not valid text")
-    tokens, rest = _tokens(sql)
+    tokens, rest = lexed(sql)
     if not _is_over(rest):
         several = rest.startswith(";")
         if several:
@@ -144,13 +158,13 @@ def check(sql: str, engine: str) -> Raw | None:
 
 def body(sql: str) -> str:
     """A statement that passed `check`, without the semicolon at its end and what follows that."""
-    return sql[: len(sql) - len(_tokens(sql)[1])] if ";" in sql else sql
+    return sql[: len(sql) - len(lexed(sql)[1])] if ";" in sql else sql
 
 
 def _is_over(rest: str) -> bool:
     """Whether there is nothing to run in a text: semicolons, spaces and comments."""
     while rest:
-        tokens, left = _tokens(rest.lstrip(";"))
+        tokens, left = lexed(rest.lstrip(";"))
         if tokens or left == rest:
             return False
         rest = left
@@ -164,12 +178,12 @@ def _start(word: str) -> tuple[str, str]:
     return "syntax", f"syntax error at or near {word!r}"
 
 
-def _tokens(sql: str) -> tuple[list[tuple[str, str]], str]:
+def lexed(sql: str) -> tuple[list[tuple[str, str]], str]:
     """The tokens before the first thing that this lexer does not know, and the text from there."""
     tokens: list[tuple[str, str]] = []
     at = 0
     while at < len(sql):
-        found = _TOKEN.match(sql, at)
+        found = TOKEN.match(sql, at)
         # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
         if found is None or sql.startswith("/*", at) > (found.lastgroup == "comment") or "\r" in found[0].strip():
             return tokens, sql[at:]

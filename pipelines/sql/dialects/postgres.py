@@ -4,13 +4,14 @@ queries, and a session that forgets everything after each of them.
 
 from __future__ import annotations
 
+import contextlib
 import decimal
-from typing import Any
+import functools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import psycopg
-import psycopg.adapt
-import psycopg.conninfo
-
+from pipelines.registry import dialect
 from pipelines.sql.dialects.base import (
     ERROR,
     LIMIT,
@@ -25,9 +26,14 @@ from pipelines.sql.dialects.base import (
     failure,
     fetch,
 )
+from pipelines.sql.dialects.dialect import Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check
 from pipelines.sql.dialects.trees import refused_by_postgres
 from pipelines.sql.dialects.values import number, plain_rows
+
+if TYPE_CHECKING:
+    import psycopg
+    import psycopg.abc
 
 _TIMEOUTS = ("57014", "25P03")
 # By the class of the SQLSTATE (its first two characters), or by all of it.
@@ -69,18 +75,86 @@ FROM pg_roles r WHERE r.rolname = current_user
 """
 
 
-class _Text(psycopg.adapt.Loader):
-    """A value as the server writes it."""
+@dialect("postgres")
+class Postgres(Dialect):
+    """PostgreSQL: a schema on a server, named by the search path of an address."""
 
-    def load(self, data: Any) -> str:
-        return bytes(data).decode("utf-8", "replace")
+    title = "PostgreSQL"
+    session = "pipelines.sql.dialects.postgres:PostgresSession"
+    sqlglot = "postgres"
+    schemes = ("postgresql://", "postgres://")
+    tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
+    # information_schema tells constraints to their owner only; the catalog tells them to every reader.
+    keys_query = """
+SELECT c.conrelid::regclass::text, CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
+    ARRAY(SELECT a.attname::text FROM unnest(c.conkey) WITH ORDINALITY k(n, o)
+        JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.n ORDER BY k.o),
+    c.confrelid::regclass::text,
+    ARRAY(SELECT a.attname::text FROM unnest(c.confkey) WITH ORDINALITY k(n, o)
+        JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n ORDER BY k.o)
+FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
+WHERE n.nspname = current_schema() AND c.contype IN ('p', 'f') ORDER BY c.conrelid, c.oid
+"""
+    comments_query = """
+SELECT c.relname::text, coalesce(a.attname::text, ''), d.description
+FROM pg_description d JOIN pg_class c ON d.classoid = 'pg_class'::regclass AND c.oid = d.objoid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0
+WHERE n.nspname = current_schema()
+"""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
+        """See `Dialect.catalog`; the server holds views to their time."""
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        given = conninfo_to_dict(location).get("options") or ""
+        ours = f"{given} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
+        with psycopg.connect(location, options=ours, autocommit=True, connect_timeout=10) as connection:
+            until = time.monotonic() + view_seconds
+
+            def query(sql: str) -> Iterable[Sequence[Any]]:
+                return connection.execute(sql.encode()).fetchall()
+
+            def view(sql: str) -> Iterable[Sequence[Any]]:
+                left(until)
+                return query(sql)
+
+            yield Catalog(query, view)
+
+    @staticmethod
+    def within(address: str, name: str) -> str:
+        """The address with the schema of that name, in lower case, as its search path."""
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import make_conninfo
+
+        schema = f'"{name.lower()}"'.replace(" ", "\\ ")
+        try:
+            return make_conninfo(address, options=f"-csearch_path={schema}")
+        except ProgrammingError:  # its message may quote a password
+            raise ValueError("this is no address of a PostgreSQL server") from None
 
 
-class _Number(psycopg.adapt.Loader):
-    """A numeric, which may have 131,072 digits."""
+@functools.cache
+def _loaders() -> dict[str, type[psycopg.abc.Loader]]:
+    """How values of each type are read that psycopg would make more of than text."""
+    from psycopg.adapt import Loader
 
-    def load(self, data: Any) -> Any:
-        return number(decimal.Decimal(bytes(data).decode("ascii")))
+    class Text(Loader):
+        """A value as the server writes it."""
+
+        def load(self, data: Any) -> str:
+            return bytes(data).decode("utf-8", "replace")
+
+    class Number(Loader):
+        """A numeric, which may have 131,072 digits."""
+
+        def load(self, data: Any) -> Any:
+            return number(decimal.Decimal(bytes(data).decode("ascii")))
+
+    return {**dict.fromkeys(_AS_TEXT.split(), Text), "numeric": Number}
 
 
 class PostgresSession(Session):
@@ -95,6 +169,9 @@ class PostgresSession(Session):
         self._connection = self._connect()
 
     def _connect(self) -> psycopg.Connection[Any]:
+        import psycopg
+        import psycopg.conninfo
+
         milliseconds = max(1, int(self.bounds.timeout_s * 1000))
         ours = (
             f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"
@@ -118,9 +195,8 @@ class PostgresSession(Session):
         if row is None or row[0]:
             connection.close()
             raise OpenFailure("too_privileged", "the role of this connection may do more than read; use a plain one")
-        for name in _AS_TEXT.split():
-            connection.adapters.register_loader(name, _Text)
-        connection.adapters.register_loader("numeric", _Number)
+        for name, loader in _loaders().items():
+            connection.adapters.register_loader(name, loader)
         return connection
 
     def answer(self, sql: str, max_rows: int) -> Raw:
@@ -128,6 +204,8 @@ class PostgresSession(Session):
 
         A connection that breaks again under the same statement is another matter: see `Session.run`.
         """
+        import psycopg
+
         refused = check(sql, "postgres") or refused_by_postgres(sql)
         if refused is not None:
             return refused
@@ -162,6 +240,8 @@ class PostgresSession(Session):
 
     def explain(self, error: Exception) -> Raw:
         """By the SQLSTATE. Without one the server gave no answer, or the driver could not read it."""
+        import psycopg
+
         if not isinstance(error, psycopg.Error):
             return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
         state = error.sqlstate or ""

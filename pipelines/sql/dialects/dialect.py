@@ -1,0 +1,131 @@
+"""What the project must know of a database engine, in one class an engine.
+
+A new engine is one file with such a class, registered under the name that recipes and commands call it by, and beside
+it the `Session` that workers open its databases with. Drivers are imported where they are used: all dialects are
+imported to list their names.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
+Query = Callable[[str], Iterable[Sequence[Any]]]
+Key = tuple[
+    str, str, Sequence[str], str, Sequence[str]
+]  # table, kind of constraint, columns, table and columns it names
+
+
+class Catalog(NamedTuple):
+    """An open database: what asks its catalog and tables, and what asks its views, within limits."""
+
+    query: Query
+    view: Query
+
+
+class Unread(Exception):
+    """A view does not run within its limits."""
+
+
+def left(until: float) -> float:
+    """Seconds that are left for views, of those that end at this `time.monotonic`.
+
+    Raises:
+        Unread: none.
+    """
+    seconds = until - time.monotonic()
+    if seconds <= 0.0:
+        raise Unread
+    return seconds
+
+
+class Dialect(abc.ABC):
+    """A database engine.
+
+    Attributes:
+        title: its name for people and prompts ("PostgreSQL").
+        session: the `Session` of its workers, as "module:class".
+        sqlglot: its name for sqlglot.
+        suffixes: of its files, the commonest first; none where a server holds the databases.
+        schemes: how the addresses of its servers start ("postgresql://"); none where files do.
+        tables_query: what an agent asks to see the names of the tables.
+        columns_query: table, column and type of every column, in order.
+        views_query: the names of views.
+        keys_query: table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
+        comments_query: table, column ("" for the table itself) and what the database's makers say of it.
+        needs_packages: whether its session needs more than Python's standard library.
+    """
+
+    title: ClassVar[str]
+    session: ClassVar[str]
+    sqlglot: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    schemes: ClassVar[tuple[str, ...]] = ()
+    tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"
+    columns_query: ClassVar[str] = (
+        "SELECT table_name, column_name, data_type FROM information_schema.columns"
+        " WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
+    )
+    views_query: ClassVar[str] = (
+        "SELECT table_name FROM information_schema.tables"
+        " WHERE table_schema = current_schema() AND table_type <> 'BASE TABLE'"
+    )
+    keys_query: ClassVar[str] = ""
+    comments_query: ClassVar[str] = ""
+    needs_packages: ClassVar[bool] = True
+
+    @classmethod
+    def is_server(cls) -> bool:
+        """Whether a location is the address of a server and not a file."""
+        return not cls.suffixes
+
+    @staticmethod
+    @abc.abstractmethod
+    def catalog(location: str, view_seconds: float) -> contextlib.AbstractContextManager[Catalog]:
+        """Open a database to read its catalog; its views run for `view_seconds` at most.
+
+        Raises:
+            Exception: it cannot be opened, by the driver's own error.
+        """
+
+    @staticmethod
+    def within(address: str, name: str) -> str:
+        """The location of one of a benchmark's databases on a server.
+
+        Raises:
+            ValueError: this is no address of such a server.
+        """
+        raise ValueError(f"{address} is not the address of a server that holds {name}")
+
+
+def of_file(path: Path) -> str | None:
+    """The engine that a file's suffix names; None if there is none."""
+    from pipelines.registry import DIALECTS
+
+    return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
+
+
+def of_address(address: str) -> str | None:
+    """The engine whose server has such an address; None for what is no address."""
+    from pipelines.registry import DIALECTS
+
+    return next((name for name in DIALECTS if address.startswith(DIALECTS[name].schemes or ("\0",))), None)
+
+
+def file_suffixes() -> tuple[str, ...]:
+    """The suffixes of all engines' files."""
+    from pipelines.registry import DIALECTS
+
+    return tuple(dict.fromkeys(suffix for name in DIALECTS for suffix in DIALECTS[name].suffixes))
+
+
+def servers() -> Iterator[str]:
+    """The engines whose locations are addresses."""
+    from pipelines.registry import DIALECTS
+
+    return (name for name in DIALECTS if DIALECTS[name].is_server())

@@ -1,0 +1,257 @@
+"""MySQL and MariaDB: a user that may only read, a read-only transaction for each statement on a connection of its own.
+
+The server has no parser that would tell us what a statement calls, so names are looked up in its tokens alone
+(`guard`), in a mode in which it reads text as that lexer does: "name" is a name, a backslash is a backslash, `||`
+joins. Behind that fence are the read-only transaction and the privileges of the user, who must hold none but SELECT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from pipelines.registry import dialect
+from pipelines.sql.dialects.base import (
+    ERROR,
+    LIMIT,
+    OK,
+    REFUSED,
+    UNAVAILABLE,
+    Bounds,
+    Clock,
+    OpenFailure,
+    Raw,
+    Session,
+    failure,
+    fetch,
+)
+from pipelines.sql.dialects.dialect import Catalog, Dialect, left
+from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
+from pipelines.sql.dialects.values import plain_rows
+
+if TYPE_CHECKING:
+    import pymysql
+
+MODE = "ANSI_QUOTES,IGNORE_SPACE,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION"
+PORT = 3306
+# By the error number: of the statement first, of the server's limits, of the server itself.
+_NUMBERS = {
+    1146: (ERROR, "no_such_table"), 1054: (ERROR, "no_such_column"), 1052: (ERROR, "ambiguous_column"),
+    1305: (ERROR, "no_such_function"), 1582: (ERROR, "wrong_arguments"), 1064: (ERROR, "syntax"),
+    1055: (ERROR, "misuse"), 1111: (ERROR, "misuse"), 1140: (ERROR, "misuse"), 1436: (ERROR, "too_complex"),
+    1044: (REFUSED, "not_authorized"), 1045: (REFUSED, "not_authorized"), 1142: (REFUSED, "not_authorized"),
+    1143: (REFUSED, "not_authorized"), 1227: (REFUSED, "not_authorized"), 1290: (REFUSED, "not_authorized"),
+    1370: (REFUSED, "not_authorized"), 1792: (REFUSED, "not_authorized"),
+    1037: (LIMIT, "memory_limit"), 1038: (LIMIT, "memory_limit"), 1041: (LIMIT, "memory_limit"),
+    1114: (LIMIT, "memory_limit"), 1301: (LIMIT, "cell_limit"),
+    1205: (UNAVAILABLE, "database_locked"), 1053: (UNAVAILABLE, "database_missing"),
+    1030: (UNAVAILABLE, "disk"), 1034: (UNAVAILABLE, "database_corrupt"), 1815: (UNAVAILABLE, "internal"),
+    2006: (UNAVAILABLE, "connection"), 2013: (UNAVAILABLE, "connection"), 2014: (UNAVAILABLE, "connection"),
+}  # fmt: skip
+_TIMEOUTS = (1969, 3024, 1317)
+# What a plain reader holds: nothing on the server, SELECT on databases and tables that are named.
+_GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
+# What this engine reads otherwise than the lexer of `guard` does: comments that run, comments that are none.
+_RUNNING_COMMENTS = ("/*!", "/*M", "/*m", "/*+")
+_SCHEMAS = frozenset(("mysql", "performance_schema", "sys"))
+_DESCRIBED = (
+    "check_constraints", "columns", "key_column_usage", "referential_constraints", "schemata", "table_constraints",
+    "tables", "views",
+)  # fmt: skip
+_PLAIN = "DATE TIME DATETIME DATETIME2 TIMESTAMP TIMESTAMP2 NEWDATE TIME2"
+
+
+@dialect("mysql")
+class Mysql(Dialect):
+    """MySQL or MariaDB: a database on a server, named by the path of an address."""
+
+    title = "MySQL"
+    session = "pipelines.sql.dialects.mysql:MysqlSession"
+    sqlglot = "mysql"
+    schemes = ("mysql://", "mariadb://")
+    tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
+    columns_query = (
+        "SELECT table_name, column_name, data_type FROM information_schema.columns"
+        " WHERE table_schema = database() ORDER BY table_name, ordinal_position"
+    )
+    views_query = "SELECT table_name FROM information_schema.views WHERE table_schema = database()"
+    keys_query = (
+        "SELECT table_name, IF(constraint_name = 'PRIMARY', 'PRIMARY KEY', 'FOREIGN KEY'), column_name,"
+        " referenced_table_name, referenced_column_name FROM information_schema.key_column_usage"
+        " WHERE table_schema = database() AND (constraint_name = 'PRIMARY' OR referenced_table_name IS NOT NULL)"
+        " ORDER BY table_name, constraint_name, ordinal_position"
+    )
+    comments_query = (
+        "SELECT table_name, '', table_comment FROM information_schema.tables"
+        " WHERE table_schema = database() AND table_comment <> '' UNION ALL"
+        " SELECT table_name, column_name, column_comment FROM information_schema.columns"
+        " WHERE table_schema = database() AND column_comment <> ''"
+    )
+
+    @staticmethod
+    @contextlib.contextmanager
+    def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
+        """See `Dialect.catalog`; the server holds views to their time."""
+        with contextlib.closing(connect(location, view_seconds)) as connection:
+            until = time.monotonic() + view_seconds
+
+            def query(sql: str) -> Iterable[Sequence[Any]]:
+                with connection.cursor() as cursor:
+                    cursor.execute(sql)
+                    return (
+                        [_with_lists(row) for row in cursor.fetchall()]
+                        if sql == Mysql.keys_query
+                        else cursor.fetchall()
+                    )
+
+            def view(sql: str) -> Iterable[Sequence[Any]]:
+                left(until)
+                return query(sql)
+
+            yield Catalog(query, view)
+
+    @staticmethod
+    def within(address: str, name: str) -> str:
+        """The address with the database of that name as its path."""
+        parts = urlsplit(address)
+        if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
+            raise ValueError("this is no address of a MySQL server")
+        return parts._replace(path=f"/{name.lower()}").geturl()
+
+
+def _read_otherwise(sql: str) -> Raw | None:
+    """Why a statement that passed `guard.check` may not run: the engine reads it otherwise, or it shows the server."""
+    for found in TOKEN.finditer(sql):
+        text = found[0]
+        if found.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
+            return failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
+        if found.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
+            return failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
+    words = [word for _, word in lexed(sql)[0]]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("#", "@", "into", "lock", "procedure") or (word == "for" and following in ("update", "share")):
+            return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
+        if word in _SCHEMAS and following == ".":
+            return failure(REFUSED, "not_authorized", f"not authorized to use {word}")
+    for schema, dot, name in zip(words, words[1:], words[2:], strict=False):
+        if (schema, dot) == ("information_schema", ".") and name not in _DESCRIBED:
+            return failure(REFUSED, "not_authorized", f"not authorized to use information_schema.{name}")
+    return None
+
+
+def _with_lists(row: Sequence[Any]) -> Sequence[Any]:
+    """A row of keys, one column each, as one with lists of columns."""
+    table, kind, column, to_table, to_column = row
+    return table, kind, [column], to_table, [to_column]
+
+
+def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.Connection[Any]:
+    """A connection whose statements may only read, and take so many seconds.
+
+    Raises:
+        pymysql.Error: the server cannot be reached, or turned us away.
+    """
+    import pymysql
+    from pymysql.constants import FIELD_TYPE
+    from pymysql.converters import conversions
+    from pymysql.cursors import Cursor, SSCursor
+
+    as_text = {getattr(FIELD_TYPE, name) for name in _PLAIN.split() if hasattr(FIELD_TYPE, name)}
+    parts = urlsplit(location)
+    connection = pymysql.connect(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or PORT,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.strip("/")) or None,
+        charset="utf8mb4",
+        sql_mode=MODE,
+        autocommit=True,
+        local_infile=False,
+        connect_timeout=max(2, int(seconds)),
+        read_timeout=max(2, int(seconds * 2)),
+        conv={kind: convert for kind, convert in conversions.items() if kind not in as_text},
+        cursorclass=SSCursor if unbuffered else Cursor,
+    )
+    is_mariadb = "MariaDB" in str(connection.server_version)
+    clock = f"max_statement_time = {seconds:.3f}" if is_mariadb else f"max_execution_time = {int(seconds * 1000)}"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION {clock}, lock_wait_timeout = {max(1, int(seconds * 0.9))}")
+        cursor.execute("SET SESSION TRANSACTION READ ONLY")
+    return connection
+
+
+class MysqlSession(Session):
+    """One connection at a time; `location` is an address such as mysql://reader@host/bench. The other arguments are as
+    `SqliteSession` has them.
+
+    Its user must be a plain reader, that holds SELECT and nothing else: another is turned away.
+    """
+
+    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
+        super().__init__(bounds, clock)
+        self._location = location
+        self._connection: pymysql.Connection[Any] | None = self._connect()
+
+    def _connect(self, is_first: bool = True) -> pymysql.Connection[Any]:
+        import pymysql
+
+        try:
+            connection = connect(self._location, self.bounds.timeout_s, unbuffered=True)
+            if not is_first:
+                return connection
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW GRANTS")
+                grants = [str(row[0]) for row in cursor.fetchall()]
+        except (pymysql.Error, OSError, ValueError):
+            raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
+        if not all(map(_GRANT.match, grants)) or any("WITH GRANT OPTION" in grant for grant in grants):
+            connection.close()
+            raise OpenFailure("too_privileged", "the user of this connection may do more than read; use a plain one")
+        return connection
+
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run one statement in a read-only transaction, on a connection that has run nothing else of a caller's."""
+        refused = check(sql, "mysql") or _read_otherwise(sql)
+        if refused is not None:
+            return refused
+        connection = self._connection or self._connect(is_first=False)
+        self._connection = None  # variables, temporary tables, locks: with it goes all that a statement could leave
+        cursor = connection.cursor()
+        try:
+            cursor.execute(f"SET SESSION sql_select_limit = {max_rows + 1}")
+            cursor.execute("START TRANSACTION READ ONLY")
+            cursor.execute(body(sql))
+            columns = tuple([item[0] for item in cursor.description or ()])
+            rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
+            return Raw(OK, columns, rows, truncated)
+        finally:
+            cursor.connection = None  # it would fetch all rows that are left
+            connection._force_close()
+
+    def explain(self, error: Exception) -> Raw:
+        """By the number of the server's error."""
+        import pymysql
+
+        if not isinstance(error, pymysql.Error) or not error.args or not isinstance(error.args[0], int):
+            return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
+        number, message = error.args[0], str(error.args[-1])
+        if number in _TIMEOUTS:
+            return self.timed_out()
+        status, error_class = _NUMBERS.get(number, (ERROR, "runtime"))
+        return failure(status, error_class, message if status != UNAVAILABLE else "the server gave no answer")
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers on a new connection."""
+        self._connection = self._connect()
+        return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection._force_close()
+            self._connection = None
