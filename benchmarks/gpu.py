@@ -40,7 +40,7 @@ from pipelines.data import base
 from pipelines.protocols.base import build
 from pipelines.registry import reward
 from pipelines.sql.schema import introspect
-from pipelines.training import grpo
+from pipelines.training import grpo, rollouts
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Rollouts
@@ -124,7 +124,7 @@ def rig(slow: float) -> list[int]:
         trained.append(sum(len(paid.trajectory.token_ids) for paid in made.episodes))
         return made
 
-    grpo.build_protocol = lambda settings: AnyTextIsAQuery(settings, slow)
+    rollouts.build_protocol = lambda settings: AnyTextIsAQuery(settings, slow)
     Rollouts.generate = counted  # type: ignore[method-assign]
     return trained
 
