@@ -92,7 +92,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        4,
+        5,
         ("name", "title"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),

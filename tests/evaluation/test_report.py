@@ -363,3 +363,16 @@ def test_a_question_that_nobody_knows_is_counted_and_not_read() -> None:
     )
     assert [each["id"] for each in index["questions"]] == ["q0", "q1", "q3"]
     assert len(index["rows"]) == 9
+
+
+def test_data_efficiency_is_counted_from_the_base_in_one_turn_and_says_so() -> None:
+    """SQL-Trail, table 1: gains over the base model in a single pass, where it was asked so."""
+    base = report_data(questions=10, samples=0)
+    first, second, third = (dataclasses.replace(system, training_examples=1000) for system in base.systems)
+    plain = contents.behaviour(dataclasses.replace(base, systems=(first, second, third)))
+    assert [row[-1] for row in plain.rows] == [None, pytest.approx(60.0), pytest.approx(80.0)]
+    assert plain.note.endswith(f"are counted from {NAMES[0]} (0.0).")
+    single = dataclasses.replace(first, at_once=second.records)  # right on six of ten without a look
+    table = contents.behaviour(dataclasses.replace(base, systems=(single, second, third)))
+    assert [row[-1] for row in table.rows] == [None, pytest.approx(0.0), pytest.approx(20.0)]
+    assert table.note.endswith(f"are counted from {NAMES[0]} in one turn (60.0).")
