@@ -26,7 +26,7 @@ from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, stag
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
-READING = ("data.max_bad_share", "data.linker", "execution", "seed")
+READING = ("data.max_bad_share", "data.linker", "data.values", "execution", "seed")
 LEARNED = ("data.sft", "data.rl", "data.dev", "data.drop_empty", "data.cleaners")
 BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
 
