@@ -41,8 +41,8 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call
         recipe = recipes.load("sql_trail", settings)
         for name in ("data", "evaluation"):
             (tmp_path / name).mkdir()
-        data.build_held_out(Context("data", recipe, tmp_path / "data", {}, Silent()))
-        asked = Context("evaluate", recipe, tmp_path / "evaluation", {"data": tmp_path / "data"}, Silent())
+        data.build_test(Context("test", recipe, tmp_path / "data", {}, Silent()))
+        asked = Context("evaluate", recipe, tmp_path / "evaluation", {"test": tmp_path / "data"}, Silent())
         evaluate.evaluate_questions(asked, examples(tmp_path / "data", "test"), "model", None)
         return tmp_path / "evaluation"
 
