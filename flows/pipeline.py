@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from pydantic import Field
 
@@ -78,8 +79,13 @@ def walk(
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
             shared = Walk(steps, recipe, store, tracker, role)
             for step in steps:
-                task = run_stage.with_options(name=step.name, task_run_name=step.name)
-                done[step.name] = task(step, shared, [done[name] for name in step.needs])
+                task = run_stage.with_options(
+                    name=step.name,
+                    task_run_name=f"{recipe.name}: {step.name} {step.key}",
+                    tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
+                )
+                made: Any = task(step, shared, [done[name] for name in step.needs])
+                done[step.name] = made.result() if isinstance(made, State) else made  # `Cached` is a state of its own
     finally:
         _publish(steps, done, tracker)
     return list(done.values())

@@ -20,6 +20,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Completed
 
 from pipelines.config import Recipe
 from pipelines.errors import BoundaryError, ResourceError
@@ -168,8 +169,10 @@ def _is_boundary(task: Any, run: Any, state: Any) -> bool:
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_condition_fn=_is_boundary,
 )
-def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> graph.StageResult:
-    """Make one stage, or find it made; returns a small reference, never data.
+def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> Any:
+    """Make one stage, or find it made: its `graph.StageResult`, a small reference and never data.
+
+    A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made.
 
     Args:
         needs: the results of the stages that it reads; they draw the graph in the UI.
@@ -184,6 +187,6 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             verdict = read_json(step.folder / "contract.json")
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
-    how = "there" if result.cached else f"made in {time.perf_counter() - begun:.1f} s"
+    how = "cached" if result.cached else f"made in {time.perf_counter() - begun:.1f} s"
     log.info("%s: %s, %s", step.name, how, result.folder)
-    return result
+    return Completed(name="Cached", data=result) if result.cached else result

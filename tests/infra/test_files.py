@@ -1,10 +1,12 @@
 """The files of infra/ that cannot be run here: each parses, and what it refers to is there."""
 
 import importlib
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,3 +218,16 @@ def test_ci_says_which_step_failed(tmp_path: Path, failing: str, line: str) -> N
     if failing:
         assert re.search(rf"^{line} \| == FAILED: ", done.stdout, re.MULTILINE)
         assert re.search(rf'^== FAILED after \d+s: see the line "FAILED:" of {line}$', done.stdout, re.MULTILINE)
+
+
+def test_the_switch_for_json_logs_makes_each_line_an_object() -> None:
+    page = (INFRA / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^```sh json-logs\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    code = "from prefect.logging.configuration import setup_logging; import logging; setup_logging(); "
+    code += "[logging.getLogger(f'prefect.{n}').error('a line') for n in ('server', 'flow_runs', 'task_runs')]"
+    python = f"{sys.executable} -W ignore -c {shlex.quote(code)}"
+    command = f"{block[1]}\nexport PREFECT_LOGGING_TO_API_ENABLED=false\n{python}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=True)
+    lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines() if line]
+    assert ["a line" in line.values() for line in lines] == [True] * 3

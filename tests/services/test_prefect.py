@@ -84,6 +84,12 @@ def test_the_same_run_again_makes_nothing(site: Site) -> None:
     stages = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
     assert {row["state"] for row in stages} == {"there"}
     assert digests(site.store) == before
+    tasks = site.api("task_runs/filter", {"flow_runs": {"id": {"any_": [site.newest_run()["id"]]}}})
+    assert {task["state"]["name"] for task in tasks} == {"Cached"}
+    data = next(task for task in tasks if "stage:data" in task["tags"])
+    key = next(row["key"] for row in stages if row["stage"] == "data")
+    assert data["name"] == f"miniature: data {key}"
+    assert "recipe:miniature" in data["tags"]
 
 
 def test_a_failed_run_exits_1_and_says_why(site: Site) -> None:

@@ -10,9 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .browser import CHROMIUM, browser
-from .conftest import SMALL_DATA, Site
+from .conftest import ROOT, SMALL_DATA, Site
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
@@ -117,3 +118,15 @@ def test_text_that_is_no_override_is_refused_before_there_is_a_run(site: Site) -
     assert done.returncode == 1
     assert "overrides" in done.stdout + done.stderr
     assert site.newest_run().get("id") == before
+
+
+def test_ci_s_night_ends_red_when_the_night_failed_and_without_the_key(site: Site) -> None:
+    """The very script of the workflow; the night has no inbox here."""
+    workflow = yaml.safe_load((ROOT / "infra" / "github" / "retrain.yml").read_text(encoding="utf-8"))
+    script = next(step["run"] for step in workflow["jobs"]["night"]["steps"] if step.get("name") == "night")
+    done = site.run(script)
+    assert done.returncode == 1
+    assert "inbox" in site.newest_run("retrain")["state"]["message"]
+    refused = site.run(f"export PREFECT_API_AUTH_STRING=sqltrain:guess; {script}")
+    assert refused.returncode == 1
+    assert "401" in refused.stdout + refused.stderr
