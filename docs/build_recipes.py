@@ -101,6 +101,7 @@ ALONE = """
 model.lora.rank, model.lora.alpha, model.lora.dropout: low-rank adapters: `'model.lora={rank: 32, alpha: 64}'`
 model.revision: the commit of a hub model, so that a run does not change when its authors push
 data.sft.hardness, data.dev.hardness, data.test.hardness: only these levels: `data.dev.hardness=[extra]`
+data.sft.corrections, data.rl.corrections, data.dev.corrections, data.test.corrections: a file of gold SQL put right
 data.rl.path: a source's folder or file; in a list by its place: `data.rl.0.path=BIRD`
 data.dev.count, data.test.count: so many questions, drawn by the seed: a quick look before a whole benchmark
 execution.max_bytes: bytes of one result: lower it where a small machine runs many SQL workers

@@ -151,7 +151,8 @@ def other(annotation: Any, value: Any) -> Any:
         kinds = [one for one in options if one is not type(None)]
         return other(kinds[0], value)
     if origin is tuple:
-        return [other(options[0], None)]
+        many = options[:1] if options[-1] is Ellipsis else options
+        return [other(kind, value[place] if value else None) for place, kind in enumerate(many)]
     if isinstance(value, bool) or annotation is bool:
         return not value
     if annotation is float:
@@ -171,7 +172,6 @@ GIVEN: dict[str, Any] = {
     "rewards.options": {"easy": 1},
     "model.lora.rank": 8,
     "sft.optimizer.kind": "adamw",
-    **{f"{name}.optimizer.betas": [0.8, 0.9] for name in ("sft", "grpo")},
     **{f"data.{pool}.kind": "synsql" for pool in ("sft", "rl", "dev", "test")},
 }
 WITH: dict[str, tuple[str, Any]] = {  # what goes with another value of a field
