@@ -137,7 +137,7 @@ def _refused_in_duckdb(node: Node) -> str:
         return f"this part of SQL is not allowed here: {kind}"
     if kind == "BASE_TABLE":
         return _read(node["qualified_name"]["path"])
-    if kind == "SHOW_REF" and "query" not in node and node.get("table_name") not in _SHOWN:
+    if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWN:
         return f"not authorized to show {node.get('table_name')}"
     return ""
 
