@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
-from pipelines.store import DAMAGED, MIN_FREE_MB, Entry, Store, read_json, require_room, write_json
+from pipelines.store import DAMAGED, MIN_FREE_MB, Entry, Store, folders, read_json, require_room, write_json
 
 RUNS, PINS = ".runs", "pins.json"
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
@@ -194,9 +194,10 @@ def usage(store: Store) -> dict[str, tuple[int, int]]:
     """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
     count: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for folder in sorted(path for path in store.root.glob("[!.]*") if path.is_dir()):
-        total[folder.name] = _size(folder)
-        count[folder.name] = len(list(folder.glob("[!.]*/manifest.json")))
+    for name in folders(store.root):
+        total[name] = _size(store.root / name)
+        count[name] = 0
+    count.update(stage for stage, _ in store.names())
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
 
 
@@ -205,7 +206,15 @@ def _made(one: Entry) -> float:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    total, todo = 0, [str(folder)]
+    while todo:
+        with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as found:  # it may go while it is read
+            for each in found:
+                if each.is_dir(follow_symlinks=False):
+                    todo.append(each.path)
+                else:
+                    total += each.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _locked(work: Path) -> bool:

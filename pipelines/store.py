@@ -112,8 +112,10 @@ class Store:
 
     def names(self) -> Iterator[tuple[str, str]]:
         """The (stage, key) of all finished stages, in order."""
-        for path in sorted(self.root.glob(f"[!.]*/[!.]*/{MANIFEST}")):
-            yield path.parent.parent.name, path.parent.name
+        for stage in folders(self.root):
+            for key in folders(self.root / stage):
+                if os.path.isfile(f"{self.root}/{stage}/{key}/{MANIFEST}"):
+                    yield stage, key
 
     def entries(self) -> Iterator[Entry]:
         """All finished stages whose manifest can be read, by stage and key; `damage` tells of the others."""
@@ -164,6 +166,15 @@ class Store:
             if not (final / MANIFEST).is_file():
                 raise
             shutil.rmtree(work, ignore_errors=True)
+
+
+def folders(place: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, but those that begin with a dot; [] where it is not there."""
+    try:
+        with os.scandir(place) as found:
+            return sorted(each.name for each in found if each.name[0] != "." and each.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def require_room(path: Path, megabytes: int) -> None:

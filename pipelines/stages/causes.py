@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.store import MANIFEST
+from pipelines.store import MANIFEST, folders
 
 LOOKED_AT = 20  # finished stages of a kind, the newest ones, that a plan is compared with
 SHOWN = 4  # causes of one stage
@@ -22,8 +22,9 @@ def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
         folder: of that kind of stage in the store.
         about: what decides the stage's result.
     """
-    newest = sorted(folder.glob(f"[!.]*/{MANIFEST}"), key=lambda path: path.stat().st_mtime, reverse=True)[:LOOKED_AT]
-    found = [changes(old, about) for old in map(_read, newest) if old is not None]
+    places = [folder / name for name in folders(folder)]
+    newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]
+    found = [changes(old, about) for place in newest if (old := _read(place / MANIFEST)) is not None]
     return min(found, key=len, default=None)
 
 
