@@ -50,7 +50,10 @@ def walk(
         role: what the stages are made for, where one run makes several of a name.
     """
     if all(step.cached for step in steps):  # nothing to make is nothing to track, but a breach stays one
-        return [_timed(done, functools.partial(_found, step, steps, recipe, store, progress)) for step in steps]
+        results = [_timed(done, functools.partial(_found, step, steps, recipe, store, progress)) for step in steps]
+        for result in results:  # a night's champion was evaluated before: its numbers belong to this night, too
+            tracker.found(role, result)
+        return results
     ready.check(recipe, steps)
     from tasks.step import run_step
 
