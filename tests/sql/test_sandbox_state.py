@@ -15,7 +15,7 @@ from shops import build_shop
 from pipelines.sql.dialects.base import Bounds, Session
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.postgres import PostgresSession
-from pipelines.sql.dialects.sqlite import SqliteSession
+from pipelines.sql.dialects.sqlite import SqliteSession, guard
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database
 
@@ -144,7 +144,7 @@ def session_of_sqlite(session: Any) -> list[Any]:
                 rows.append([(str(error),)])
         return [*rows, connection.text_factory, connection.in_transaction]
     finally:
-        connection.set_authorizer(session._guard)
+        connection.set_authorizer(guard)
 
 
 LEFT_BY_SQLITE = (

@@ -101,7 +101,9 @@ class Session(abc.ABC):
             return failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
             return self._blamed(self.explain(error))
-        return raw._replace(ms=(perf_counter() - start) * 1000) if raw.status == OK else raw
+        if raw.status != OK:
+            return raw
+        return Raw(OK, raw.columns, raw.rows, raw.truncated, None, None, (perf_counter() - start) * 1000)
 
     def _blamed(self, raw: Raw) -> Raw:
         """A failure of the engine is the statement's own where the database still works: else a statement that makes
