@@ -39,11 +39,11 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call
     def run(say: Callable[[Request], str]) -> Path:
         monkeypatch.setattr(evaluate, "answering", lambda *_: ScriptedPolicy(say))
         recipe = recipes.load("sql_trail", settings)
-        for name in ("data", "evaluation"):
+        for name in ("test", "evaluation"):
             (tmp_path / name).mkdir()
-        data.build_test(Context("test", recipe, tmp_path / "data", {}, Silent()))
-        asked = Context("evaluate", recipe, tmp_path / "evaluation", {"test": tmp_path / "data"}, Silent())
-        evaluate.evaluate_questions(asked, examples(tmp_path / "data", "test"), "model", None)
+        data.build_test(Context("test", recipe, tmp_path / "test", {}, Silent()))
+        asked = Context("evaluate", recipe, tmp_path / "evaluation", {"test": tmp_path / "test"}, Silent())
+        evaluate.evaluate_questions(asked, examples(tmp_path / "test", "test"), "model", None)
         return tmp_path / "evaluation"
 
     return run
