@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flows import operations
-from flows.opening import AsJson, Overrides, RecipeName, open_for, open_recipe, split
+from flows.opening import AsJson, Overrides, RecipeName, emit, open_for, open_recipe, split
 from flows.score import score
 from flows.sweep import sweep
 from pipelines.errors import SqltrainError, UserError
@@ -366,11 +365,6 @@ def add(
 app.command(rich_help_panel="Evaluate")(score)
 app.command(rich_help_panel="Train")(sweep)
 operations.register(app)
-
-
-def emit(value: dict[str, Any]) -> None:
-    """One JSON object on one line, for scripts."""
-    typer.echo(json.dumps(value, sort_keys=True))
 
 
 def main() -> None:

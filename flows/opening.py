@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,3 +71,8 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
     if not root:
         raise UserError("store= names no folder", "Write store=DIR, or leave it out for ./store.")
     return [one for one in overrides if not one.startswith("store=")], Store(Path(root).expanduser())
+
+
+def emit(value: dict[str, Any]) -> None:
+    """One JSON object on one line, for scripts."""
+    typer.echo(json.dumps(value, sort_keys=True))

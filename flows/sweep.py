@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.opening import AsJson, RecipeName, split
+from flows.opening import AsJson, RecipeName, emit, split
 from pipelines.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def sweep(
       sqltrain sweep sql_trail include=scales/miniature variant=none,no_turns seed=0..2 --plan
     """
     from flows import screen, sweeping
-    from flows.cli import emit
     from pipelines.evaluation import tables
     from pipelines.recipes import digest
 

@@ -74,6 +74,7 @@ class Registry(Generic[T]):
         self.noun, self.group, self.fields = noun, group, tuple(fields)
         self.home, self._leading = home, leading
         self._entries: dict[str, Entry[T]] = {}
+        self._models: dict[str, type[BaseModel]] = {}
         self._is_loaded = False
 
     def __call__(self, name: str, *, options: type[BaseModel] | None = None) -> Callable[[T], T]:
@@ -92,6 +93,7 @@ class Registry(Generic[T]):
                     "Give one of them another name.",
                 )
             self._entries[name] = Entry(value, module, options)
+            self._models.pop(name, None)
             return value
 
         return register
@@ -166,7 +168,9 @@ class Registry(Generic[T]):
     def options_model(self, name: str) -> type[BaseModel]:
         """The model of a part's options: the one it was registered with, or its keyword parameters with their types."""
         entry = self.entry(name)
-        return entry.options or _model_of(name, entry.value, self._leading)
+        if name not in self._models:
+            self._models[name] = entry.options or _model_of(name, entry.value, self._leading)
+        return self._models[name]
 
     def used(self, values: Mapping[str, Any]) -> set[str]:
         """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""

@@ -44,7 +44,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_ledger_takes_any_character_in_a_reason(tmp_path: Path) -> None:
     book = Ledger(Store(tmp_path), "farms")
-    book.add("night", decision="refused", reason=f"no such file: x{ENDS}y.sqlite", new=["0001-a"])
+    book.add("night", decision="kept", reason=f"no such file: x{ENDS}y.sqlite", new=["0001-a"])
     book.add("night", decision="nothing", reason="", new=[])
     assert [row["reason"] for row in book.lines()] == [f"no such file: x{ENDS}y.sqlite", ""]
-    assert ledgers(Store(tmp_path))["farms"].decided() == {"0001-a": "refused"}
+    assert ledgers(Store(tmp_path))["farms"].decided() == {"0001-a": "kept"}

@@ -14,19 +14,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, cast, get_args
+from pathlib import Path
+from typing import Any, Self
 
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.protocols.base import build
+from pipelines.registry import DIALECTS
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
+from pipelines.sql.dialects.dialect import of_file
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
-from pipelines.types import Database, EngineName, Example, Outcome, StopReason, Trajectory
+from pipelines.types import Database, Example, Outcome, StopReason, Trajectory
 
 Messages = list[dict[str, str]]
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
@@ -209,9 +212,9 @@ def example_of(row: Mapping[str, Any]) -> Example:
             "A row has the texts question, sql and database (a file).",
         )
     path = texts["database"]
-    engine = texts["engine"] or ("duckdb" if path.endswith(".duckdb") else "sqlite")
-    if engine not in get_args(EngineName):
-        raise DataError(f"there is no engine {engine!r}", f"There are: {', '.join(get_args(EngineName))}.")
+    engine = texts["engine"] or of_file(Path(path)) or "sqlite"
+    if engine not in DIALECTS:
+        raise DataError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
     name = path.rsplit("/", 1)[-1].partition(".")[0]
-    database = Database(id=name, engine=cast("EngineName", engine), location=path)
+    database = Database(id=name, engine=engine, location=path)
     return Example(texts["id"] or texts["question"], texts["question"], database, texts["sql"], texts["evidence"])

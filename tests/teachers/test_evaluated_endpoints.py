@@ -23,7 +23,7 @@ CHOOSING = "Answer with one letter and nothing else"  # what only the selector i
 
 def oracle_of(recipe: Recipe, store: Store, wrong: bool = False) -> Callable[[list[dict[str, str]]], str]:
     """What the oracle says to the test questions; `wrong` answers every third request with another query."""
-    folder, protocol, schema = make(recipe, store, "data"), build(recipe.protocol), schemas(recipe)
+    folder, protocol, schema = make(recipe, store, "test"), build(recipe.protocol), schemas(recipe)
     asked = {
         protocol.prompt(one, schema(one.database), recipe.protocol.max_turns_eval)[-1][1]: one
         for one in examples(folder, "test")
