@@ -17,8 +17,6 @@ from typing import Any
 
 import pydantic
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
@@ -170,13 +168,36 @@ def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str
         RecipeError: a value that no recipe can hold, in the file at `path`.
     """
     try:
-        whole = OmegaConf.to_container(OmegaConf.merge(_of_one_kind(below, above), above))
-    except OmegaConfBaseException as error:
-        raise RecipeError(f"{path}: {' '.join(str(error).split())}") from None
+        merged = _laid_over(_of_one_kind(below, above), _plain(above))
+    except TypeError as error:
+        raise RecipeError(f"{path}: {error}") from None
     except RecursionError:
         raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
-    assert isinstance(whole, dict)
-    return {str(key): value for key, value in whole.items()}
+    return merged
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A new mapping; neither of the two is changed."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = below.get(key)
+        merged[key] = _laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    """A copy of what YAML holds: mappings with texts as keys, lists, texts, numbers, truth values and null.
+
+    Raises:
+        TypeError: it holds something else, such as a date.
+    """
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"{value!r} is a {type(value).__name__}; a recipe holds texts, numbers, lists and mappings")
 
 
 def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
