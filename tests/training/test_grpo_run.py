@@ -3,10 +3,13 @@
 import json
 
 import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
 
+from pipelines import recipes
 from pipelines.config import Sampling
 from pipelines.errors import RecipeError
-from pipelines.training import grpo, launch
+from pipelines.training import grpo, launch, model
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
 
@@ -33,6 +36,33 @@ def test_a_run_says_what_one_watches(plan):
     assert all(line["drift_max"] < 1e-3 for line in curves)
     assert [line.get("turns_held_out") is None for line in curves] == [False, True, False]
     assert all(line["pass_at_group"] >= line["ex"] and line["reasoning_chars"] >= 0 for line in curves)
+
+
+def bytes_kept(network, tokens: int) -> int:
+    """What the forward of one row keeps for its backward, as TRL computes it: logits are never whole."""
+    add_fused_lm_head(network, outputs=("log_probs", "entropy"))
+    weights = {value.untyped_storage().data_ptr() for value in network.parameters()}
+    kept = {}
+
+    def keep(value):
+        kept[value.untyped_storage().data_ptr()] = value  # held, so that no address is used twice
+        return value
+
+    ids = torch.arange(tokens)[None] % network.config.vocab_size
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        out = network(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True)
+    assert out.log_probs.requires_grad
+    return sum(value.untyped_storage().nbytes() for address, value in kept.items() if address not in weights)
+
+
+def test_a_micro_batch_of_the_tiny_scale_fits_a_small_machine(tmp_path):
+    """A micro-batch keeps its activations until its backward: with prompts of real schemas every row may be full."""
+    tiny = recipes.load("sql_trail", ["include=scales/tiny"])
+    model.make_tiny(tiny.model, ["SELECT name FROM singer"], (), tmp_path / "model", seed=0)
+    network, _ = model.load_to_train(tmp_path / "model", tiny.model)
+    plan = Plan(kind="grpo", recipe=tiny, checkpoint_in="model", data=tmp_path, out=tmp_path)
+    rows = grpo.arguments(plan, 1000).per_device_train_batch_size
+    assert rows * bytes_kept(network, tiny.grpo.sampling.episode_tokens) < 1.2e9
 
 
 def test_what_cannot_be_corrected_is_refused_and_what_is_inexact_is_told():
