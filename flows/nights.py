@@ -266,8 +266,8 @@ def _guard(site: Site, include: str) -> Recipe:
 def _evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
     name = f"evaluate_{who.stage}"
-    schema = [each for each in recipe.stages if each == "gold_schema"]
-    alone = recipe.model_copy(update={"stages": (*schema, who.stage, "evaluate")})
+    kept = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names
+    alone = recipe.model_copy(update={"stages": (*(each for each in recipe.stages if each in kept), "evaluate")})
     among = ("test", "test_schema", who.stage, name)
     steps = graph.plan(alone, site.store, name, {who.stage: who.key}, among)
     return site.make(alone, steps, role)[name]
