@@ -35,10 +35,10 @@ services-setup: $(VENV)/.services
 # The same in two parts, which CI runs beside each other: those that share one Prefect server, and all others.
 SHARING = $(patsubst %,tests/services/test_%.py,killed moved nightly prefect security ui)
 services-server: $(VENV)/.services
-	$(BIN)/python -m pytest -m services --durations=15 $(SHARING)
+	$(BIN)/python -m pytest -m 'services and not slow' --durations=15 $(SHARING)
 
 services-rest: $(VENV)/.services
-	$(BIN)/python -m pytest -m services --durations=15 $(SHARING:%=--ignore=%)
+	$(BIN)/python -m pytest -m 'services and not slow' --durations=15 $(SHARING:%=--ignore=%)
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -31,7 +31,12 @@ def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return digests(store)
 
 
-@pytest.mark.parametrize("victim", ["worker", "server", "child", "all"])
+SLOW = pytest.mark.slow  # minutes each; CI kills the server, and all at once
+
+
+@pytest.mark.parametrize(
+    "victim", [pytest.param("worker", marks=SLOW), "server", pytest.param("child", marks=SLOW), "all"]
+)
 def test_the_next_run_ends_with_the_same_store(
     site: Site, undisturbed: dict[str, Any], tmp_path: Path, victim: str
 ) -> None:
