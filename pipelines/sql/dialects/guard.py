@@ -36,15 +36,15 @@ _KEYWORDS = """
     replace right rollup row rows select sets similar some struct substring table then ties to trim tablesample
     unbounded union unnest unpivot pivot using values when where window with within without columns
     bigint bit blob bool boolean bytea char character date decimal double float float4 float8 hugeint int int2 int4
-    int8 integer json jsonb nchar numeric real smallint text time timestamp timestamptz tinyint uuid varchar varying
+    int8 integer json jsonb nchar numeric real smallint text time timestamp timestamptz tinyint varchar varying
 """
 _COMMON = """
     abs acos asin atan atan2 ceil ceiling cos cosh cot degrees div exp floor ln log log10 log2 mod pi pow power radians
     random round sign sin sinh sqrt cbrt tan tanh trunc greatest least factorial gcd lcm isnan isinf isfinite
     ascii bit_length btrim char_length character_length chr concat concat_ws format initcap instr length lower lpad
     ltrim md5 octet_length regexp_matches regexp_replace regexp_split_to_array regexp_like regexp_count regexp_substr
-    repeat reverse rpad rtrim split_part starts_with string_to_array strpos substr to_char to_number translate upper
-    to_hex quote_ident quote_literal array_to_string
+    repeat replace reverse rpad rtrim split_part starts_with string_to_array strpos substr to_char to_number translate
+    upper to_hex quote_ident quote_literal array_to_string
     age current_date current_timestamp date_part date_trunc date_diff datediff date_add date_sub dateadd make_date
     make_timestamp make_time make_interval now strftime strptime to_date to_timestamp julian year month day hour
     minute second quarter week dayofweek dayofyear dayname monthname isodow epoch justify_days justify_hours
@@ -75,15 +75,16 @@ _DUCKDB = """
     even gamma lgamma nextafter signbit xor bit_count ifnull if nvl typeof try_cast error_on_null
     json_extract json_extract_string json_type json_valid json_keys json_value json_exists json_contains json_array
     json_group_array json_group_object json json_quote to_base64 from_base64 base64 sha256 hash
-    generate_subscripts array_distinct array_sort constant_or_null least_common_multiple greatest_common_divisor
+    generate_subscripts array_distinct array_sort filter nullif constant_or_null
+    least_common_multiple greatest_common_divisor
 """
 _POSTGRES = """
     width_bucket scale min_scale trim_scale acosd asind atand cosd sind tand
     left right substring_index regexp_match regexp_split_to_table normalize unistr to_ascii convert_from convert_to
     encode decode string_to_table parse_ident overlay sha256
-    clock_timestamp statement_timestamp transaction_timestamp timeofday date_bin justify_interval isfinite timezone
-    xmlagg range_agg regr_avgx regr_avgy regr_count regr_r2 regr_sxx regr_sxy regr_syy bit_xor num_nonnulls num_nulls
-    array_dims array_fill array_lower array_ndims array_positions array_replace array_upper trim_array
+    date text clock_timestamp statement_timestamp transaction_timestamp timeofday date_bin justify_interval isfinite
+    timezone xmlagg range_agg regr_avgx regr_avgy regr_count regr_r2 regr_sxx regr_sxy regr_syy bit_xor num_nonnulls
+    num_nulls array_dims array_fill array_lower array_ndims array_positions array_replace array_upper trim_array
     generate_subscripts json_to_record json_to_recordset json_populate_record jsonb_to_record jsonb_to_recordset
     jsonb_set jsonb_insert jsonb_pretty jsonb_path_query jsonb_path_exists jsonb_path_query_array json_strip_nulls
     lower_inc upper_inc isempty int4range int8range numrange daterange tsrange tstzrange to_tsvector to_tsquery
@@ -95,9 +96,9 @@ _MYSQL = """
     from_days from_unixtime get_format group_concat hex unhex ifnull if insert instr isnull json_array json_arrayagg
     json_contains json_depth json_extract json_keys json_length json_object json_objectagg json_type json_unquote
     json_valid json_value last_day lcase left length locate log2 lpad ltrim makedate maketime md5 microsecond mid mod
-    monthname now oct ord period_add period_diff quarter regexp_instr regexp_replace regexp_substr right rpad sha1 sha2
-    sec_to_time soundex space std str_to_date strcmp subdate substring_index subtime sysdate time_format time_to_sec
-    timediff timestampadd timestampdiff to_days to_seconds truncate ucase unix_timestamp utc_date utc_time
+    monthname now oct ord period_add period_diff quarter rand regexp_instr regexp_replace regexp_substr right rpad sha1
+    sha2 sec_to_time soundex space std str_to_date strcmp subdate substring_index subtime sysdate time_format
+    time_to_sec timediff timestampadd timestampdiff to_days to_seconds truncate ucase unix_timestamp utc_date utc_time
     utc_timestamp week weekday weekofyear year yearweek bit_xor var_samp convert char binary values nullif
 """
 # Relations and functions that show the server instead of the data, and words that need no brackets to do so.

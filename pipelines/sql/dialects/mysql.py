@@ -137,9 +137,11 @@ def _read_otherwise(sql: str) -> Raw | None:
             return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
         if word in _SCHEMAS and following == ".":
             return failure(REFUSED, "not_authorized", f"not authorized to use {word}")
-    for schema, dot, name in zip(words, words[1:], words[2:], strict=False):
-        if (schema, dot) == ("information_schema", ".") and name not in _DESCRIBED:
-            return failure(REFUSED, "not_authorized", f"not authorized to use information_schema.{name}")
+    for first, second, third in zip(words, words[1:], words[2:], strict=False):
+        if (first, second) == ("information_schema", ".") and third not in _DESCRIBED:
+            return failure(REFUSED, "not_authorized", f"not authorized to use information_schema.{third}")
+        if first in ("next", "previous") and (second, third) == ("value", "for"):
+            return failure(REFUSED, "not_authorized", "not authorized to use a sequence")
     return None
 
 

@@ -62,6 +62,8 @@ _DESCRIBED = _words(
     table_constraints tables views
     """
 )
+# Types whose values are looked up in the catalog: a cast from a number names any role, table or function of the server.
+_LOOKED_UP = _words("regclass regcollation regdictionary regnamespace regoper regoperator regproc regprocedure regrole")
 _DIRECTIONS = frozenset(("ASCENDING", "DESCENDING", "ORDER_DEFAULT"))
 _SYSTEM = frozenset(("pg_catalog", "pg_toast", "system", "temp", "pg_temp"))
 
@@ -155,6 +157,8 @@ def _refused_in_postgres(node: Node) -> str:
         return "not authorized: only a query that reads"
     if "funcname" in node:
         return _called("postgres", node["funcname"][-1]["String"]["sval"], _POSTGRES_FORMS)
+    if "names" in node:
+        return _cast(node["names"])
     if "relname" in node:
         return _read([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
     if str(node.get("op", "")).startswith("SVFOP_") and not node["op"].startswith(_DATES):
@@ -169,6 +173,12 @@ def _called(engine: str, function: str, forms: frozenset[str]) -> str:
     if is_operator or name in FUNCTIONS[engine] or name in forms:
         return ""
     return f"not authorized to use function: {name}"
+
+
+def _cast(names: list[Node]) -> str:
+    """Why PostgreSQL may not cast to a type; "" if it may."""
+    name = str(names[-1]["String"]["sval"]).lower()
+    return f"not authorized to use type: {name}" if name in _LOOKED_UP else ""
 
 
 def _read(path: list[str]) -> str:

@@ -1,0 +1,178 @@
+"""More than a thousand hostile statements: each ends as its line says, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pymysql
+import pytest
+from copies import to_duckdb, to_mysql
+from hostiles import ALLOWED, ENGINES, Hostile, hostile
+from servers import Server
+from shops import build_shop
+from test_sandbox_state import BOUNDS, NoClock, session_of_duckdb, session_of_postgres, session_of_sqlite
+
+from pipelines.sql.dialects import trees
+from pipelines.sql.dialects.base import Session
+from pipelines.sql.dialects.duckdb import DuckdbSession
+from pipelines.sql.dialects.guard import FUNCTIONS, KEYWORDS
+from pipelines.sql.dialects.postgres import PostgresSession
+from pipelines.sql.dialects.sqlite import SqliteSession
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.types import Database
+
+BOMB_SECONDS, SECONDS = 0.5, 30.0  # a bomb's time is up soon; no other statement comes near its time on any machine
+KNOWN = {
+    "SELECT id, name, city, credit FROM customer ORDER BY id": (
+        (1, "Ada", "Paris", 10.5), (2, "Bo", "Oslo", None), (3, "Cy", "Paris", 3.25), (4, "Di", "Rome", 0.0),
+    ),
+    "SELECT count(*), sum(amount), min(item) FROM purchase": ((5, 16, "cap"),),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the database of an engine of files lies, beside a file that nobody may read."""
+    folder = tmp_path / "guarded"
+    folder.mkdir()
+    (folder / "secret.csv").write_text("the secret\n1\n")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def attack(engine: str, database: Database, folder: Path) -> list[str]:
+    """Run every statement of an engine on its database; those that ended as they must not."""
+    bombs, others = [], []
+    for statement in hostile(engine, folder):
+        (bombs if statement.outcome == "limit" else others).append(statement)
+    return [*_wrong(database, others, SECONDS), *_wrong(database, bombs, BOMB_SECONDS)]
+
+
+def _wrong(database: Database, statements: Sequence[Hostile], seconds: float) -> Iterator[str]:
+    with SqlEngine(Limits(timeout_s=seconds, max_rows=1000, max_bytes=1_000_000, memory_mb=256)) as engine:
+        for outcome, sql in statements:
+            (result,) = engine.execute_many([(database, sql)])
+            if result.status not in ALLOWED[outcome] or "the secret" in f"{result.rows}{result.error}":
+                yield f"{outcome} | {sql[:200]} -> {result.status}, {result.error}"
+        for sql, rows in KNOWN.items():
+            (result,) = engine.execute_many([(database, sql)])
+            assert result.rows == rows, result
+
+
+def is_left_as_it_was(engine: str, session: Session, state: Callable[[Any], list[Any]], folder: Path) -> bool:
+    """Whether a session holds after all harmless statements what it held before them."""
+    before = state(session)
+    for outcome, sql in hostile(engine, folder):
+        if outcome == "harmless":
+            session.run(sql, 10)
+    after = state(session)
+    session.close()
+    return after == before
+
+
+def test_there_are_more_than_a_thousand_statements_and_none_stands_twice() -> None:
+    counts = {}
+    for engine in ENGINES:
+        statements = hostile(engine)
+        assert len(set(statements)) == len(statements), engine
+        assert {outcome for outcome, _ in statements} == set(ALLOWED), engine
+        counts[engine] = len(statements)
+    assert min(counts.values()) >= 250, counts
+    assert sum(counts.values()) >= 1000, counts
+
+
+def test_sqlite_withstands_every_hostile_statement(folder: Path) -> None:
+    database = build_shop(folder / "shop.sqlite")
+    before = contents(folder)
+    assert attack("sqlite", database, folder) == []
+    assert is_left_as_it_was("sqlite", SqliteSession(database.location, BOUNDS, NoClock()), session_of_sqlite, folder)
+    assert contents(folder) == before
+
+
+def test_duckdb_withstands_every_hostile_statement(folder: Path, tmp_path: Path) -> None:
+    database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), folder / "shop.duckdb")
+    before = contents(folder)
+    assert attack("duckdb", database, folder) == []
+    assert is_left_as_it_was("duckdb", DuckdbSession(database.location, BOUNDS, NoClock()), session_of_duckdb, folder)
+    assert contents(folder) == before
+
+
+@pytest.mark.services
+def test_postgres_withstands_every_hostile_statement(server: Server, folder: Path) -> None:
+    before = objects_of_postgres(server.admin)
+    assert attack("postgres", server.shop, folder) == []
+    session = PostgresSession(server.shop.location, BOUNDS, NoClock())
+    assert is_left_as_it_was("postgres", session, session_of_postgres, folder)
+    assert objects_of_postgres(server.admin) == before
+
+
+def objects_of_postgres(admin: str) -> list[Any]:
+    """All that a statement could make, take away or change on a server: names, privileges, settings, rows."""
+    asked = (
+        "SELECT relname, relkind, relacl::text FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace ORDER BY 1",
+        "SELECT rolname, rolsuper, rolconfig FROM pg_roles ORDER BY 1",
+        "SELECT proname, count(*) FROM pg_proc GROUP BY 1 ORDER BY 1",
+        "SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg_t%' ORDER BY 1",
+        "SELECT datname, datacl::text FROM pg_database ORDER BY 1",
+        "SELECT extname FROM pg_extension ORDER BY 1",
+        "SELECT count(*) FROM pg_largeobject_metadata",
+        "SELECT slot_name FROM pg_replication_slots",
+        "SELECT name, setting FROM pg_file_settings ORDER BY 1",
+        "SELECT * FROM shop.customer ORDER BY 1",
+        "SELECT * FROM shop.purchase ORDER BY 1",
+    )
+    with psycopg.connect(admin) as connection:
+        return [connection.execute(sql.encode()).fetchall() for sql in asked]
+
+
+@pytest.mark.services
+def test_mysql_withstands_every_hostile_statement(mysql_port: int, folder: Path, tmp_path: Path) -> None:
+    source = build_shop(tmp_path / "hostile.sqlite")
+    database = to_mysql(Database("hostile", "sqlite", source.location), mysql_port, "guest")
+    before = objects_of_mysql(mysql_port)
+    assert attack("mysql", database, folder) == []
+    assert objects_of_mysql(mysql_port) == before
+
+
+def objects_of_mysql(port: int) -> list[Any]:
+    """As `objects_of_postgres`."""
+    asked = (
+        "SELECT table_schema, table_name FROM information_schema.tables ORDER BY 1, 2",
+        "SELECT user, host FROM mysql.user ORDER BY 1, 2",
+        "SELECT grantee, privilege_type FROM information_schema.user_privileges ORDER BY 1, 2",
+        "SELECT variable_name, variable_value FROM information_schema.global_variables"
+        " WHERE variable_name NOT LIKE '%gtid%' AND variable_name NOT LIKE '%binlog%' ORDER BY 1",
+        "SELECT routine_name FROM information_schema.routines ORDER BY 1",
+        "SELECT name FROM mysql.event ORDER BY 1",
+        "SELECT * FROM hostile.customer ORDER BY 1",
+        "SELECT * FROM hostile.purchase ORDER BY 1",
+    )
+    with contextlib.closing(pymysql.connect(host="127.0.0.1", port=port, user="owner")) as connection:
+        cursor = connection.cursor()
+        return [list(_rows(cursor, sql)) for sql in asked]
+
+
+def _rows(cursor: Any, sql: str) -> Iterator[Any]:
+    cursor.execute(sql)
+    yield from cursor.fetchall()
+
+
+def test_both_fences_of_duckdb_agree_on_the_words_that_are_functions_too() -> None:
+    known = {row[0] for row in duckdb.sql("SELECT function_name FROM duckdb_functions()").fetchall()}
+    assert sorted((KEYWORDS & known) - FUNCTIONS["duckdb"] - trees._DUCKDB_FORMS) == []
+
+
+@pytest.mark.parametrize("sql", ["SELECT 10::regrole", "SELECT CAST(1 AS pg_catalog.regclass)", "SELECT regproc '1'"])
+def test_a_cast_does_not_look_names_up_in_the_catalog(sql: str) -> None:
+    refused = trees.refused_by_postgres(sql)
+    assert refused is not None
+    assert refused.status == "refused"
