@@ -112,5 +112,5 @@ def test_a_run_makes_the_stages_that_a_checkout_would_make(python: Path, tmp_pat
     here = [sys.executable, "-m", "flows.cli", "stages", "miniature", *SMALL, f"store={tmp_path / 'store'}", "--json"]
     done = subprocess.run(here, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     stages = json.loads(done.stdout.splitlines()[-1])["stages"]
-    assert len(stages) == 12
+    assert len(stages) == 15
     assert {stage["name"]: stage["why"] for stage in stages if not stage["cached"]} == {}
