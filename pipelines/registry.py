@@ -235,23 +235,19 @@ ALL: tuple[Registry[Any], ...] = (REWARDS, READERS, PROTOCOLS, DIALECTS)
 reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS  # as decorators: @reward("name")
 
 
-def load_plugins(names: Sequence[str], beside: Path | None = None) -> tuple[str, ...]:
-    """Import a recipe's plug-ins, so that their decorators register what they add; paths become absolute.
+def load_plugins(names: Sequence[str]) -> None:
+    """Import a recipe's plug-ins, so that their decorators register what they add.
 
     Args:
-        names: Python files (they end in `.py`) or modules.
-        beside: the folder that relative paths start from; None for the working folder.
+        names: Python files (they end in `.py`; relative paths start from the working folder) or modules.
 
     Raises:
         RecipeError: a plug-in is missing, or raises while it is imported.
     """
-    loaded = []
     for name in names:
-        is_file = name.endswith(".py")
-        place = str(((beside or Path()) / name).resolve()) if is_file else name
         try:
-            if is_file:
-                _import_file(Path(place))
+            if name.endswith(".py"):
+                _import_file(Path(name).resolve())
             else:
                 importlib.import_module(name)
         except RecipeError:
@@ -262,8 +258,6 @@ def load_plugins(names: Sequence[str], beside: Path | None = None) -> tuple[str,
                 f"the plug-in {name!r} cannot be imported: {type(error).__name__}: {said}",
                 "A plug-in is a Python file, or a module that is installed.",
             ) from error
-        loaded.append(place)
-    return tuple(loaded)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -296,9 +290,9 @@ def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
     Args:
         values: dotted paths of the recipe and their JSON values, as `Recipe.slice` gives them.
     """
-    digests = {}
+    digests, tree = {}, _tree(values)
     for registry in ALL:
-        for name in sorted(registry.used(_tree(values))):
+        for name in sorted(registry.used(tree)):
             module = registry.entry(name).module
             if module.partition(".")[0] not in OWN:
                 digests[f"{registry.noun} {name}"] = _code_digest(module)
