@@ -2,59 +2,94 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.opening import AsJson, RecipeName, emit, split
+from flows.opening import AsJson, emit, split
 from pipelines.errors import UserError
 
 if TYPE_CHECKING:
+    from flows.sweeping import Cell
     from pipelines.config import Recipe
+    from pipelines.evaluation.sweep import Sweep
+    from pipelines.store import Store
 
-Axes = Annotated[
-    list[str],
+What = Annotated[
+    str,
     typer.Argument(
-        metavar="AXIS=A,B...",
+        metavar="RECIPE|PAPER/TABLE",
+        help="A recipe as in `sqltrain run`, or a table of a paper: a file of conf/tables, such as sql_trail/table6.",
+    ),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[AXIS=A,B]...",
         help="Overrides in their order; one with several values is an axis: variant=none,no_turns model=NAME,NAME "
-        "benchmark=NAME,NAME seed=0..2, or any key. store=DIR as ever.",
+        "benchmark=NAME,NAME after=model,sft,grpo, or any key. seed=0..2 is averaged. store=DIR as ever.",
     ),
 ]
 
 
 def sweep(
-    recipe: RecipeName,
-    axes: Axes,
+    what: What,
+    axes: Axes = None,
     baseline: Annotated[str | None, typer.Option(help="AXIS=VALUE: the row that others are held against.")] = None,
+    miniature: Annotated[bool, typer.Option("--miniature", help="A paper's table on the generated world.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what will be made.")] = False,
     engine: Annotated[str, typer.Option(help="plain: this process. prefect: one flow a cell.")] = "plain",
-    out: Annotated[Path | None, typer.Option(help="Folder of the table; one in the store by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the cells of a table, each common stage once, and the table that they fill.
+    """Make the cells of a table, each common stage once, and the table that they fill, with a page of their curves.
 
     A cell that fails leaves its error in the table; the same command goes on where a killed one ended.
 
     Examples:
 
-      sqltrain sweep miniature variant=none,no_turns,exec_only --baseline variant=none
+      sqltrain sweep miniature variant=none,no_turns,exec_only seed=0..2 --baseline variant=none
 
-      sqltrain sweep sql_trail include=scales/miniature variant=none,no_turns seed=0..2 --plan
+      sqltrain sweep sql_trail/table6 --miniature
+
+      sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
     from flows import screen, sweeping
-    from pipelines.evaluation import tables
     from pipelines.recipes import digest
 
     if engine not in ("plain", "prefect"):
         raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
-    words, store = split(axes)
-    cells = sweeping.cells(recipe, words)
-    base = sweeping.baseline_of(cells, baseline)
+    words, store = split(axes or [])
+    cells, empty = _opened(what, words, baseline, miniature)
     for line in sweeping.outlook(cells, store):
         screen.say(line)
     if plan:
         return
+    found = _made(cells, empty, store, engine)
+    folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(found.baseline)])
+    sweeping.write(found, folder)
+    _conclude(found, folder, as_json)
+
+
+def _opened(what: str, words: list[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
+    """The cells, and the sweep that they will fill."""
+    from flows import sweeping
+    from pipelines import paper_tables
+
+    if paper_tables.is_table(what):
+        return sweeping.of_paper(what, words, baseline, miniature)
+    if miniature:
+        raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
+    return sweeping.of_recipe(what, words, baseline)
+
+
+def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
+    """The sweep with every cell made, or with its error."""
+    import dataclasses
+
+    from flows import screen, sweeping
 
     def make(loaded: Recipe) -> object:
         if engine == "prefect":
@@ -63,14 +98,31 @@ def sweep(
             return run_with_prefect(loaded, store)
         return screen.run(loaded, store, None)
 
-    filled = sweeping.fill(cells, store, make, screen.say)
-    found = sweeping.table(recipe, filled, base)
-    folder = out or store.root / "sweeps" / digest([recipe, words, base])
-    sweeping.write(found, folder)
-    screen.say(tables.markdown(found))
+    with contextlib.ExitStack() as stack:
+        if engine == "prefect":  # one server for all cells: each would start its own
+            from tasks.server import prefect_server
+
+            stack.enter_context(prefect_server())
+        return dataclasses.replace(empty, cells=tuple(sweeping.fill(cells, store, make, screen.say)))
+
+
+def _conclude(found: Sweep, folder: Path, as_json: bool) -> None:
+    """Show the table and say where the page is.
+
+    Raises:
+        UserError: a cell failed.
+    """
+    from flows import screen, sweeping
+    from pipelines.evaluation import tables
+    from pipelines.evaluation.sweep import table
+
+    screen.say(tables.markdown(table(found)))
     screen.say(f"table  {folder / 'sweep.md'}")
+    screen.say(f"page   {folder / sweeping.PAGE}")
+    errors = {cell.name: cell.error for cell in found.cells if cell.error}
     if as_json:
-        emit({"folder": str(folder), "failed": {one.cell.name: one.error for one in filled if one.error}})
-    failed = sum(bool(one.error) for one in filled)
-    if failed:
-        raise UserError(f"{failed} of {len(filled)} cells failed", "Their errors stand in the table; run it again.")
+        emit({"folder": str(folder), "failed": errors})
+    if errors:
+        raise UserError(
+            f"{len(errors)} of {len(found.cells)} cells failed", "Their errors stand in the table; run it again."
+        )

@@ -11,74 +11,93 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipelines import recipes
+from pipelines import paper_tables, recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError, SqltrainError, UserError
 from pipelines.evaluation import tables
-from pipelines.evaluation.metrics import execution_accuracy, scored
-from pipelines.evaluation.record import EpisodeRecord
-from pipelines.evaluation.stats import paired
+from pipelines.evaluation.measures import Run
+from pipelines.evaluation.page.sweep_page import page
+from pipelines.evaluation.sweep import ROW, Filled, Sweep, named, table
+from pipelines.evaluation.voting import Rule
 from pipelines.stages import graph
-from pipelines.stages.evaluate import records
+from pipelines.stages.evaluate import ONCE, records
 from pipelines.store import Store, write_atomic
+from pipelines.types import read_lines
 
 INCLUDED = {"model": "models", "benchmark": "data"}  # axes whose values are files of a folder of `conf/`
 AS_IT_IS = "none"  # of the axis `variant`: the recipe itself
+AFTER = "after"  # the axis of one run's checkpoints
+CHECKPOINTS = ("model", "sft", "grpo")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
+PAGE = "sweep.html"
 Say = Callable[[str], None]
 Make = Callable[[Recipe], object]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its value on each axis, and the recipe that they make."""
+    """One cell.
+
+    Attributes:
+        values: its value on each axis.
+        recipe: what they make.
+        after: the stage whose evaluation it shows: model, sft or grpo; "" for the last that the recipe has.
+    """
 
     values: Mapping[str, str]
     recipe: Recipe
+    after: str = ""
 
     @property
     def name(self) -> str:
         """Its values in the order of the axes."""
-        return " ".join(f"{axis}={value}" for axis, value in self.values.items()) or self.recipe.name
+        return named(self.values) or self.recipe.name
 
 
 @dataclass(frozen=True)
-class Filled:
-    """What a cell came to: the greedy answers of its last checkpoint, or the error that it ended with."""
+class Choice:
+    """One value of an axis, and the words that it stands for: key=value, variant=, model=, benchmark= or after=."""
 
-    cell: Cell
-    answers: tuple[EpisodeRecord, ...] = ()
-    error: str = ""
+    axis: str
+    value: str
+    words: tuple[str, ...]
 
 
-def cells(name: str, words: Sequence[str]) -> list[Cell]:
+def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[Cell]:
     """Every combination of the axes' values, the last axis fastest.
 
     Args:
         words: overrides in their order; a value with commas, or a range such as seed=0..2, is an axis.
+        rows: an axis before them whose values are names, each for several words: the rows of a paper's table.
 
     Raises:
         RecipeError: an unknown variant, file or key, or an axis that names a value twice.
     """
-    options = [_options(word) for word in words]
-    found = []
-    for chosen in itertools.product(*(range(len(each)) for each in options)):
-        picked = [each[index] for each, index in zip(options, chosen, strict=True)]
-        values = {axis: value for each, (axis, value, _) in zip(options, picked, strict=True) if len(each) > 1}
-        overrides = [override for _, _, override in picked if override]
-        found.append(Cell(values, recipes.load(name, overrides)))
-    return found
+    options = [[Choice(ROW, row, tuple(each)) for row, each in rows.items()]] if rows else []
+    options += [_choices(word) for word in words]
+    return [_cell(name, picked, options) for picked in itertools.product(*options)]
 
 
-def _options(word: str) -> list[tuple[str, str, str]]:
-    """The (axis, value, override) that an argument stands for: one, or those of an axis."""
+def _cell(name: str, picked: Sequence[Choice], options: Sequence[Sequence[Choice]]) -> Cell:
+    shown = [one for one, each in zip(picked, options, strict=True) if len(each) > 1 or one.axis == ROW]
+    said = [word for one in picked for word in one.words]
+    after = [word.partition("=")[2] for word in said if word.startswith(f"{AFTER}=")]
+    if any(each not in CHECKPOINTS for each in after):
+        raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
+    overrides = [override for word in said if (override := _override(word))]
+    return Cell({one.axis: one.value for one in shown}, recipes.load(name, overrides), after[-1] if after else "")
+
+
+def _choices(word: str) -> list[Choice]:
+    """What an argument stands for: one value, or those of an axis."""
     axis, equals, text = word.partition("=")
     span = RANGE.fullmatch(text)
     values = [str(each) for each in range(int(span[1]), int(span[2]) + 1)] if span else _split(text)
     if not equals or not values or len(set(values)) < len(values):
         raise RecipeError(f"{word!r} is no axis and no override", "Write key=value, key=a,b,c or seed=0..2.")
-    return [(axis, value, _override(axis, value)) for value in values]
+    return [Choice(axis, value, (f"{axis}={value}",)) for value in values]
 
 
 def _split(text: str) -> list[str]:
@@ -93,10 +112,15 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _override(axis: str, value: str) -> str:
-    if axis == "variant" and value == AS_IT_IS:
+def _override(word: str) -> str:
+    """A word as the recipe takes it; "" where it says nothing to the recipe."""
+    axis, _, value = word.partition("=")
+    if axis == AFTER or (axis == "variant" and value == AS_IT_IS):
         return ""
-    return f"include={INCLUDED[axis]}/{value}" if axis in INCLUDED else f"{axis}={value}"
+    if axis not in INCLUDED:
+        return word
+    here = axis == "benchmark" and (recipes.LOCAL / f"{value}.yaml").is_file()  # with its path: `sqltrain data add`
+    return f"include={'local' if here else INCLUDED[axis]}/{value}"
 
 
 def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
@@ -104,7 +128,11 @@ def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
     seen: set[tuple[str, str]] = set()
     made = cached = shared = 0
     for cell in found:
-        steps = graph.plan(cell.recipe, store)
+        try:
+            steps = graph.plan(cell.recipe, store)
+        except SqltrainError as error:
+            yield f"{cell.name}: cannot be made: {error}"
+            continue
         names = {(step.name, step.key) for step in steps}
         new = [step.name for step in steps if not step.cached and (step.name, step.key) not in seen]
         cached += len({(step.name, step.key) for step in steps if step.cached} - seen)
@@ -116,39 +144,71 @@ def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
 
 
 def fill(found: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:
-    """Make every cell. One that fails is named in the table, and its failed stage is not tried again for another."""
+    """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
     failed: dict[tuple[str, str], str] = {}
     filled = []
     for number, cell in enumerate(found, 1):
         say(f"cell {number} of {len(found)}: {cell.name}")
-        error = ""
-        try:
-            steps = graph.plan(cell.recipe, store)
-            error = next((failed[step.name, step.key] for step in steps if (step.name, step.key) in failed), "")
-            if not error:
-                make(cell.recipe)
-        except SqltrainError as caught:
-            error = str(caught)
-            steps = graph.plan(cell.recipe, store)
-            stopped = next((step for step in steps if not step.cached), None)
-            if stopped is not None:
-                failed[stopped.name, stopped.key] = error
-        filled.append(Filled(cell, error=error) if error else Filled(cell, _answers(cell, store)))
-        if error:
-            say(f"cell {number} failed: {error}")
+        filled.append(_filled(cell, store, make, failed))
+        if filled[-1].error:
+            say(f"cell {number} failed: {filled[-1].error}")
     return filled
 
 
-def _answers(cell: Cell, store: Store) -> tuple[EpisodeRecord, ...]:
-    """The greedy answers of a cell's last evaluation.
+def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
+    before: dict[tuple[str, str], int] = {}
+    try:
+        before = _work(graph.plan(cell.recipe, store), store)
+        known = [failed[stage] for stage in before if stage in failed]
+        if known:
+            return Filled(cell.values, error=known[0])
+        make(cell.recipe)
+        return _result(cell, store)
+    except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
+        said = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
+        failed |= {
+            stage: said for stage in before if not store.has(*stage) and _touched(*stage, store) != before[stage]
+        }
+        return Filled(cell.values, error=said)
+
+
+def _work(steps: Sequence[graph.Step], store: Store) -> dict[tuple[str, str], int]:
+    """When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves."""
+    return {(step.name, step.key): _touched(step.name, step.key, store) for step in steps}
+
+
+def _touched(stage: str, key: str, store: Store) -> int:
+    work = store.work(stage, key)
+    return work.stat().st_mtime_ns if work.is_dir() else 0
+
+
+def _result(cell: Cell, store: Store) -> Filled:
+    """The episodes of a cell's evaluation, and the curves of the training before it.
 
     Raises:
-        RecipeError: the recipe evaluates nothing.
+        RecipeError: the recipe has no such evaluation.
     """
-    done = [step for step in graph.plan(cell.recipe, store) if step.name.startswith("evaluate_")]
+    steps = {step.name: step for step in graph.plan(cell.recipe, store)}
+    names = [f"evaluate_{each}" for each in CHECKPOINTS if cell.after in ("", each)]
+    done = [steps[name] for name in names if name in steps]
     if not done:
-        raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing", "A table wants its stage evaluate.")
-    return tuple(records(done[-1].folder, "greedy"))
+        wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
+        raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing here", f"A table wants {wanted}.")
+    trained = steps.get(done[-1].name.removeprefix("evaluate_"))
+    settings = cell.recipe.evaluation
+    run = Run(
+        tuple(records(done[-1].folder, "greedy", "sampled")),
+        tuple(records(done[-1].folder, ONCE)),
+        cell.recipe.headline,
+        max(settings.ks, default=1),
+        Rule.of(settings),
+        cell.recipe.seed,
+    )
+    return Filled(cell.values, run, _curves(trained.folder / "curves.jsonl") if trained else ())
+
+
+def _curves(path: Path) -> tuple[Mapping[str, Any], ...]:
+    return tuple(row for _, row in read_lines(path)) if path.is_file() else ()
 
 
 def baseline_of(found: Sequence[Cell], name: str | None) -> Mapping[str, str]:
@@ -166,63 +226,53 @@ def baseline_of(found: Sequence[Cell], name: str | None) -> Mapping[str, str]:
     return {axis: value}
 
 
-def table(name: str, filled: Sequence[Filled], baseline: Mapping[str, str]) -> tables.Table:
-    """EX with its interval and, on the questions that both answered, the difference from the baseline's row."""
-    axes = tuple(filled[0].cell.values)
-    rows = [
-        (
-            *(one.cell.values[axis] for axis in axes),
-            execution_accuracy(scored(one.answers), one.cell.recipe.headline, one.cell.recipe.seed),
-            _difference(one, filled, baseline),
-            one.cell.recipe.headline,
-            float(len(one.answers)),
-            one.error or None,
-        )
-        for one in filled
-    ]
-    columns = (
-        *(tables.Column(axis) for axis in axes),
-        tables.Column("EX", "estimate"),
-        tables.Column("difference", "difference"),
-        tables.Column("equality"),
-        tables.Column("questions", "count"),
-        tables.Column("error"),
-    )
-    said = " ".join(f"{axis}={value}" for axis, value in baseline.items())
-    note = f"Greedy answers, 95 % intervals. The difference is from {said}, question by question." if said else ""
-    return tables.Table("sweep", f"{name}: {len(filled)} cells", columns, tuple(rows), note)
-
-
-def _difference(one: Filled, filled: Sequence[Filled], baseline: Mapping[str, str]) -> tables.Cell:
-    """From the cell that differs in the baseline's axis alone; None for that one itself, or where one failed."""
-    values = {**one.cell.values, **baseline}
-    first = next((other for other in filled if dict(other.cell.values) == values), None)
-    if first is None or first is one or first.cell.recipe.headline != one.cell.recipe.headline:
-        return None
-    equality = one.cell.recipe.headline
-    before = {record.example_id: record for record in scored(first.answers)}
-    pairs = [(before[record.example_id], record) for record in scored(one.answers) if record.example_id in before]
-    return paired(
-        [old.score(equality) for old, _ in pairs],
-        [new.score(equality) for _, new in pairs],
-        [new.database for _, new in pairs],
-        one.cell.recipe.seed,
-    )
-
-
-def write(found: tables.Table, folder: Path) -> None:
-    """The table as Markdown, LaTeX and CSV.
+def write(found: Sweep, folder: Path) -> None:
+    """The table as Markdown, LaTeX and CSV, and the page.
 
     Raises:
         UserError: the folder cannot be written.
     """
+    source = table(found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
-            ("sweep.md", tables.markdown(found)),
-            ("sweep.tex", tables.latex(found)),
-            ("sweep.csv", tables.to_csv(found)),
+            ("sweep.md", tables.markdown(source)),
+            ("sweep.tex", tables.latex(source)),
+            ("sweep.csv", tables.to_csv(source)),
+            (PAGE, page(found)),
         ):
-            write_atomic(folder / name, text)
+            # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
+            write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}", "Name another folder with --out.") from None
+
+
+def of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[Cell], Sweep]:
+    """The cells of a recipe's axes, and the sweep that they will fill."""
+    found = cells(name, words)
+    axes = tuple(dict.fromkeys(axis for cell in found for axis in cell.values))
+    facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
+    return found, Sweep(f"{name}: {len(found)} cells", (), baseline_of(found, baseline), facts=facts)
+
+
+def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
+    """The cells of a paper's table, and the sweep that they will fill.
+
+    Raises:
+        RecipeError: there is no such table, or it has no miniature.
+        UserError: no cell is the baseline.
+    """
+    source = paper_tables.load(name)
+    form = source.form(miniature)
+    found = cells(form.recipe, [*form.axes, *words], form.rows)
+    facts = {"paper": source.paper, "recipe": form.recipe, **({"note": source.note} if source.note else {})}
+    return found, Sweep(
+        f"{source.paper}: {source.title}" + (", in miniature" if miniature else ""),
+        (),
+        baseline_of(found, baseline or f"{ROW}={source.baseline}"),
+        tuple(source.measures),
+        tuple(source.curves),
+        source.reported,
+        source.absent,
+        facts,
+    )

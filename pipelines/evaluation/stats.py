@@ -21,7 +21,13 @@ MIN_CLUSTERS = 10  # with fewer, resampling whole databases gives intervals that
 EXACT_CLUSTERS = 12  # up to here all 2^m sign flips are enumerated
 FLIPS = 10_000  # that are drawn beyond it
 
-Method = Literal["wilson", "bootstrap by database", "bootstrap by question"]
+Method = Literal[
+    "wilson",
+    "bootstrap by database",
+    "bootstrap by question",
+    "bootstrap by database and seed",
+    "bootstrap by question and seed",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Cells of a table: which there are, what they share, what is left of one that fails, and the table that they fill."""
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from evaluation_world import record
 
 from flows import sweeping
+from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import DataError, RecipeError, UserError
+from pipelines.evaluation.sweep import Sweep, table
 from pipelines.stages import graph
 from pipelines.stages.inputs import write_lines
 from pipelines.store import Store
@@ -91,26 +94,85 @@ def test_a_failed_cell_stands_in_the_table_with_its_error(tmp_path: Path) -> Non
     found = sweeping.cells("miniature", ["variant=no_turns,none", "evaluation.equality=bird"])
     filled = sweeping.fill(found, store, making(store, made, fails="0"), lambda line: None)
     assert [one.error for one in filled] == ["the training child died", ""]
-    shown = sweeping.table("miniature", filled, {"variant": "none"})
+    shown = table(Sweep("miniature", tuple(filled), {"variant": "none"}))
     assert shown.rows[0][-1] == "the training child died"
     assert shown.rows[0][1] is None
     assert shown.rows[1][1] is not None
 
 
-def test_the_table_has_figures_and_paired_differences_in_three_formats(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [MemoryError("no room"), RuntimeError("a library's own"), OSError(28, "disk full")])
+def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -> None:
+    store = Store(tmp_path)
+    found = sweeping.cells("miniature", ["variant=no_turns,none", "evaluation.equality=bird"])
+    plain = making(store, [])
+
+    def make(recipe: Recipe) -> None:
+        if not recipe.rewards[1].weight:
+            raise fault
+        plain(recipe)
+
+    first, second = sweeping.fill(found, store, make, lambda line: None)
+    assert first.error == f"{type(fault).__name__}: {fault}"
+    assert second.run is not None
+
+
+def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path: Path) -> None:
+    store, gone = Store(tmp_path), f"{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}"
+    found = sweeping.cells("miniature", [f"data.test={gone},{{kind: miniature}}", "evaluation.equality=bird"])
+    lines = list(sweeping.outlook(found, store))
+    assert lines[0].startswith(f"data.test={gone}: cannot be made: ")
+    assert lines[-1].startswith("2 cells: 15 stages to make")
+    first, second = sweeping.fill(found, store, making(store, []), lambda line: None)
+    assert "gone" in first.error
+    assert second.run is not None
+
+
+def test_a_recipe_that_evaluates_nothing_is_an_error_of_its_cell(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    found = sweeping.cells("miniature", ["stages=[data, synthesize, filter, sft]"])
+    (only,) = sweeping.fill(found, store, making(store, []), lambda line: None)
+    assert "evaluates nothing here" in only.error
+
+
+def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path: Path) -> None:
+    store, made = Store(tmp_path), list[str]()
+    found = sweeping.cells("miniature", ["after=model,sft,grpo", "evaluation.equality=bird"])
+    filled = sweeping.fill(found, store, making(store, made), lambda line: None)
+    assert len(made) == len(set(made))
+    values = [row[1].value for row in table(Sweep("miniature", tuple(filled))).rows]  # type: ignore[union-attr]
+    assert values == pytest.approx([right(system) / QUESTIONS for system in (2, 2, 2)])
+    with pytest.raises(RecipeError, match="there is no checkpoint 'end'"):
+        sweeping.cells("miniature", ["after=end"])
+
+
+def test_a_benchmark_that_was_added_here_is_taken_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    (local / "bird_dev.yaml").write_text("include: [data/bird_dev]\ndata: {test: {path: /here}}\n")
+    monkeypatch.setattr(recipes, "LOCAL", local)
+    found = sweeping.cells("sql_trail", ["benchmark=bird_dev,spider_dk"])
+    assert [str(cell.recipe.data.test.path) for cell in found] == ["/here", "None"]
+
+
+def right(system: int) -> int:
+    return sum(record(system, number, "greedy", 0).right("bird") for number in range(QUESTIONS))
+
+
+def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_page(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    found = sweeping.cells("miniature", ["variant=none,no_turns", "evaluation.equality=bird"])
+    found, empty = sweeping.of_recipe("miniature", ["variant=none,no_turns", "evaluation.equality=bird"], None)
     filled = sweeping.fill(found, store, making(store, []), lambda line: None)
-    shown = sweeping.table("miniature", filled, sweeping.baseline_of(found, "variant=none"))
-    sweeping.write(shown, tmp_path / "out")
-    rows = list(csv.reader((tmp_path / "out" / "sweep.csv").read_text().splitlines()))
-    right = [sum(record(system, number, "greedy", 0).right("bird") for number in range(QUESTIONS)) for system in (2, 0)]
-    values = [float(row[1]) for row in rows[1:]]
-    assert values == pytest.approx([count / QUESTIONS for count in right])
-    first, second = (row[2] for row in shown.rows)
+    made = dataclasses.replace(empty, cells=tuple(filled))
+    sweeping.write(made, tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").read_text().splitlines()))
+    assert [float(row["EX"]) for row in rows] == pytest.approx([right(system) / QUESTIONS for system in (2, 0)])
+    first, second = (row[2] for row in table(made).rows)
     assert first is None
-    assert second.difference == pytest.approx((right[1] - right[0]) / QUESTIONS)  # type: ignore[union-attr]
+    assert second.difference == pytest.approx((right(0) - right(2)) / QUESTIONS)  # type: ignore[union-attr]
     assert (tmp_path / "out" / "sweep.md").read_text().startswith("### miniature: 2 cells")
     assert "\\begin{" in (tmp_path / "out" / "sweep.tex").read_text()
+    assert (tmp_path / "out" / "sweep.html").read_text().startswith("<!doctype html>")
     with pytest.raises(UserError, match="no cell has 'variant=nope'"):
         sweeping.baseline_of(found, "variant=nope")

@@ -25,36 +25,54 @@ KEYS = (("t", "dark or light"), ("?", "this help"))
 
 
 def document(report: ReportData) -> str:
-    """The report as an HTML document; without examples it has no trajectory reader.
-
-    A content security policy names the hashes of the page's own style and script: markup that slipped through the
-    escaping could neither run nor load anything.
-    """
-    style = Html("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES))
-    script = Html('"use strict";\n' + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS))
+    """The report as an HTML document; without examples it has no trajectory reader."""
     reader = payload(report) if report.examples else None
     parts = list(sections(report))
     if reader is not None:
         parts.append(("trajectories", "Trajectories", _reader(reader)))
-    names = [(identifier, name) for identifier, name, _ in parts]
+    return shell(
+        f"{report.title} – evaluation",
+        bar(report.title, [(identifier, name) for identifier, name, _ in parts]),
+        tag("main", _hero(report), [markup for _, _, markup in parts], _method(report), id="main"),
+        (*READER_KEYS, *KEYS) if reader else KEYS,
+        blocks=_blocks(reader) if reader else (),
+    )
+
+
+def shell(
+    title: str,
+    top: Html,
+    main: Html,
+    keys: Sequence[tuple[str, str]],
+    blocks: Sequence[Html] = (),
+    styles: Sequence[str] = STYLES,
+    scripts: Sequence[str] = SCRIPTS,
+) -> str:
+    """A whole document around its main part: styles, scripts, the bar, help for the keys, and data for the scripts.
+
+    A content security policy names the hashes of the page's own style and script: markup that slipped through the
+    escaping could neither run nor load anything.
+    """
+    style = Html("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in styles))
+    script = Html('"use strict";\n' + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in scripts))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="generator", content="sqltrain"),
-        tag("title", f"{report.title} – evaluation"),
+        tag("title", title),
         tag("link", rel="icon", href="data:,"),
         tag("style", style),
     )
     body = tag(
         "body",
         tag("a", "Skip to the figures", href="#main", class_="skip"),
-        _bar(report, names),
-        tag("main", _hero(report), [markup for _, _, markup in parts], _method(report), id="main"),
-        _help((*READER_KEYS, *KEYS) if reader else KEYS),
+        top,
+        main,
+        _help(keys),
         tag("div", id="tip", role="tooltip", hidden=True),
-        _blocks(reader) if reader else None,
+        blocks,
         tag("script", script),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en")
@@ -76,10 +94,11 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _bar(report: ReportData, names: list[tuple[str, str]]) -> Html:
+def bar(title: str, names: Sequence[tuple[str, str]]) -> Html:
+    """The bar at the top: the title, the sections by (id, short name), and the two buttons."""
     return tag(
         "header",
-        tag("a", report.title, href="#main", class_="brand"),
+        tag("a", title, href="#main", class_="brand"),
         tag("nav", [tag("a", name, href=f"#{identifier}") for identifier, name in names], aria_label="Sections"),
         tag("button", "Dark", id="theme", type="button", title="Dark or light (t)"),
         tag("button", "?", id="help", type="button", title="Keys (?)", aria_label="Keyboard help"),

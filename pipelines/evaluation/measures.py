@@ -1,0 +1,158 @@
+"""The measures that a sweep's table may show, by name: what each question's answers in one evaluation are worth.
+
+`greedy`, `at once`, `majority`, `pass@4`, `average@4`, `turns`, `tokens out`, `hallucination errors` (a share of the
+wrong answers), ... A measure of one slice names the benchmark's own level, or Spider's: `greedy [simple]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from pipelines.errors import RecipeError
+from pipelines.evaluation import metrics
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.seeds import Scores
+from pipelines.evaluation.voting import PLAIN, Rule, majority_at_k
+from pipelines.sql.diagnoses import ERROR_CLASSES
+from pipelines.types import StopReason
+
+NAME = re.compile(r"(?P<base>[^\[\]@]+?)(?:@(?P<k>[1-9]\d*))?(?: \[(?P<level>[^\[\]]+)\])?")
+Value = Callable[[EpisodeRecord, str], float | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """One finished evaluation.
+
+    Attributes:
+        records: its greedy and its sampled episodes.
+        once: the greedy episodes that had to answer at once.
+        equality: the headline's.
+        k: how many samples vote where a measure names no number.
+    """
+
+    records: tuple[EpisodeRecord, ...]
+    once: tuple[EpisodeRecord, ...] = ()
+    equality: str = "strict"
+    k: int = 1
+    rule: Rule = PLAIN
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measure:
+    """One measure.
+
+    Attributes:
+        kind: "percent" for shares in [0, 1], which have an interval; "mean" for counts.
+        scores: of one run, by question.
+        fold: one figure of one run's values.
+    """
+
+    name: str
+    kind: Literal["percent", "mean"]
+    scores: Callable[[Run], Scores]
+    fold: Callable[[Sequence[float]], float] = statistics.fmean
+
+
+def _error(name: str) -> Value:
+    """1 where a wrong answer is of an error class, 0 where it is of another; None where it is right."""
+
+    def value(record: EpisodeRecord, equality: str) -> float | None:
+        diagnosis = record.wrong(equality)
+        return None if diagnosis is None else float(diagnosis.error == name)
+
+    return value
+
+
+def _cost(read: Callable[[EpisodeRecord], float | None]) -> Value:
+    return lambda record, _: None if record.stop is StopReason.UNASKED else read(record)
+
+
+SHARES: Mapping[str, Value] = {
+    "greedy": lambda record, equality: record.score(equality),
+    "at once": lambda record, equality: record.score(equality),
+    "sampled": lambda record, equality: record.score(equality),
+    "syntax": lambda record, _: float(record.executable),
+    "format": lambda record, _: float(record.well_formed),
+    "schema": lambda record, _: None if record.linking is None else record.linking.jaccard,
+    "bigrams": lambda record, _: record.bigrams,
+    **{f"{name.replace('_', ' ')} errors": _error(name) for name in ERROR_CLASSES},
+}
+COSTS: Mapping[str, Value] = {
+    "turns": _cost(lambda record: record.turns),
+    "tool calls": _cost(lambda record: record.tool_calls),
+    "tokens in": _cost(lambda record: record.tokens_in),
+    "tokens out": _cost(lambda record: record.tokens_out),
+    "reasoning": _cost(lambda record: record.reasoning_chars),
+}
+OVER_SAMPLES = ("pass", "average", "majority")
+TITLES = {"greedy": "EX", "at once": "EX at once", "sampled": "EX sampled", "reasoning": "reasoning characters"}
+
+
+def measure(name: str) -> Measure:
+    """The measure of a name.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    match = NAME.fullmatch(name)
+    base, k, level = (match["base"], match["k"], match["level"]) if match else ("", None, None)
+    if base in OVER_SAMPLES and (k or base == "majority"):
+        return Measure(
+            name, "percent", lambda run: _over_samples(_within(run.records, level), run, base, int(k or run.k))
+        )
+    plain, _, spread = base.partition(" deviation")
+    if plain in COSTS and not k and not spread:
+        fold = statistics.pstdev if plain != base else statistics.fmean
+        return Measure(name, "mean", lambda run: _of_episodes(run, plain, COSTS[plain], level), fold)
+    if base in SHARES and not k:
+        return Measure(name, "percent", lambda run: _of_episodes(run, base, SHARES[base], level))
+    known = ", ".join([*SHARES, *COSTS, *(f"{each}@K" for each in OVER_SAMPLES)])
+    raise RecipeError(f"there is no measure {name!r}", f"Known: {known}; with a level behind it: greedy [simple].")
+
+
+def title(name: str) -> str:
+    """A measure's heading: "EX" of `greedy`, "EX [simple]" of `greedy [simple]`."""
+    match = NAME.fullmatch(name)
+    base = match["base"] if match else name
+    return TITLES.get(base, base) + name[len(base) :]
+
+
+def _within(records: Sequence[EpisodeRecord], level: str | None) -> list[EpisodeRecord]:
+    return [record for record in records if level is None or level in (record.difficulty, record.hardness)]
+
+
+def _of_episodes(run: Run, name: str, value: Value, level: str | None) -> Scores:
+    """Each question's mean over its episodes of the measure's pass; those whose value is not known are left out."""
+    mode = "sampled" if name == "sampled" else "greedy"
+    asked = run.once if name == "at once" else [record for record in run.records if record.mode == mode]
+    found: dict[str, tuple[str, float]] = {}
+    for question, members in metrics.by_question(_within(asked, level)).items():
+        known = [each for record in members if (each := value(record, run.equality)) is not None]
+        if known:
+            found[question] = members[0].database, math.fsum(known) / len(known)
+    return found
+
+
+def _over_samples(records: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> Scores:
+    """pass@k, average@k or majority@k of each question that has k unbroken samples (see `metrics.k_point`)."""
+    groups = metrics.by_question(record for record in records if record.mode == "sampled")
+    found: dict[str, tuple[str, float]] = {}
+    for question, members in groups.items():
+        if len(members) >= k:
+            found[question] = members[0].database, _of_samples(members, run, what, k)
+    return found
+
+
+def _of_samples(members: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> float:
+    if what == "pass":
+        return metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
+    if what == "average":
+        return math.fsum(record.score(run.equality) for record in members[:k]) / k
+    return majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score

@@ -1,0 +1,132 @@
+"""The papers' tables and figures as sweeps: `conf/tables/PAPER/NAME.yaml`, each with the paper's own figures.
+
+A file names a recipe, the rows (each a list of words as `sqltrain sweep` takes them), the axes that every row has, the
+baseline, what is measured, and what the paper reports. Its `miniature` says what the same table is on a CPU.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pydantic
+
+from pipelines import recipes
+from pipelines.errors import RecipeError
+from pipelines.evaluation.measures import measure
+from pipelines.evaluation.sweep import CURVES, Reported
+from pipelines.sections import Section
+
+FOLDER = recipes.CONF / "tables"
+Rows = Mapping[str, tuple[str, ...]]
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class Form(Section):
+    """The cells of a table.
+
+    Attributes:
+        recipe: a file of `conf/recipes`.
+        rows: the name of each row, and its words: `variant=no_turns`, `after=sft`, any key=value.
+        axes: words for all rows; one with several values makes as many cells of each row.
+    """
+
+    recipe: str
+    rows: Rows
+    axes: tuple[str, ...] = ()
+
+
+class Miniature(Form):
+    """The same table in miniature; rows that are not given are the paper's."""
+
+    rows: Rows = EMPTY
+
+
+class PaperTable(Form):
+    """One table or figure of a paper.
+
+    Attributes:
+        paper: which it is: "SQL-Trail, table 6".
+        baseline: the row that the others are held against.
+        measures: its columns (`pipelines/evaluation/measures.py`); the difference is of the first.
+        curves: what the page's charts show first.
+        reported: row -> benchmark -> measure -> the paper's figure, in percent for shares.
+        absent: rows of the paper's that no cell fills, and why.
+        note: what a reader of both should know.
+    """
+
+    paper: str
+    title: str
+    baseline: str
+    measures: tuple[str, ...]
+    curves: tuple[str, ...] = CURVES
+    reported: Reported = EMPTY
+    absent: Mapping[str, str] = EMPTY
+    note: str = ""
+    miniature: Miniature | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> PaperTable:
+        """Every row that the file speaks of is one, and every measure is known."""
+        for name in (self.baseline, *self.reported):
+            if name not in self.rows:
+                raise ValueError(f"there is no row {name!r}")
+        for name in self.measures:
+            measure(name)
+        shown = {each for benchmarks in self.reported.values() for figures in benchmarks.values() for each in figures}
+        if shown - set(self.measures):
+            raise ValueError(f"figures are reported of {sorted(shown - set(self.measures))}, which no column shows")
+        return self
+
+    def form(self, miniature: bool) -> Form:
+        """The cells at the paper's scale, or in miniature.
+
+        Raises:
+            RecipeError: it has no miniature.
+        """
+        if not miniature:
+            return self
+        if self.miniature is None:
+            raise RecipeError(f"{self.paper} has no miniature")
+        return self.miniature.model_copy(update={"rows": self.miniature.rows or self.rows})
+
+
+def names() -> list[str]:
+    """All tables: "sql_trail/table6"."""
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml"))
+
+
+def is_table(name: str) -> bool:
+    """Whether a name is one of a table and none of a recipe: "sql_trail/table6"."""
+    return "/" in name and not name.endswith((".yaml", ".yml"))
+
+
+def load(name: str) -> PaperTable:
+    """A table by its name.
+
+    Raises:
+        RecipeError: there is none of that name, or its file is wrong.
+    """
+    if name not in names():
+        close = difflib.get_close_matches(name, names(), n=1)
+        raise RecipeError(
+            f"there is no table {name!r}", f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names())}."
+        )
+    return read(FOLDER / f"{name}.yaml")
+
+
+def read(path: Path) -> PaperTable:
+    """A table's file.
+
+    Raises:
+        RecipeError: it cannot be read, has an unknown key, or speaks of a row or a measure that it does not have.
+    """
+    try:
+        return PaperTable.model_validate(recipes.read_yaml(path))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise RecipeError(f"{path}: {where}: {first['msg']}") from None
