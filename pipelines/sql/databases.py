@@ -7,10 +7,11 @@ import importlib
 import marshal
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, Clock, OpenFailure, Raw, Session, failure
+from pipelines.sql.dialects.hiding import Hidden, Told
 
 OPEN_DATABASES = 128
 
@@ -30,6 +31,9 @@ class Databases:
     Args:
         begin_opening, end_opening: called around the opening of a database, whose time is not the query's.
         clock: see `SqliteSession`.
+
+    Attributes:
+        hidden: what no statement may read of the databases at these locations.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Databases:
         self._stamps: dict[str, Any] = {}
         self._gold: OrderedDict[tuple[str, str], tuple[Raw, int]] = OrderedDict()
         self._kept = 0
+        self.hidden: Mapping[str, Told] = {}
         self._keep = bounds.memory_mb << 20 >> 5  # bytes, marshalled; Python's objects take some 4 times as many
 
     def refresh(self, locations: set[str]) -> None:
@@ -85,6 +90,8 @@ class Databases:
         self._begin_opening()
         try:
             session = self._open(location, self._bounds, self._clock)
+            if location in self.hidden:
+                session.hide(Hidden.of(self.hidden[location]))
         finally:
             self._end_opening()
         self._sessions[location] = session

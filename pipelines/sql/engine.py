@@ -19,6 +19,7 @@ from pipelines.errors import DatabaseError
 from pipelines.sql.audit import AuditLog, Entry
 from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.hiding import Told
 from pipelines.sql.jobs import executed, gold_facts, locate, suite_locations
 from pipelines.sql.pool import Pool
 from pipelines.sql.process import Death, Task
@@ -123,12 +124,21 @@ class SqlEngine:
         workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
         audit: a JSONL file that gets a line for every statement; None for none.
         tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/units.py`).
+        hidden: tables and columns that no statement may read, by the location of their database.
     """
 
-    def __init__(self, limits: Limits, workers: int = 1, audit: Path | None = None, tables: Path | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        workers: int = 1,
+        audit: Path | None = None,
+        tables: Path | None = None,
+        hidden: Mapping[str, Told] | None = None,
+    ) -> None:
         max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
+        self._hidden = hidden or {}
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
         self._names = NamesOf(tables)
@@ -311,7 +321,7 @@ class SqlEngine:
                 raise DatabaseError("the SQL engine is closed, or belongs to the process that this one was forked from")
             for engine in dict.fromkeys(engine for engine, _ in tasks):
                 if engine not in self._pools:
-                    self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector)
+                    self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector, self._hidden)
                 self._pools[engine].submit([task for name, task in tasks if name == engine and not task.done])
 
     def _pump(self, events: Sequence[tuple[selectors.SelectorKey, int]] | None = None) -> None:

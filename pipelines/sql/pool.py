@@ -10,9 +10,10 @@ import selectors
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.hiding import Told
 from pipelines.sql.process import Death, Task, Worker
 
 BATCH = 32
@@ -34,9 +35,12 @@ class Pool:
     up to `SPARE` where an event loop waits.
     """
 
-    def __init__(self, engine: str, bounds: Bounds, size: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, engine: str, bounds: Bounds, size: int, selector: selectors.BaseSelector, hidden: Mapping[str, Told]
+    ) -> None:
         self._engine = engine
         self._bounds = bounds
+        self._hidden = hidden
         self._selector = selector
         self._homes: list[deque[Task]] = [deque() for _ in range(size)]
         self._workers: list[Worker | None] = [None] * (size + SPARE)
@@ -103,7 +107,7 @@ class Pool:
         return fullest if owner is not None or slot >= len(self._homes) else deque()
 
     def _start(self, slot: int) -> Worker:
-        worker = Worker(self._engine, self._bounds)
+        worker = Worker(self._engine, self._bounds, self._hidden)
         self._workers[slot] = worker
         self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
         return worker

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.hiding import Told
 from pipelines.sql.replies import Misshapen, check
 from pipelines.sql.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
@@ -101,9 +102,13 @@ class End(NamedTuple):
 
 
 class Worker:
-    """One child process and the jobs that it holds."""
+    """One child process and the jobs that it holds.
 
-    def __init__(self, engine: str, bounds: Bounds) -> None:
+    Args:
+        hidden: what no statement may read, by the location of its database; fixed for the process's life.
+    """
+
+    def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, Told]) -> None:
         fd = Board.create()
         try:
             self._board = Board(fd)
@@ -131,7 +136,8 @@ class Worker:
         os.set_blocking(self.out, False)
         self.held: deque[tuple[int, Task]] = deque()  # sent, not answered, in order
         self.batches: deque[int] = deque()  # last job number of each batch sent
-        self.unsent = bytearray()
+        # Not on its command line, which every user of the machine may read: a location may hold a password.
+        self.unsent = bytearray(pack(dict(hidden)))
         self._received = bytearray()
         self._next = 1
         self._recalled = 0

@@ -95,17 +95,22 @@ class Server:
         self._poll.register(0, select.POLLIN)
 
     def serve(self) -> None:
-        """Answer until the parent closes the stream or is gone."""
-        while True:
-            while not self._poll.poll(ORPHAN_POLL_MS):
-                if os.getppid() != self._parent:
-                    return
-            header = read_exactly(0, HEADER.size)
-            body = header and read_exactly(0, HEADER.unpack(header)[0])
-            if not body:
-                return
+        """Answer until the parent closes the stream or is gone. The first frame says what is hidden."""
+        first = self._frame()
+        if first is None:
+            return
+        self._databases.hidden = unpack_request(first)
+        while (body := self._frame()) is not None:
             self._flushed = perf_counter()
             self._answer(*unpack_request(body))
+
+    def _frame(self) -> bytes | None:
+        """The parent's next frame; None when there is none to come."""
+        while not self._poll.poll(ORPHAN_POLL_MS):
+            if os.getppid() != self._parent:
+                return None
+        header = read_exactly(0, HEADER.size)
+        return (header and read_exactly(0, HEADER.unpack(header)[0])) or None
 
     def _begin_opening(self) -> None:
         """A slow server or disk is not the query's fault, nor its time."""

@@ -9,7 +9,10 @@ import abc
 import marshal
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from pipelines.sql.dialects.hiding import Hidden
 
 OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "timeout", "limit", "unavailable"
 # Classes of failures that no statement can bring about: others hold the database, or took it away.
@@ -79,9 +82,11 @@ class Session(abc.ABC):
     Attributes:
         deadline: when the running statement must have ended, as `time.perf_counter` counts.
         counts_work: whether its results say what they cost (see `Raw.work`).
+        hidden: what no statement may read; None where nothing is hidden.
     """
 
     counts_work = False
+    hidden: Hidden | None = None
 
     def __init__(self, bounds: Bounds, clock: Clock) -> None:
         self.bounds = bounds
@@ -89,7 +94,11 @@ class Session(abc.ABC):
         self.deadline = 0.0
 
     def run(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement; every failure is a `Raw` with its status and class."""
+        """Run one statement; every failure is a `Raw` with its status and class, and names nothing hidden."""
+        raw = self._run(sql, max_rows)
+        return raw if self.hidden is None else self.hidden.cleaned(raw)
+
+    def _run(self, sql: str, max_rows: int) -> Raw:
         start = perf_counter()
         self.deadline = start + self.bounds.timeout_s
         self.clock.arm(self.bounds.timeout_s)
@@ -144,6 +153,28 @@ class Session(abc.ABC):
         Raises:
             Exception: it does not.
         """
+
+    def hide(self, hidden: Hidden) -> None:
+        """From here on no statement reads these tables and columns, nor what the engine derives from them.
+
+        Raises:
+            OpenFailure: the database cannot say what depends on them.
+        """
+        try:
+            self.hidden = self.closed(hidden)
+        except OpenFailure:
+            raise
+        except Exception as error:  # each driver has an error tree of its own
+            raise OpenFailure("database_unreadable", f"its views cannot be read ({type(error).__name__})") from None
+
+    def closed(self, hidden: Hidden) -> Hidden:
+        """What is hidden, and with it the views that read it and whatever else holds the same values.
+
+        Raises:
+            OpenFailure: this engine can hide nothing.
+            Exception: the driver's own error.
+        """
+        raise OpenFailure("cannot_hide", "nothing can be hidden from statements of this engine")
 
     def hold(self) -> None:  # noqa: B027  a dialect may have nothing to do here
         """Several statements follow: whatever is worth doing once for all of them."""

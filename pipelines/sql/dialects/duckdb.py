@@ -33,7 +33,8 @@ from pipelines.sql.dialects.base import (
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check
-from pipelines.sql.dialects.trees import refused_by_duckdb
+from pipelines.sql.dialects.hiding import Hidden
+from pipelines.sql.dialects.trees import named_by_duckdb, refused_by_duckdb
 from pipelines.sql.dialects.values import plain_rows
 
 if TYPE_CHECKING:
@@ -180,15 +181,15 @@ class DuckdbSession(Session):
         if stripped[:7].lower() == "explain":
             stripped = stripped[7:]
         with contextlib.closing(self._opened().cursor()) as cursor:
+            return refused_by_duckdb(stripped, functools.partial(_serialized, cursor), self.hidden)
 
-            def serialize(text: str) -> str:
-                quoted = text.replace("'", "''")
-                found = cursor.execute(
-                    f"SELECT json_serialize_sql('{quoted}', skip_null := true, skip_empty := true)"
-                ).fetchone()
-                return str(found[0]) if found else ""
-
-            return refused_by_duckdb(stripped, serialize)
+    def closed(self, hidden: Hidden) -> Hidden:
+        """See `Session.closed`; a view is known by the statement that made it."""
+        self._checked.cache_clear()
+        with contextlib.closing(self._opened().cursor()) as cursor:
+            rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()
+            views = {str(name): str(sql).partition(" AS ")[2].rstrip("; \n") for name, sql in rows}
+            return hidden.with_views(views, lambda sql: named_by_duckdb(sql, functools.partial(_serialized, cursor)))
 
     def _rows(self, cursor: duckdb.DuckDBPyConnection, sql: str, max_rows: int) -> Raw:
         description = cursor.execute(sql).description or []
@@ -248,6 +249,13 @@ class DuckdbSession(Session):
         """Close the file."""
         self._watch.end()
         self._let_go()
+
+
+def _serialized(cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """A statement's tree as JSON."""
+    quoted = sql.replace("'", "''")
+    row = cursor.execute(f"SELECT json_serialize_sql('{quoted}', skip_null := true, skip_empty := true)").fetchone()
+    return str(row[0]) if row else ""
 
 
 def _told(error: Exception) -> Mapping[str, Any]:

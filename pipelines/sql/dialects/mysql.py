@@ -31,6 +31,7 @@ from pipelines.sql.dialects.base import (
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, left
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
+from pipelines.sql.dialects.hiding import Hidden, Named
 from pipelines.sql.dialects.values import plain_rows
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ _DESCRIBED = (
     "check_constraints", "columns", "key_column_usage", "referential_constraints", "schemata", "table_constraints",
     "tables", "views",
 )  # fmt: skip
+_BEFORE_STAR = frozenset((".", ",", "select", "distinct", "distinctrow", "all"))
+_AFTER_STAR = frozenset((",", "from", "into", "union", "except", "intersect", "where", "limit", "order", "group", ""))
+_VIEWS = "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema = database()"
 _PLAIN = "DATE TIME DATETIME DATETIME2 TIMESTAMP TIMESTAMP2 NEWDATE TIME2"
 
 
@@ -145,6 +149,24 @@ def _read_otherwise(sql: str) -> Raw | None:
     return None
 
 
+def _named(sql: str) -> Named:
+    """What a statement may name, by its tokens: each name may be that of a table and of a column."""
+    tokens, rest = lexed(sql)
+    names = frozenset(word for kind, word in tokens if kind in ("word", "name"))
+    words = [("", ""), *tokens, ("", "")]
+    stars = any(
+        word == "*" and kind == "sign" and (before[1] in _BEFORE_STAR or after[1] in _AFTER_STAR) and before[1] != "("
+        for before, (kind, word), after in zip(words, words[1:], words[2:], strict=False)
+    )
+    unnamed = stars or bool(rest.strip("; \n")) or not names.isdisjoint(("natural", "table"))
+    return Named(names, frozenset(), names, frozenset(), unnamed, "information_schema" in names)
+
+
+def _view(query: str) -> Named | None:
+    """What a view names, as the server writes its query; None where it does not show it."""
+    return _named(query.replace("`", '"')) if query else None
+
+
 def _with_lists(row: Sequence[Any]) -> Sequence[Any]:
     """A row of keys, one column each, as one with lists of columns."""
     table, kind, column, to_table, to_column = row
@@ -219,6 +241,8 @@ class MysqlSession(Session):
     def answer(self, sql: str, max_rows: int) -> Raw:
         """Run one statement in a read-only transaction, on a connection that has run nothing else of a caller's."""
         refused = check(sql, "mysql") or _read_otherwise(sql)
+        if refused is None and self.hidden is not None:
+            refused = self.hidden.refused(_named(sql))
         if refused is not None:
             return refused
         connection = self._connection or self._connect(is_first=False)
@@ -234,6 +258,14 @@ class MysqlSession(Session):
         finally:
             cursor.connection = None  # it would fetch all rows that are left
             connection._force_close()
+
+    def closed(self, hidden: Hidden) -> Hidden:
+        """See `Session.closed`."""
+        connection = self._connection or self._connect(is_first=False)
+        self._connection = connection
+        with connection.cursor() as cursor:
+            cursor.execute(_VIEWS)
+            return hidden.with_views({str(name): str(sql or "") for name, sql in cursor.fetchall()}, _view)
 
     def explain(self, error: Exception) -> Raw:
         """By the number of the server's error."""

@@ -28,7 +28,8 @@ from pipelines.sql.dialects.base import (
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check
-from pipelines.sql.dialects.trees import refused_by_postgres
+from pipelines.sql.dialects.hiding import Hidden, fold
+from pipelines.sql.dialects.trees import named_by_postgres, refused_by_postgres
 from pipelines.sql.dialects.values import number, plain_rows
 
 if TYPE_CHECKING:
@@ -73,6 +74,14 @@ SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.r
     OR pg_has_role(current_user, 'pg_signal_backend', 'member')
 FROM pg_roles r WHERE r.rolname = current_user
 """
+_VIEWS = """
+SELECT viewname::text, definition FROM pg_views WHERE schemaname NOT IN ('pg_catalog', 'information_schema')
+UNION ALL SELECT matviewname::text, definition FROM pg_matviews
+"""
+_PARTS = (
+    "SELECT p.relname::text, c.relname::text FROM pg_inherits JOIN pg_class p ON p.oid = inhparent"
+    " JOIN pg_class c ON c.oid = inhrelid"
+)  # partitions, and what inherits otherwise
 
 
 @dialect("postgres")
@@ -206,7 +215,7 @@ class PostgresSession(Session):
         """
         import psycopg
 
-        refused = check(sql, "postgres") or refused_by_postgres(sql)
+        refused = check(sql, "postgres") or refused_by_postgres(sql, self.hidden)
         if refused is not None:
             return refused
         try:
@@ -216,6 +225,19 @@ class PostgresSession(Session):
                 raise
         self._connection = self._connect()
         return self._rows(sql, max_rows)
+
+    def closed(self, hidden: Hidden) -> Hidden:
+        """See `Session.closed`: partitions of a table hold its rows under names of their own."""
+        parts = [(fold(parent), fold(part)) for parent, part in self._connection.execute(_PARTS).fetchall()]
+        tables, columns = set(hidden.tables), dict(hidden.columns)
+        for _ in parts:  # as deep as they can nest
+            for parent, part in parts:
+                if parent in tables:
+                    tables.add(part)
+                if parent in columns:
+                    columns[part] = columns.get(part, frozenset()) | columns[parent]
+        views = {str(name): str(sql) for name, sql in self._connection.execute(_VIEWS).fetchall()}
+        return Hidden(frozenset(tables), columns).with_views(views, named_by_postgres)
 
     def _rows(self, sql: str, max_rows: int) -> Raw:
         """Columns and rows, by a cursor of the server.

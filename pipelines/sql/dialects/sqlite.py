@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter
@@ -33,6 +34,7 @@ from pipelines.sql.dialects.base import (
     fetch,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Unread
+from pipelines.sql.dialects.hiding import REFUSAL, Hidden, fold
 
 # What the views of one file may do together, in thousands of virtual machine steps: some twenty seconds. Work, so that
 # a slow machine shows the same values; time ends only what does not end by itself.
@@ -70,6 +72,16 @@ MAX_SQL = 1_000_000
 HOLD = "SELECT rootpage FROM sqlite_master UNION ALL SELECT 0 UNION ALL SELECT 0"
 PROGRESS_OPS = 5_000  # virtual machine steps between two looks at the clock: well under a millisecond
 TICK_WORK = PROGRESS_OPS // 1000
+
+# What SQLite's authorizer is not asked about: columns that a join names by USING, or by having the same name.
+_UNASKED = re.compile(
+    r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural)\b""",
+    re.DOTALL | re.IGNORECASE,
+)
+_PLANS = (
+    ("addr", "opcode", "p1", "p2", "p3", "p4", "p5", "comment"),
+    ("id", "parent", "notused", "detail"),
+)  # what EXPLAIN gives: the names of indices, and of what they hold
 
 # By the name of the result code.
 _CODES = {
@@ -227,6 +239,7 @@ class SqliteSession(Session):
         self._ticks = 0  # of the running statement's progress clock
         self._sql = ""  # the running statement
         self._holder: sqlite3.Cursor | None = None
+        self._guard = guard
         self._location = location
         try:
             self._connection = open_readonly(location)
@@ -248,7 +261,48 @@ class SqliteSession(Session):
         connection.setlimit(SQL_LENGTH, MAX_SQL)
         connection.setlimit(ATTACHED, 0)
         connection.set_progress_handler(self._late, PROGRESS_OPS)
-        connection.set_authorizer(guard)
+        connection.set_authorizer(self._guard)
+
+    def hide(self, hidden: Hidden) -> None:
+        """See `Session.hide`; the authorizer says what a statement reads, also through views."""
+        super().hide(hidden)
+        self._guard = self._hiding_guard
+        self._connection.set_authorizer(self._guard)
+
+    def closed(self, hidden: Hidden) -> Hidden:
+        """See `Session.closed`: a virtual table with its shadow tables; generated columns beside a hidden one, which
+        SQLite computes without asking the authorizer.
+        """
+        self._connection.set_authorizer(None)
+        kinds = {row[1]: row[2] for row in self._connection.execute("PRAGMA table_list") if row[0] == "main"}
+        names = {fold(name) for name, kind in kinds.items() if kind == "virtual"}
+        virtual = names & (hidden.tables | hidden.columns.keys())
+        shadows = [
+            name
+            for name, kind in kinds.items()
+            if kind == "shadow" and any(fold(name).startswith(f"{of}_") for of in virtual)
+        ]
+        columns = {table: found | self._generated(table) for table, found in hidden.columns.items()}
+        self._connection.set_authorizer(self._guard)
+        return Hidden(hidden.tables, columns).with_tables([*virtual, *shadows])
+
+    def _generated(self, table: str) -> frozenset[str]:
+        rows = self._connection.execute("""SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)""", (table,))
+        return frozenset(fold(row[0]) for row in rows)
+
+    def _hiding_guard(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+        """`guard`, and nothing hidden is read, nor the engine's own tables, which name and sample it."""
+        assert self.hidden is not None
+        if action == PRAGMA:
+            return DENY
+        if action == READ and first is not None:
+            own = first.lower().startswith(("sqlite_", "pragma_"))
+            return DENY if own or self.hidden.hides(first, second or "") else guard(action, first, second, *rest)
+        return guard(action, first, second, *rest)
+
+    def _is_unasked(self, sql: str) -> bool:
+        """Whether a statement may read what the authorizer is not asked about."""
+        return self.hidden is not None and any(found[1] is None for found in _UNASKED.finditer(sql))
 
     def _meet_virtual_tables(self) -> None:
         """Use each virtual table once. Their first use makes a table, which the authorizer will not allow later."""
@@ -265,7 +319,7 @@ class SqliteSession(Session):
         answers = []
 
         def watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-            answers.append(guard(action, first, second, *rest))
+            answers.append(self._guard(action, first, second, *rest))
             return answers[-1]
 
         explained = self._sql if self._sql.lstrip()[:7].lower() == "explain" else f"EXPLAIN {self._sql}"
@@ -275,7 +329,7 @@ class SqliteSession(Session):
         except (sqlite3.Error, sqlite3.Warning):
             pass
         finally:
-            self._connection.set_authorizer(guard)
+            self._connection.set_authorizer(self._guard)
         return DENY in answers
 
     def _late(self) -> bool:
@@ -294,6 +348,8 @@ class SqliteSession(Session):
         unreadable = _unreadable(sql)
         if unreadable is not None:
             return unreadable
+        if self._is_unasked(sql):
+            return failure(REFUSED, "hidden", "join with ON here, without USING and NATURAL")
         changed: set[str] = set()
         try:
             while True:
@@ -314,8 +370,11 @@ class SqliteSession(Session):
         try:
             if cursor.description is None:
                 return failure(ERROR, "empty", "there is no query to run")
+            columns = tuple([item[0] for item in cursor.description])
+            if self.hidden is not None and columns in _PLANS:
+                return failure(REFUSED, "hidden", REFUSAL)
             rows, truncated = fetch(cursor.fetchmany, max_rows, self.bounds.max_bytes)
-            return Raw(OK, tuple([item[0] for item in cursor.description]), rows, truncated)
+            return Raw(OK, columns, rows, truncated)
         finally:
             cursor.close()
 
@@ -337,7 +396,7 @@ class SqliteSession(Session):
         self.release()
         self._connection.set_authorizer(None)
         self._connection.execute(pragma)
-        self._connection.set_authorizer(guard)
+        self._connection.set_authorizer(self._guard)
 
     def explain(self, error: Exception) -> Raw:
         """See `classify`; what the authorizer denied is refused, however SQLite says so."""

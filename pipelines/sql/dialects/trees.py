@@ -8,11 +8,12 @@ where it is a function or a relation. The kinds of nodes are allow-listed too, s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.sql.dialects.base import ERROR, REFUSED, Raw, failure
 from pipelines.sql.dialects.guard import FUNCTIONS, HIDDEN
+from pipelines.sql.dialects.hiding import Hidden, Named
 
 Node = Mapping[str, Any]
 
@@ -68,22 +69,34 @@ _DIRECTIONS = frozenset(("ASCENDING", "DESCENDING", "ORDER_DEFAULT"))
 _SYSTEM = frozenset(("pg_catalog", "pg_toast", "system", "temp", "pg_temp"))
 
 
-def refused_by_duckdb(sql: str, serialize: Callable[[str], str]) -> Raw | None:
+def refused_by_duckdb(sql: str, serialize: Callable[[str], str], hidden: Hidden | None = None) -> Raw | None:
     """Why DuckDB may not run a statement; None if it may.
 
     Args:
         serialize: DuckDB's json_serialize_sql. It takes queries only, and says of anything else that it is none.
+        hidden: what it may not read.
     """
     parsed = json.loads(serialize(sql))
     if parsed["error"]:
         if parsed.get("error_type") == "parser":
             return _mistake(parsed["error_message"])
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _several(parsed["statements"]) or _first(map(_refused_in_duckdb, _nodes(parsed["statements"])))
+    refused = _several(parsed["statements"]) or _first(map(_refused_in_duckdb, _nodes(parsed["statements"])))
+    return refused or (None if hidden is None else hidden.refused(_named_in_duckdb(parsed["statements"])))
 
 
-def refused_by_postgres(sql: str) -> Raw | None:
-    """Why PostgreSQL may not run a statement; None if it may."""
+def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> Named | None:
+    """What a query names; None for what DuckDB's parser does not read as one."""
+    parsed = json.loads(serialize(sql))
+    return None if parsed["error"] else _named_in_duckdb(parsed["statements"])
+
+
+def refused_by_postgres(sql: str, hidden: Hidden | None = None) -> Raw | None:
+    """Why PostgreSQL may not run a statement; None if it may.
+
+    Args:
+        hidden: what it may not read.
+    """
     from pglast import Error
     from pglast.parser import parse_sql_json
 
@@ -95,7 +108,19 @@ def refused_by_postgres(sql: str) -> Raw | None:
         return failure(ERROR, "empty", "there is no query to run")
     if "SelectStmt" not in statements[0]["stmt"]:
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    return _several(statements) or _first(map(_refused_in_postgres, _nodes(statements)))
+    refused = _several(statements) or _first(map(_refused_in_postgres, _nodes(statements)))
+    return refused or (None if hidden is None else hidden.refused(_named_in_postgres(statements)))
+
+
+def named_by_postgres(sql: str) -> Named | None:
+    """What a query names; None for what PostgreSQL's parser cannot read."""
+    from pglast import Error
+    from pglast.parser import parse_sql_json
+
+    try:
+        return _named_in_postgres(json.loads(parse_sql_json(sql)).get("stmts", []))
+    except Error:
+        return None
 
 
 def _mistake(message: str) -> Raw:
@@ -189,3 +214,55 @@ def _read(path: list[str]) -> str:
     if "information_schema" in schemas and name not in _DESCRIBED:
         return f"not authorized to use information_schema.{name}"
     return ""
+
+
+def _named_in_duckdb(tree: Any) -> Named:
+    """What a statement names, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
+    nodes = list(_nodes(tree))
+    tables = [node for node in nodes if node.get("type") in ("BASE_TABLE", "SHOW_REF")]
+    columns = [node["column_names"] for node in nodes if node.get("class") == "COLUMN_REF"]
+    joined = [name for node in nodes for name in node.get("using_columns", ())]
+    paths = [list(node.get("qualified_name", {}).get("path", ())) for node in tables]
+    unnamed = any(
+        node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
+        or node.get("type") in ("SHOW_REF", "PIVOT")
+        or node.get("ref_type") == "NATURAL"
+        or node.get("column_name_alias")
+        for node in nodes
+    )
+    return Named(
+        relations=frozenset(path[-1] for path in paths if path),
+        aliases=frozenset(str(node["alias"]) for node in tables if "alias" in node),
+        columns=frozenset([*(name for names in columns for name in names), *joined]),
+        values=frozenset(names[-1] for names in columns if names),
+        unnamed=unnamed,
+        catalogue=any(_is_described(path) for path in paths) or any(node.get("type") == "SHOW_REF" for node in nodes),
+    )
+
+
+def _named_in_postgres(tree: Any) -> Named:
+    """What a statement names, by PostgreSQL's tree. A star, a natural join and renamed columns read without naming."""
+    nodes = list(_nodes(tree))
+    tables = [node for node in nodes if "relname" in node]
+    columns = [_texts(node["ColumnRef"].get("fields", ())) for node in nodes if "ColumnRef" in node]
+    joined = [name for node in nodes for name in _texts(node.get("usingClause", ()))]
+    aliases = [node["alias"] for node in nodes if isinstance(node.get("alias"), dict)]
+    schemas = [[str(node.get("schemaname", "")), str(node["relname"])] for node in tables]
+    return Named(
+        relations=frozenset(str(node["relname"]) for node in tables),
+        aliases=frozenset(str(alias.get("aliasname", "")) for alias in aliases),
+        columns=frozenset([*(name for names in columns for name in names), *joined]),
+        values=frozenset(names[-1] for names in columns if names),
+        unnamed=any("A_Star" in node or "isNatural" in node for node in nodes)
+        or any(alias.get("colnames") for alias in aliases),
+        catalogue=any(map(_is_described, schemas)),
+    )
+
+
+def _texts(nodes: Iterable[Any]) -> list[str]:
+    return [str(node["String"]["sval"]) for node in nodes if "String" in node]
+
+
+def _is_described(path: Sequence[str]) -> bool:
+    """Whether a relation is one of those that describe the tables."""
+    return "information_schema" in [part.lower() for part in path[:-1]] or HIDDEN.match(path[-1]) is not None
