@@ -102,7 +102,7 @@ model.lora.rank, model.lora.alpha, model.lora.dropout: low-rank adapters: `'mode
 model.revision: the commit of a hub model, so that a run does not change when its authors push
 data.sft.hardness, data.dev.hardness, data.test.hardness: only these levels: `data.dev.hardness=[extra]`
 data.sft.corrections, data.rl.corrections, data.dev.corrections, data.test.corrections: a file of gold SQL put right
-data.rl.path: a source's folder or file; in a list by its place: `data.rl.0.path=BIRD`
+data.rl.path, data.test.path: a source's folder or file; in a list by its place: `data.rl.0.path=BIRD`
 data.dev.count, data.test.count: so many questions, drawn by the seed: a quick look before a whole benchmark
 execution.max_bytes: bytes of one result: lower it where a small machine runs many SQL workers
 synthesis.teacher.sampling.top_p: of a teacher behind an endpoint
@@ -173,9 +173,9 @@ def _cell(name: str, recipe: Recipe, key: str) -> str:
     value = value_at(recipe, key)
     if key == "rewards":
         return "<br>".join(_term(term) for term in value)
-    if key == "data.rl":
+    if key in ("data.rl", "data.test"):
         return "<br>".join(_source(source) for source in value)
-    return _source(value) if key in ("data.sft", "data.dev", "data.test") else _plain(value)
+    return _source(value) if key in ("data.sft", "data.dev") else _plain(value)
 
 
 @functools.cache

@@ -40,7 +40,8 @@ def check(
     say(f"{of} with {n_variants} variants: {'all load' if not problems else 'problems'}")
     recipe = recipes.load(name or "miniature", overrides)
     _note_margin(recipe, say)
-    steps = graph.plan(recipe, store, among=("data", "test"))
+    read = {stage.name for stage in graph.active(recipe) if graph.kind_of(stage.name) in ("data", "test")}
+    steps = graph.plan(recipe, store, among=read)
     folders = [graph.execute(step, recipe, store, bars, steps).folder for step in steps]
     pool = {one.id: one for folder in folders for one in examples(folder, "sft", "rl", "dev", "test")}
     found, facts = _gold(recipe, pool, bars)

@@ -64,7 +64,7 @@ def run(
       sqltrain run miniature rewards.turns.weight=0
 
       sqltrain run sql_trail data.sft.path=~/spider data.rl.0.path=~/synsql data.rl.1.path=~/spider \
-          data.dev.path=~/spider data.test.path=~/spider --until filter
+          data.dev.path=~/spider data.test.0.path=~/spider --until filter
     """
     from flows import screen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows import screen
@@ -30,8 +31,8 @@ TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an
 def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
     """Evaluate a checkpoint folder on the recipe's held-out questions."""
     about = {"digest": folder_digest(model), "dtype": recipe.model.compute_dtype, "decoder": recipe.rollout.policy}
-    note = f"checkpoint {about['digest']}"
-    evaluate_policy(recipe, store, str(model.resolve()), model.name, about, as_json, note)
+    found = Answerer(str(model.resolve()), model.name, about, f"checkpoint {about['digest']}")
+    evaluate_policy(recipe, store, found, as_json)
 
 
 def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> None:
@@ -45,74 +46,102 @@ def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> 
 
         entry = endpoint(policy.removeprefix(evaluate.ENDPOINT))
         about = {"endpoint": entry.model_dump(mode="json", include=TELLING)}
-        folder = evaluate_policy(recipe, store, policy, policy, about, as_json, entry.model)
-        for name, each in latencies(folder).items():
-            cost = (each.bought_in * entry.price_in + each.bought_out * entry.price_out) / 1e6
-            tokens = f"{each.bought_in:,.0f} tokens in, {each.bought_out:,.0f} out"
-            screen.console.print(f"cost ({name})  {cost:.5f} {entry.currency} a question: {tokens}", markup=False)
+        for folder in evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model), as_json):
+            for name, each in latencies(folder).items():
+                cost = (each.bought_in * entry.price_in + each.bought_out * entry.price_out) / 1e6
+                tokens = f"{each.bought_in:,.0f} tokens in, {each.bought_out:,.0f} out"
+                screen.console.print(f"cost ({name})  {cost:.5f} {entry.currency} a question: {tokens}", markup=False)
     elif policy == evaluate.ORACLE:
-        evaluate_policy(recipe, store, policy, policy, {"policy": policy}, as_json)
+        evaluate_policy(recipe, store, Answerer(policy, policy, {"policy": policy}), as_json)
     else:
         raise RecipeError(f"there is no policy {policy!r}", "Choose oracle or endpoint:NAME, or pass --model FOLDER.")
 
 
-def evaluate_policy(
-    recipe: Recipe,
-    store: Store,
-    answerer: str,
-    name: str,
-    about: Mapping[str, object],
-    as_json: bool,
-    note: str = "",
-) -> Path:
-    """Evaluate a policy and write its report; what it has answered when asked in the same way is not asked again.
+@dataclass(frozen=True)
+class Answerer:
+    """The policy that is evaluated.
 
-    An evaluation with broken episodes is no last word: the same command makes it anew, and asks only those again.
-
-    Args:
-        answerer: as `pipelines.stages.evaluate.answering` takes it.
-        about: what tells this policy from any other, for the keys.
+    Attributes:
+        policy: as `pipelines.stages.evaluate.answering` takes it.
+        name: for people.
+        about: what tells it from any other, for the keys.
         note: the same in a few words, for the report.
-
-    Returns the evaluation's folder.
     """
-    settings = {"policy": about, "recipe": recipe.slice(*ASKING), "prompt": prompt_digest(recipe.protocol)}
+
+    policy: str
+    name: str
+    about: Mapping[str, object]
+    note: str = ""
+
+
+def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: bool) -> list[Path]:
+    """Evaluate a policy on every benchmark of the recipe, and write a report of each.
+
+    What it has answered when asked in the same way is not asked again. An evaluation with broken episodes is no last
+    word: the same command makes it anew, and asks only those again.
+
+    Returns the evaluations' folders, in the order of the benchmarks.
+    """
+    alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
     with Bars(screen.console) as bars:
-        evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
-        steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
-        made = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
-        asked = made["test"]
-        questions = examples(asked.folder, "test")
-        if answerer == evaluate.ORACLE and (mute := sum(not question.gold_sql for question in questions)):
-            raise RecipeError(
-                f"the oracle plays gold SQL, and {mute} of {len(questions)} questions have none",
-                "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
-            )
-        links = made["test_schema"].folder if "test_schema" in made else None
+        folders = [_evaluated(one, store, answerer, bars) for one in alone]
+    results = [
+        graph.StageResult(
+            f"evaluate {answerer.name}{f' on {one.benchmark.name}' if number else ''}",
+            folder.name,
+            folder,
+            read_json(folder / "metrics.json"),
+            False,
+        )
+        for number, (one, folder) in enumerate(zip(alone, folders, strict=True))
+    ]
+    judged = {
+        one.benchmark.name: {answerer.name: screen.summary_of(folder)}
+        for one, folder in zip(alone, folders, strict=True)
+    }
+    screen.conclude(recipe, store, results, as_json, judged)
+    for one, result in zip(alone, results, strict=True):
+        if len(alone) > 1:
+            screen.say(one.benchmark.name)
+        lines = (*_chosen(one, result.metrics), *_costs(result.folder), f"report  {result.folder / report.PAGE}")
+        for line in lines:
+            screen.console.print(line, soft_wrap=True, markup=False)
+    return folders
 
-        def build(folder: Path) -> None:
-            context = Context("evaluate", recipe, folder, {"test": asked.folder}, bars)
-            kept = store.root / ANSWERS / recipes.digest(settings)
-            evaluate.evaluate_questions(context, questions, answerer, links, kept)
-            found = of_systems(recipe, tuple(systems_of(folder, name, note=note)), asked.folder)
-            report.write_all(found, folder)
 
-        whole = {
-            **settings,
-            "name": name,
-            "evaluation": recipe.slice("evaluation", "execution", "gold_schema", "stages"),
-            "test": asked.key,
-            "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
-        }
-        key = recipes.digest(whole)
-        if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):
-            shutil.rmtree(store.folder(EVALUATIONS, key))
-        folder = store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run does it; waiting"))
-    result = graph.StageResult(f"evaluate {name}", key, folder, read_json(folder / "metrics.json"), False)
-    screen.conclude(recipe, store, [result], as_json)
-    for line in (*_chosen(recipe, result.metrics), *_costs(folder), f"report  {folder / report.PAGE}"):
-        screen.console.print(line, soft_wrap=True, markup=False)
-    return folder
+def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> Path:
+    """A policy's evaluation on the first benchmark of a recipe."""
+    settings = {"policy": answerer.about, "recipe": recipe.slice(*ASKING), "prompt": prompt_digest(recipe.protocol)}
+    evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
+    steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
+    made = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
+    asked = made["test"]
+    questions = examples(asked.folder, "test")
+    if answerer.policy == evaluate.ORACLE and (mute := sum(not question.gold_sql for question in questions)):
+        raise RecipeError(
+            f"the oracle plays gold SQL, and {mute} of {len(questions)} questions have none",
+            "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
+        )
+    links = made["test_schema"].folder if "test_schema" in made else None
+
+    def build(folder: Path) -> None:
+        context = Context("evaluate", recipe, folder, {"test": asked.folder}, bars)
+        kept = store.root / ANSWERS / recipes.digest(settings)
+        evaluate.evaluate_questions(context, questions, answerer.policy, links, kept)
+        found = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), asked.folder)
+        report.write_all(found, folder)
+
+    whole = {
+        **settings,
+        "name": answerer.name,
+        "evaluation": recipe.slice(*graph.VERDICTS, "benchmark.name", "execution", "gold_schema", "stages"),
+        "test": asked.key,
+        "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
+    }
+    key = recipes.digest(whole)
+    if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):
+        shutil.rmtree(store.folder(EVALUATIONS, key))
+    return store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run does it; waiting"))
 
 
 def _broken(folder: Path) -> bool:

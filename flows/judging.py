@@ -52,10 +52,10 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
 
     asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
     screen.run(recipe, store, "synthesize")
-    there = {step.name: step.folder for step in graph.plan(recipe, store) if step.cached}
-    folders = [there[name] for name in ("data", "test") if name in there]
+    there = [step for step in graph.plan(recipe, store) if step.cached]
+    folders = [step.folder for step in there if step.kind in ("data", "test")]
     pool = {example.id: example for folder in folders for example in examples(folder, "sft", "dev", "test")}
-    sources = [folder for name, folder in there.items() if name == "synthesize" or name.startswith("evaluate_")]
+    sources = [step.folder for step in there if step.kind == "synthesize" or step.kind.startswith("evaluate_")]
     right, wrong = _choose(recipe, [one for folder in sources for one in trajectories(folder)], pool, count // 2)
     half = min(len(right), len(wrong))
     if not half:

@@ -157,7 +157,7 @@ def _refused(site: Site, ledger: Ledger, recipe: Recipe | None, batches: Sequenc
         recipe: whose data stage read the batch; None where it is not one batch that is refused.
     """
     read = [] if recipe is None else _curated(site, recipe)[:1]
-    places = [folder for step in read for folder in (step.folder, site.store.work(step.name, step.key))]
+    places = [folder for step in read for folder in (step.folder, site.store.work(step.kind, step.key))]
     bad = next((path for folder in places if (path := folder / inbox.QUARANTINE).is_file()), None)
     rows, kept = sum(map(inbox.size, batches)), [ledger.take_back(path, bad) for path in batches]
     ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)

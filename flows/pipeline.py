@@ -28,7 +28,7 @@ from pipelines.store import Store, read_json
 from tasks.patience import patiently
 from tasks.reaper import alive, reap
 from tasks.server import prefect_server
-from tasks.stage import ON_DEVICE, Walk, run_stage, show
+from tasks.stage import ON_DEVICE, Walk, artifact_key, run_stage, show
 from tasks.summary import accuracy_markdown, report_markdown, stage_rows
 from tasks.tracking import Tracker
 
@@ -74,7 +74,7 @@ def walk(
     """
     done: dict[str, graph.StageResult] = {}
     ready.check(recipe, steps)
-    names = [(step.name, step.key) for step in steps]
+    names = [(step.kind, step.key) for step in steps]
     try:
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
             shared = Walk(steps, recipe, store, tracker, role)
@@ -87,18 +87,21 @@ def walk(
                 made: Any = task(step, shared, [done[name] for name in step.needs])
                 done[step.name] = made.result() if isinstance(made, State) else made  # `Cached` is a state of its own
     finally:
-        _publish(steps, done, tracker)
+        _publish(steps, done, recipe, tracker)
     return list(done.values())
 
 
-def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult], tracker: Tracker) -> None:
+def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult], recipe: Recipe, tracker: Tracker) -> None:
     show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
-    accuracy = accuracy_markdown(done.values())
+    accuracy = accuracy_markdown(done.values(), recipe)
     if accuracy:
         show(create_markdown_artifact, accuracy, key="execution-accuracy", description="Held-out execution accuracy")
-    if "report" in done:
-        page = done["report"].folder / "report.html"
-        show(create_markdown_artifact, report_markdown(page, tracker.page), key="report", description="The report")
+    for result in done.values():
+        if result.kind == "report":
+            benchmark = graph.benchmark_of(result.name)
+            text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
+            about = f"The report of {benchmark}" if benchmark else "The report"
+            show(create_markdown_artifact, text, key=artifact_key(*result.name.split(".")), description=about)
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:

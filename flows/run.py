@@ -57,7 +57,7 @@ def walk(
     ready.check(recipe, steps)
     from tasks.step import run_step
 
-    names = [(step.name, step.key) for step in steps]
+    names = [(step.kind, step.key) for step in steps]
     with claimed(store, names, {"recipe": recipe.name}):
         return [
             _timed(done, functools.partial(run_step, step, steps, recipe, store, progress, tracker, role))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
 def facts(result: graph.StageResult) -> str:
     """The numbers of a stage's summary that say most, for one line."""
     kind = result.name.partition("_")[0]
-    names = SHOWN.get(kind) or SHOWN.get(result.name) or tuple(result.metrics)[:4]
+    names = SHOWN.get(kind) or SHOWN.get(result.kind) or tuple(result.metrics)[:4]
     return "  ".join(f"{name} {_number(result.metrics[name])}" for name in names if name in result.metrics)
 
 
@@ -79,18 +80,24 @@ def show_steps(steps: list[graph.Step]) -> None:
     console.print(table)
 
 
-def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_json: bool) -> None:
-    """The end of a run: the EX figures, where to look, and with `as_json` one JSON object."""
+def conclude(
+    recipe: Recipe,
+    store: Store,
+    results: list[graph.StageResult],
+    as_json: bool,
+    judged: Mapping[str, Mapping[str, Summary]] | None = None,
+) -> None:
+    """The end of a run: the EX figures, where to look, and with `as_json` one JSON object.
+
+    Args:
+        judged: figures by benchmark and system; None for those of the checkpoints among the results.
+    """
     by_name = {result.name: result for result in results}
     where = look(store, by_name)
     console.print()
-    judged = {
-        MODELS.get(name, name.removeprefix("evaluate ")): _summary(one)
-        for name, one in by_name.items()
-        if name.startswith("evaluate")
-    }
-    if judged:
-        text.show_end(console, judged, where)
+    figures = _checkpoints(recipe, results) if judged is None else judged
+    if figures:
+        text.show_end(console, figures, where)
     else:
         for label, place in where.items():
             say(f"{label}  {place}")
@@ -99,15 +106,27 @@ def conclude(recipe: Recipe, store: Store, results: list[graph.StageResult], as_
         print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))
 
 
-def _summary(result: graph.StageResult) -> Summary:
-    return from_dict(Summary, read_json(result.folder / "summary.json"))
+def _checkpoints(recipe: Recipe, results: list[graph.StageResult]) -> dict[str, dict[str, Summary]]:
+    """The figures of a run's evaluations by benchmark and checkpoint."""
+    found: dict[str, dict[str, Summary]] = {}
+    for result in results:
+        if result.kind in MODELS:
+            benchmark = graph.seen_by(result.name, recipe).benchmark.name
+            found.setdefault(benchmark, {})[MODELS[result.kind]] = summary_of(result.folder)
+    return found
+
+
+def summary_of(folder: Path) -> Summary:
+    """The figures of a finished evaluation."""
+    return from_dict(Summary, read_json(folder / "summary.json"))
 
 
 def look(store: Store, results: dict[str, graph.StageResult]) -> dict[str, str]:
     """Where a person goes on from here."""
     places: dict[str, str] = {}
-    if "report" in results:
-        places["report"] = str(results["report"].folder / "report.html")
+    for name, result in results.items():
+        if result.kind == "report":
+            places[name] = str(result.folder / "report.html")
     newest: Any = next((results[name] for name in ("grpo", "sft") if name in results), None)
     if newest is not None:
         places["model"] = str(newest.folder / "model")
@@ -117,24 +136,27 @@ def look(store: Store, results: dict[str, graph.StageResult]) -> dict[str, str]:
 
 
 def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
-    """Say where a finished run's report is, or copy it.
+    """Say where a finished run's report is, or copy it; those of further benchmarks are named after it.
 
     Raises:
         DataError: the run is not finished.
         UserError: `out` cannot be written.
     """
     steps = graph.plan(recipe, store)
-    missing = [step.name for step in steps if not step.cached and step.name != "report"]
+    missing = [step.name for step in steps if not step.cached and step.kind != "report"]
     if missing:
         raise DataError(
             f"recipe {recipe.name} is not finished: {', '.join(missing)} to do",
             FIRST_RUN,
         )
     results = run(recipe, store, None)
-    page = results[-1].folder / "report.html"
+    first, *others = (result for result in results if result.kind == "report")
+    page = first.folder / "report.html"
     if out is not None:
         copy_page(page, out)
     say(str(out or page))
+    for result in others:
+        say(f"{graph.benchmark_of(result.name)}  {result.folder / 'report.html'}")
 
 
 def copy_page(page: Path, out: Path) -> None:

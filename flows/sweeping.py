@@ -174,7 +174,7 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
 
 def _work(steps: Sequence[graph.Step], store: Store) -> dict[tuple[str, str], int]:
     """When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves."""
-    return {(step.name, step.key): _touched(step.name, step.key, store) for step in steps}
+    return {(step.kind, step.key): _touched(step.kind, step.key, store) for step in steps}
 
 
 def _touched(stage: str, key: str, store: Store) -> int:
@@ -183,7 +183,7 @@ def _touched(stage: str, key: str, store: Store) -> int:
 
 
 def _result(cell: Cell, store: Store) -> Filled:
-    """The episodes of a cell's evaluation, and the curves of the training before it.
+    """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it.
 
     Raises:
         RecipeError: the recipe has no such evaluation.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -17,6 +18,7 @@ from pipelines.sections import Share as Share
 Equality = Literal[
     "strict", "strict_nonempty", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl"
 ]
+Headline = Equality | Literal["spider2", "ehrsql"]  # what a benchmark may be judged by, and training not
 
 
 class TinyModel(Section):
@@ -74,8 +76,36 @@ class Source(Section):
     options: Annotated[dict[str, Any], pydantic.AfterValidator(READERS.options_of("kind"))] = {}
 
 
+class Benchmark(Source):
+    """Held-out questions of which figures are reported.
+
+    Attributes:
+        name: what stages, tables and metrics call it; where none is given, of its kind, its variant and its split.
+        equality: the headline's; null for `execution.equality`, by which training judges.
+        equalities: judged beside it; null for `evaluation.equalities`.
+    """
+
+    split: Literal["train", "dev", "test"] = "test"
+    name: Annotated[str, pydantic.Field(pattern=r"^[\w-]{1,60}$")] = ""
+    equality: Headline | None = None
+    equalities: tuple[Headline | Literal["soft_f1"], ...] | None = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("name"):
+            return values
+        options = values.get("options")
+        variant = options.get("variant") if isinstance(options, dict) else None
+        parts = [values.get("kind", "miniature"), variant, values.get("split", "test")]
+        return {**values, "name": re.sub(r"[^\w-]", "_", "_".join(str(part) for part in parts if part))}
+
+
 class Data(Section):
     """Where questions come from: `sft` for the teacher, `rl` pools for GRPO, `test` for the reported figures.
+
+    Each benchmark of `test` has stages of its own. The first is the one that a recipe's headline, its champion and the
+    table of a sweep are about; what a text there names (`local/spider_dk`) are the benchmarks of that file of `conf/`.
 
     `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run. `drop_empty` leaves
     training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1). `cleaners` names endpoints that check each
@@ -88,12 +118,21 @@ class Data(Section):
     sft: Source = Source(split="train")
     rl: tuple[Source, ...] = (Source(split="train"),)
     dev: Source = Source(split="dev")
-    test: Source = Source(split="test")
+    test: Annotated[tuple[Benchmark, ...], pydantic.Field(min_length=1)] = (Benchmark(),)
     max_bad_share: Share = 0.05
     drop_empty: bool = False
     cleaners: tuple[str, ...] = ()
     linker: str | None = None
     values: Count = 0
+
+    @pydantic.field_validator("test")
+    @classmethod
+    def _has_one_of_a_name(cls, benchmarks: tuple[Benchmark, ...]) -> tuple[Benchmark, ...]:
+        names = [benchmark.name for benchmark in benchmarks]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two benchmarks are called {twice!r}: give each a name of its own")
+        return benchmarks
 
 
 class Protocol(Section):
@@ -331,7 +370,7 @@ class Evaluation(Section):
 
     Attributes:
         forced_single_turn: also a greedy pass in which the agent must answer at once.
-        equality: the headline's, null for `execution.equality`; `equalities`: judged beside it ("soft_f1" is a grade).
+        equalities: judged beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
         empty: in a vote, whether results without rows count, or only where there are no others.
         failing: in a vote, whether answers without a result abstain, or count together as one group.
         r_ves: also time each right answer against its gold SQL, a hundred times as BIRD's script does.
@@ -342,8 +381,7 @@ class Evaluation(Section):
     ks: tuple[Positive, ...] = (1, 2, 4, 8)
     sampling: Sampling = Sampling()
     forced_single_turn: bool = False
-    equality: Equality | Literal["spider2", "ehrsql"] | None = None
-    equalities: tuple[Equality | Literal["soft_f1", "spider2", "ehrsql"], ...] = ("strict", "bird", "test_suite")
+    equalities: tuple[Headline | Literal["soft_f1"], ...] = ("strict", "bird", "test_suite")
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
     r_ves: bool = False
@@ -429,13 +467,37 @@ class Recipe(Section):
         return values
 
     @property
+    def benchmark(self) -> Benchmark:
+        """The benchmark that figures are about; the others have recipes of their own (`on`)."""
+        return self.data.test[0]
+
+    @property
     def headline(self) -> str:
         """The equality of the reported figures."""
-        return self.evaluation.equality or self.execution.equality
+        return self.benchmark.equality or self.execution.equality
+
+    @property
+    def equalities(self) -> tuple[str, ...]:
+        """The equalities that an answer is judged under, the headline's first."""
+        own = self.benchmark.equalities
+        return tuple(dict.fromkeys((self.headline, *(self.evaluation.equalities if own is None else own))))
+
+    def on(self, name: str) -> Recipe:
+        """The recipe that the stages of one benchmark see: `data.test` holds that one alone.
+
+        Args:
+            name: the benchmark's; "" for the first.
+        """
+        chosen = next(each for each in self.data.test if name in ("", each.name))
+        return self.model_copy(update={"data": self.data.model_copy(update={"test": (chosen,)})})
 
     def slice(self, *paths: str) -> dict[str, Any]:
-        """The JSON values at dotted paths: what a stage declares that it reads."""
+        """The JSON values at dotted paths: what a stage declares that it reads.
+
+        `benchmark` is the first of `data.test`.
+        """
         whole = self.model_dump(mode="json")
+        whole["benchmark"] = whole["data"]["test"][0]
         picked: dict[str, Any] = {}
         for path in paths:
             value: Any = whole

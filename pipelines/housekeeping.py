@@ -128,12 +128,13 @@ def _roots(store: Store, entries: Mapping[Name, Entry]) -> Iterator[tuple[str, l
         yield f"evaluation of the champion of {recipe}", evaluations  # the next night holds its challenger against it
         nights = [row for row in ledger.lines() if row["event"] == "night"]
         yield f"batches of {recipe}", [(stage, key) for row in nights for stage, key in row.get("stages", [])]
-    newest: dict[str, Entry] = {}
+    newest: dict[tuple[str, str], Entry] = {}
     for one in sorted(entries.values(), key=_made):
         if one.stage == "report":
-            newest[str(one.manifest.get("recipe", {}).get("name"))] = one
-    for recipe, one in newest.items():
-        yield f"newest report of {recipe}", [(one.stage, one.key)]
+            about = one.manifest.get("recipe", {})
+            newest[str(about.get("name")), str(about.get("benchmark.name"))] = one
+    for (recipe, benchmark), one in newest.items():
+        yield f"newest report of {recipe} on {benchmark}", [(one.stage, one.key)]
 
 
 def _closure(store: Store, entries: Mapping[Name, Entry], roots: Iterable[Name]) -> Iterator[Name]:

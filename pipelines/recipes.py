@@ -23,6 +23,7 @@ from pipelines.errors import RecipeError
 from pipelines.registry import UNKNOWN_NAME, WRONG_OPTION
 from pipelines.types import is_sayable
 
+OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # what these say of one kind is not true of another
 MOST_VALUES = 100_000  # of one file; ten aliases of ten aliases, nine levels deep, stand for a billion
 CONF = Path(__file__).resolve().parent.parent / "conf"
 # What this machine adds to it, under no version control: in a checkout beside ours; for a wheel, where it is run.
@@ -227,7 +228,8 @@ def _assign(tree: Any, override: str) -> None:
         node[_index(node, last, key)] = value
     elif isinstance(node, dict):
         if last == "kind" and node.get("kind", value) != value:
-            node.pop("options", None)  # the options of one kind mean nothing to another
+            for each in OWN_OF_A_KIND:
+                node.pop(each, None)
         node[last] = value
     else:
         raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
@@ -309,6 +311,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     path = _locate(name)
     tree = _compose(path)
     variants = _variants(tree.pop("variants", None), path)
+    _put_benchmarks(tree)
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "variant":
@@ -323,8 +326,34 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
             tree = _merge(tree, _compose(part), part)
         else:
             _assign(tree, override)
+        _put_benchmarks(tree)
     tree.setdefault("name", path.stem)
     return tree
+
+
+def _put_benchmarks(tree: dict[str, Any]) -> None:
+    """In `data.test`, put in place of each text the benchmarks of the file of `conf/` that it names.
+
+    Raises:
+        RecipeError: it names none, or one without benchmarks.
+    """
+    data = tree.get("data")
+    listed = data.get("test") if isinstance(data, dict) else None
+    if isinstance(listed, list) and any(isinstance(each, str) for each in listed):
+        tree["data"] = {**tree["data"], "test": [one for each in listed for one in _benchmarks_of(each)]}
+
+
+def _benchmarks_of(item: Any) -> list[Any]:
+    if not isinstance(item, str):
+        return [item]
+    hint = "An item of data.test is a mapping, or names a file of conf/ that has benchmarks, such as data/spider_dk."
+    if not re.fullmatch(r"[\w-]+/[\w-]+", item):
+        raise RecipeError(f"data.test: {item!r} is no file of conf/", hint)
+    held = _compose(_part(item)).get("data")
+    listed = held.get("test") if isinstance(held, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise RecipeError(f"data.test: {item} has no benchmarks", hint)
+    return listed
 
 
 def variants(name: str) -> dict[str, list[str]]:

@@ -226,7 +226,10 @@ REWARDS: Registry[Callable[..., float]] = Registry(
     "reward term", "sqltrain.rewards", "pipelines.rewards.terms", ("rewards.*.term",)
 )
 READERS: Registry[Callable[..., Any]] = Registry(
-    "reader", "sqltrain.readers", "pipelines.data", [f"data.{pool}.kind" for pool in ("sft", "rl.*", "dev", "test")]
+    "reader",
+    "sqltrain.readers",
+    "pipelines.data",
+    ["benchmark.kind", *(f"data.{pool}.kind" for pool in ("sft", "rl.*", "dev"))],
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
 DIALECTS: Registry[type[Dialect]] = Registry("SQL dialect", "sqltrain.dialects", "pipelines.sql.dialects", ())

@@ -32,7 +32,7 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
         SqltrainError: Great Expectations could not evaluate it.
         ResourceError: it is not installed.
     """
-    door = DOORS.get(result.name)
+    door = DOORS.get(result.kind)
     if door is None:
         return None
     checks = door.checks(recipe)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.config import Recipe
-from pipelines.stages.graph import StageResult
+from pipelines.stages.graph import StageResult, benchmark_of
 from pipelines.store import MANIFEST, read_json
 from tasks.served import write_folder
 from tasks.summary import HEADLINE
@@ -49,11 +49,14 @@ def register(tracker: Tracker, result: StageResult, run_id: str) -> None:
 
 
 def note_accuracy(child: Child, result: StageResult) -> None:
-    """Put an evaluation's figures on the checkpoint that it evaluated: the logged model, and its version's tags."""
+    """Put an evaluation's figures on the checkpoint that it evaluated: the logged model, and its version's tags.
+
+    A version is known by its figures on the first benchmark; those on another have its name before them.
+    """
     from tasks.tracking import dataset_facts
 
     tracker = child.tracker
-    asked = [facts for need in child.needs if need.name in ("data", "test") and (facts := dataset_facts(need))]
+    asked = [facts for need in child.needs if need.kind == "test" and (facts := dataset_facts(need))]
     dataset = {"dataset_name": asked[0][0], "dataset_digest": asked[0][1]} if asked else {}
     for step in child.needs:
         model = logged(tracker.client, tracker.experiment_id, step.key)
@@ -64,7 +67,8 @@ def note_accuracy(child: Child, result: StageResult) -> None:
         if version is None:
             continue
         for key in (key for key in HEADLINE if key in result.metrics):
-            tracker.client.set_model_version_tag(version.name, version.version, key, f"{result.metrics[key]:.4f}")
+            tag = ".".join(filter(None, (benchmark_of(result.name), key)))
+            tracker.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
 
 
 def find(client: MlflowClient, name: str, key: str) -> ModelVersion | None:

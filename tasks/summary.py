@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pipelines.stages.graph import StageResult, Step
+from pipelines.config import Recipe
+from pipelines.stages.graph import StageResult, Step, seen_by
 
 HEADLINE = ("ex", "ex_sampled", "majority", "pass_at_k")
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
@@ -75,26 +76,28 @@ def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[d
     return rows
 
 
-def accuracy_markdown(results: Iterable[StageResult]) -> str:
+def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
     """The headline figures of every evaluation as one table; "" where nothing was evaluated."""
-    evaluated = {result.name.removeprefix("evaluate_"): result.metrics for result in results if _evaluates(result)}
-    if not evaluated:
-        return ""
     lines = [
-        f"| {name} | " + " | ".join(f"{metrics[key]:.1%}" if key in metrics else "" for key in HEADLINE) + " |"
-        for name, metrics in evaluated.items()
+        f"| {result.kind.removeprefix('evaluate_')} | {seen_by(result.name, recipe).benchmark.name} | "
+        + " | ".join(f"{result.metrics[key]:.1%}" if key in result.metrics else "" for key in HEADLINE)
+        + " |"
+        for result in results
+        if result.kind.startswith("evaluate_")
     ]
-    head = ["| checkpoint | " + " | ".join(HEADLINE) + " |", "|---" * (len(HEADLINE) + 1) + "|"]
-    return "\n".join([*head, *lines])
+    head = ["| checkpoint | benchmark | " + " | ".join(HEADLINE) + " |", "|---" * (len(HEADLINE) + 2) + "|"]
+    return "\n".join([*head, *lines]) if lines else ""
 
 
-def report_markdown(page: Path, run: str) -> str:
+def report_markdown(page: Path, run: str, benchmark: str) -> str:
     """Where the report is: on MLflow's page of the run, which a browser opens, and as a file of the worker's machine.
 
     Args:
         run: the address of the run's page; "" where there is none.
+        benchmark: which one it is of, where that is not the first; MLflow keeps it in a folder of that name.
     """
-    online = f"[Open it in MLflow]({run}/artifacts/report.html), or the file on the worker's machine:" if run else ""
+    place = "/".join(filter(None, ("artifacts", benchmark, "report.html")))
+    online = f"[Open it in MLflow]({run}/{place}), or the file on the worker's machine:" if run else ""
     return f"{online or 'The file on the machine of the worker:'}\n\n    {page}\n"
 
 
@@ -108,10 +111,6 @@ def night_markdown(line: Mapping[str, Any]) -> str:
     numbers = [f"| {_cell(name)} | {value:.4g} |" for name, value in line.get("numbers", {}).items()]
     table = ["", "| number | value |", "|---|---|", *numbers] if numbers else []
     return "\n".join([*head, *(f"- {fact}" for fact in facts), *table])
-
-
-def _evaluates(result: StageResult) -> bool:
-    return result.name.startswith("evaluate_")
 
 
 def _cell(text: str) -> str:

@@ -66,7 +66,7 @@ def _sample(folder: Path) -> list[Trajectory]:
 
 def _questions(child: Child) -> dict[str, Example]:
     """The held-out questions by id; {} where the stage needs no `test` stage."""
-    folders = [step.folder for step in child.needs if step.name == "test"]
+    folders = [step.folder for step in child.needs if step.kind == "test"]
     return {one.id: one for folder in folders for one in examples(folder, "test")}
 
 

@@ -219,7 +219,7 @@ class Child:
         self.tracker = tracker
         self.step = step
         self.needs = needs
-        self.recipe = recipe
+        self.recipe = graph.seen_by(step.name, recipe)
         self.role = role
         self.label = _label(step.name, role)
         self.run_id = ""
@@ -231,7 +231,7 @@ class Child:
         """Open the run, and follow the stage's curves."""
         self._note("its run", self._open)
         store, step = self.tracker.store, self.step
-        paths = (store.work(step.name, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
+        paths = (store.work(step.kind, step.key) / "curves.jsonl", step.folder / "curves.jsonl")
         self._follower = Follower(paths, lambda rows: self._note("its curves", lambda: self._send(rows)))
         self._follower.start()
 
@@ -250,8 +250,8 @@ class Child:
         for path in (result.folder / name for name in SMALL_FILES):
             if path.is_file():
                 self._note(path.name, functools.partial(self._file, path))
-        if result.name == "report":
-            self._note("the report", lambda: self._report(result.folder / "report.html"))
+        if result.kind == "report":
+            self._note("the report", lambda: self._report(result))
         self._note_checkpoint(result)
 
     def end(self) -> None:
@@ -279,16 +279,20 @@ class Child:
     def _file(self, path: Path) -> None:
         self.tracker.client.log_artifact(self.run_id, str(path))
 
-    def _report(self, page: Path) -> None:
-        self.tracker.client.log_artifact(self.tracker.run_id, str(page))
+    def _report(self, result: StageResult) -> None:
+        """That of the first benchmark lies on top, that of another in a folder of its name."""
+        folder = graph.benchmark_of(result.name) or None
+        self.tracker.client.log_artifact(self.tracker.run_id, str(result.folder / "report.html"), folder)
 
     def _open(self) -> None:
         tracker, step = self.tracker, self.step
-        tags = _own({"stage": step.name, "key": step.key, "why": step.why, "role": self.role})
+        benchmark = self.recipe.benchmark.name if graph.is_by_benchmark(step.name) else ""
+        about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
+        tags = _own(about)
         tags["mlflow.parentRunId"] = tracker.run_id
         run = tracker.client.create_run(tracker.experiment_id, tags=tags, run_name=self.label)
         self.run_id = run.info.run_id
-        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.name)
+        reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.kind)
         tracker.params(self.run_id, self.recipe.slice(*reads))
         self._inputs()
 
@@ -316,7 +320,7 @@ def _dataset(step: Step) -> Any:
     facts = dataset_facts(step)
     if facts is None:
         return None
-    return Dataset(*facts, source_type="sqltrain-store", source=f"{step.name}/{step.key}/data.parquet")
+    return Dataset(*facts, source_type="sqltrain-store", source=f"{step.kind}/{step.key}/data.parquet")
 
 
 def _own(tags: Mapping[str, str]) -> dict[str, str]:

@@ -44,10 +44,10 @@ class World:
     def finish(self, *more: str) -> None:
         recipe = recipes.load("miniature", [*self.overrides, *more])
         for step in self.plan(*more):
-            stage = next(stage for stage in graph.GRAPH if stage.name == step.name)
+            stage = next(stage for stage in graph.active(recipe) if stage.name == step.name)
             inputs = {other.name: other.key for other in self.plan(*more) if other.name in step.needs}
             about = graph.deciding(stage, recipe, inputs, self.store)
-            self.store.make(step.name, step.key, lambda folder: None, about, lambda: None)
+            self.store.make(step.kind, step.key, lambda folder: None, about, lambda: None)
 
     def again(self, *more: str) -> dict[str, str]:
         """The stages that run again, and why."""
@@ -150,8 +150,8 @@ SETTINGS: dict[str, tuple[set[str], str, str]] = {
         "changed: execution.timeout_s (5.0 -> 7.0)",
     ),
     "seed=3": (ALL, "data", "changed: seed (0 -> 3)"),
-    "data.test.count=3": (BENCHMARK, "test", "changed: data.test.count (null -> 3)"),
-    "data.test.options.questions=7": (BENCHMARK, "test", "changed: data.test.options.questions (12 -> 7)"),
+    "data.test.0.count=3": (BENCHMARK, "test", "changed: benchmark.count (null -> 3)"),
+    "data.test.0.options.questions=7": (BENCHMARK, "test", "changed: benchmark.options.questions (12 -> 7)"),
     "data.dev.count=3": (LEARNED, "data", "changed: data.dev.count (null -> 3)"),
     "hardware.threads=2": (set(), "", ""),
     "contracts.max_leaked=0.5": (set(), "", ""),
@@ -224,7 +224,7 @@ def test_the_nearest_finished_stage_tells_the_cause(world: World) -> None:
 
 
 def test_manifests_name_what_made_them(tmp_path: Path) -> None:
-    pools = [f"data.{pool}.options={{databases: 1, questions: 2}}" for pool in ("sft", "dev", "test")]
+    pools = [f"data.{pool}.options={{databases: 1, questions: 2}}" for pool in ("sft", "dev", "test.0")]
     recipe = recipes.load("miniature", [*pools, "data.rl=[]"])
     store = Store(tmp_path)
     steps = graph.plan(recipe, store, "data")

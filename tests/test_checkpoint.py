@@ -66,7 +66,7 @@ def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
 
 def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_path: Path) -> None:
     few = ["data.sft.options.databases=1", "data.rl.0.options.databases=1", "data.dev.options.databases=1"]
-    recipe = recipes.load("miniature", [*few, "data.test.options.databases=1", "stages=[data]"])
+    recipe = recipes.load("miniature", [*few, "data.test.0.options.databases=1", "stages=[data]"])
     store = Store(tmp_path)
     steps = graph.plan(recipe, store)
     made = {step.name: graph.execute(step, recipe, store, Silent(), steps) for step in steps}

@@ -12,7 +12,7 @@ from pipelines.stages import graph, train
 from pipelines.stages.context import Context, Silent
 from pipelines.store import DAMAGED, MANIFEST, Store, read_json
 
-SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft", "dev", "test")]
+SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft", "dev", "test.0")]
 RECIPE = (*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize, filter]")
 
 

@@ -26,7 +26,7 @@ include: [models/tiny, data/miniature, protocols/react]
 plugins: [my_parts.py, my_reader.py, my_protocol.py]
 protocol: {name: polite, options: {reasoning_tag: think}}
 data:
-  test: {kind: csv, path: PATH, options: {database: shop.sqlite}}
+  test: [{kind: csv, path: PATH, options: {database: shop.sqlite}}]
 rewards:
   - {term: exec, weight: 5}
   - {term: short, weight: 0.5, options: {characters: 120}}
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Path, tmp_path: Path) -> None:
     recipe = recipes.load(str(folder / "mine.yaml"))
-    loaded = base.read(recipe.data.test, 0, tmp_path / "stage")
+    loaded = base.read(recipe.benchmark, 0, tmp_path / "stage")
     assert [example.gold_sql for example in loaded.examples] == ["SELECT count(*) FROM item"]
     polite = build(recipe.protocol)
     action = polite.parse("<think>hm</think>\n<sql>SELECT 1</sql>")
@@ -64,7 +64,7 @@ def test_an_option_of_the_wrong_type_is_told_when_the_recipe_is_read(folder: Pat
     with pytest.raises(RecipeError, match=message):
         recipes.load(str(folder / "mine.yaml"), ["rewards.short.options.characters=many"])
     with pytest.raises(RecipeError, match=r"option 'database' of reader 'csv': Field required"):
-        recipes.load(str(folder / "mine.yaml"), ["data.test.options={}"])
+        recipes.load(str(folder / "mine.yaml"), ["data.test.0.options={}"])
 
 
 def test_a_change_of_a_plugins_code_changes_the_keys_of_the_stages_that_use_it_and_no_other(folder: Path) -> None:

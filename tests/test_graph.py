@@ -43,7 +43,7 @@ def test_how_a_machine_runs_it_touches_nothing(tmp_path: Path) -> None:
 
 def test_the_users_files_are_part_of_the_key(tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
-    mine = ("include=data/own", f"data.test.path={questions}")
+    mine = ("include=data/own", f"data.test.0.path={questions}")
     with pytest.raises(DataError, match="no such file or folder"):
         keys(tmp_path, *mine)
     questions.write_text("one\n")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.config import Benchmark as HeldOut
 from pipelines.config import Source
 from pipelines.data import base, synsql
 from pipelines.errors import DataError
@@ -160,7 +161,8 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     pools = [pool for value in tree["data"].values() for pool in (value if isinstance(value, list) else [value])]
     for pool in pools:
         pool["path"] = str(path.expanduser().resolve())
-    return Source.model_validate(pools[0]), tree
+    section = HeldOut if "test" in tree["data"] else Source
+    return section.model_validate(pools[0]), tree
 
 
 def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:

@@ -53,8 +53,12 @@ def _line(words: str) -> Text:
     return Text(plain(words))
 
 
-def figures(summaries: Mapping[str, Summary]) -> Table:
-    """The few figures of a run's end, one system a row, by the systems' names."""
+def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> Table:
+    """The few figures of a run's end, one system a row, by the systems' names.
+
+    Args:
+        benchmark: what its recipe calls the questions; "" where no recipe names them.
+    """
     columns: tuple[Column, ...] = (
         Column("system"),
         Column("EX greedy", "estimate"),
@@ -78,7 +82,9 @@ def figures(summaries: Mapping[str, Summary]) -> Table:
         columns = (*columns, Column("EX, broken as wrong", "percent"))
         rows = tuple((*row, summary.ex_with_broken) for row, summary in zip(rows, summaries.values(), strict=True))
     equality = next((summary.equality for summary in summaries.values()), "")
-    return Table("figures", f"Held-out execution accuracy, equality {equality}, 95 % intervals", columns, rows)
+    where = f" on {benchmark}" if benchmark else ""
+    title = f"Held-out execution accuracy{where}, equality {equality}, 95 % intervals"
+    return Table("figures", title, columns, rows)
 
 
 def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
@@ -87,9 +93,10 @@ def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
     return summary.ex.get(summary.equality), summary.sampled, majority, turns, summary.n_questions
 
 
-def show_end(console: Console, summaries: Mapping[str, Summary], look: Mapping[str, str]) -> None:
-    """Print the end of a run: its figures, and where to look ("report" -> a path, ...)."""
-    console.print(render(figures(summaries)))
+def show_end(console: Console, judged: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
+    """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
+    for benchmark, summaries in judged.items():
+        console.print(render(figures(summaries, benchmark)))
     width = max(map(len, look), default=0)
     for label, place in look.items():
         console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)

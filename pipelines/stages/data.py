@@ -63,7 +63,7 @@ def is_fault(pool: str, reason: str) -> bool:
 
 def build_test(ctx: Context) -> None:
     """Write the same files of the benchmark's questions alone. Raises what `build` does."""
-    _write(ctx, [("test", 0, ctx.recipe.data.test)])
+    _write(ctx, [("test", 0, ctx.recipe.benchmark)])
 
 
 def build_leakage(ctx: Context) -> None:

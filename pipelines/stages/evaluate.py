@@ -268,11 +268,10 @@ def passes(recipe: Recipe) -> list[Pass]:
 def _judging(recipe: Recipe, gold: Path | None) -> Callable[[Pass, Sequence[Example], list[Trajectory]], list[Line]]:
     """What makes lines of the trajectories of a pass over these questions, in order."""
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
-    equalities = tuple(dict.fromkeys((recipe.headline, *recipe.evaluation.equalities)))
 
     def lines(each: Pass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
         by_id = {question.id: question for question in questions}
-        judged = evaluate.judge(done, by_id, sql, schema, equalities, each.mode, links)
+        judged = evaluate.judge(done, by_id, sql, schema, recipe.equalities, each.mode, links)
         return [
             {"pass": each.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
             for trajectory, record in zip(done, judged, strict=True)

@@ -4,17 +4,21 @@ A stage's key hashes its name and version, the slice of the recipe that it reads
 and what decides its result outside the recipe (`sources.py`): the files that readers read, local weights, the prompt,
 the model behind an endpoint's name, and the versions of the libraries that it declares. Raise a stage's version when
 its code gives other results.
+
+Each benchmark of `data.test` has stages of its own. Those of the first have the plain names (`evaluate_grpo`), those
+of another its name behind a dot (`evaluate_grpo.spider_dk`). They see a recipe with that benchmark alone, so a key does
+not depend on the place in the list: one more benchmark trains nothing again, and evaluates nothing again on the others.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Recipe
+from pipelines.config import Recipe, Source
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.base import at_once
 from pipelines.provenance import facts, version
@@ -28,6 +32,8 @@ from pipelines.store import Store, read_json
 SAMPLING = ("protocol", "execution", "seed")
 READING = ("data.max_bad_share", "data.linker", "data.values", "execution", "seed")
 LEARNED = ("data.sft", "data.rl", "data.dev", "data.drop_empty", "data.cleaners")
+ASKED = tuple(f"benchmark.{name}" for name in Source.model_fields)  # what decides a benchmark's questions
+VERDICTS = ("evaluation", "benchmark.equality", "benchmark.equalities")
 BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
 
 
@@ -36,11 +42,13 @@ class Stage:
     """One stage.
 
     Attributes:
+        name: unique in a run; before its first dot, the kind of stage, which is the folder's name in the store.
         reads: dotted paths of the recipe that decide its result.
         needs: stages whose folders it reads; those that the recipe leaves out are skipped.
         build: "module:function" that fills the work folder, imported only when it runs.
         libraries: those whose minor version decides its result. Others may move a last digit (torch, numpy): they
             stand in the manifest, for two halves of one installation may have different ones and share a store.
+        by_benchmark: whether each benchmark has one of its own.
     """
 
     name: str
@@ -50,16 +58,27 @@ class Stage:
     build: str
     about: str
     libraries: tuple[str, ...] = ()
+    by_benchmark: bool = False
 
 
 GRAPH: tuple[Stage, ...] = (
     Stage("data", 3, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
-    Stage("test", 1, ("data.test", *READING), (), "data:build_test", "the questions of the benchmark", ("sqlglot",)),
-    Stage("leakage", 1, (), ("data", "test"), "data:build_leakage", "training questions that the benchmark repeats"),
+    Stage("test", 1, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
+    Stage(
+        "leakage",
+        1,
+        (),
+        ("data", "test"),
+        "data:build_leakage",
+        "training questions that a benchmark repeats",
+        by_benchmark=True,
+    ),
     Stage("synthesize", 1, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
-    Stage("test_schema", 1, ("gold_schema",), ("test",), "curate:test_schema", "that of the benchmark", ("sqlglot",)),
+    Stage(
+        "test_schema", 1, ("gold_schema",), ("test",), "curate:test_schema", "that of a benchmark", ("sqlglot",), True
+    ),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
     Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
     Stage(
@@ -83,25 +102,42 @@ GRAPH: tuple[Stage, ...] = (
         Stage(
             f"evaluate_{name}",
             6,
-            ("evaluation", *SAMPLING),
+            (*VERDICTS, *SAMPLING),
             ("test", "test_schema", name),
             "evaluate:build",
             f"held-out EX {when}",
+            by_benchmark=True,
         )
         for name, when in (("model", "before SFT"), ("sft", "after SFT"), ("grpo", "after GRPO"))
     ),
     Stage(
         "report",
-        5,
-        ("name", "title"),
+        6,
+        ("name", "title", "benchmark.name"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
             *("evaluate_model", "evaluate_sft", "evaluate_grpo"),
         ),
         "report:build",
         "the HTML report",
+        by_benchmark=True,
     ),
 )
+
+
+def kind_of(name: str) -> str:
+    """The kind of a stage, which is its folder's name in the store: "evaluate_grpo" of "evaluate_grpo.spider_dk"."""
+    return name.partition(".")[0]
+
+
+def is_by_benchmark(name: str) -> bool:
+    """Whether a stage is one of a benchmark's own, the first's included."""
+    return any(stage.by_benchmark for stage in GRAPH if stage.name == kind_of(name))
+
+
+def benchmark_of(name: str) -> str:
+    """The benchmark that a stage is for, where it is not the first; "" for any other stage."""
+    return name.partition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -120,6 +156,11 @@ class Step:
     why: str
     needs: tuple[str, ...]
 
+    @property
+    def kind(self) -> str:
+        """What the store calls it."""
+        return kind_of(self.name)
+
 
 @dataclass(frozen=True)
 class StageResult:
@@ -131,6 +172,11 @@ class StageResult:
     metrics: dict[str, float]
     cached: bool
 
+    @property
+    def kind(self) -> str:
+        """What the store calls it."""
+        return kind_of(self.name)
+
 
 def active(recipe: Recipe) -> list[Stage]:
     """The stages that a recipe runs, in order."""
@@ -141,7 +187,20 @@ def active(recipe: Recipe) -> list[Stage]:
         wanted |= {"leakage"} if wanted & {"sft", "grpo"} else set()
     if "report" in wanted:
         wanted.add("test")
-    return [stage for stage in GRAPH if stage.name in wanted]
+    others = [benchmark.name for benchmark in recipe.data.test[1:]]
+    return [
+        each
+        for stage in GRAPH
+        if stage.name in wanted
+        for each in (stage, *(_for_benchmark(stage, name) for name in others if stage.by_benchmark))
+    ]
+
+
+def _for_benchmark(stage: Stage, benchmark: str) -> Stage:
+    """The stage of another benchmark than the first, which reads the others of that benchmark."""
+    own = {each.name for each in GRAPH if each.by_benchmark}
+    needs = tuple(f"{name}.{benchmark}" if name in own else name for name in stage.needs)
+    return replace(stage, name=f"{stage.name}.{benchmark}", needs=needs)
 
 
 def plan(
@@ -156,6 +215,7 @@ def plan(
     A run that ends before the first evaluation reads no benchmark.
 
     Args:
+        until: a stage's name; that of a benchmark's stage without the benchmark is its stage of the last one.
         among: only these stages, which need no other; nothing is asked of the sources of others.
         given: keys of finished stages to go on from, by name, in place of the recipe's own.
 
@@ -168,15 +228,16 @@ def plan(
     for stage in stages:
         if given is not None and stage.name in given:
             keys[stage.name] = key = given[stage.name]
-            steps.append(Step(stage.name, key, store.folder(stage.name, key), True, "there", ()))
+            steps.append(Step(stage.name, key, store.folder(kind_of(stage.name), key), True, "there", ()))
             continue
         needs = tuple(name for name in stage.needs if name in keys)
         about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
         keys[stage.name] = key = digest(about)
-        wrong = store.damage(stage.name, key, whole=False) if store.has(stage.name, key) else []
-        cached = store.has(stage.name, key) and not wrong
-        why = "there" if cached else f"damaged: {wrong[0]}" if wrong else _why(stage, about, store)
-        steps.append(Step(stage.name, key, store.folder(stage.name, key), cached, why, needs))
+        kind = kind_of(stage.name)
+        wrong = store.damage(kind, key, whole=False) if store.has(kind, key) else []
+        cached = store.has(kind, key) and not wrong
+        why = "there" if cached else f"damaged: {wrong[0]}" if wrong else _why(kind, about, store)
+        steps.append(Step(stage.name, key, store.folder(kind, key), cached, why, needs))
     return steps
 
 
@@ -186,30 +247,29 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     Raises:
         DataError: a stage that this recipe does not make, such as a champion, is damaged or gone.
     """
-    stage = next(stage for stage in GRAPH if stage.name == step.name)
     needs = [other for other in steps if other.name in step.needs]
-    folders, keys = {other.name: other.folder for other in needs}, {other.name: other.key for other in needs}
-    _set_aside(step.name, step.key, store, progress, whole=False)
-    if store.has(step.name, step.key):
+    folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
+    _set_aside(step.kind, step.key, store, progress, whole=False)
+    if store.has(step.kind, step.key):
         return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
-    if digest(deciding(stage, recipe, keys, store)) != step.key:
-        raise _gone(step.name, step.key)
+    stage = next(stage for stage in GRAPH if stage.name == step.kind)
+    about = deciding(replace(stage, name=step.name), recipe, keys, store)
+    if digest(about) != step.key:
+        raise _gone(step.kind, step.key)
     for other in needs:
-        _set_aside(other.name, other.key, store, progress, whole=True)
-        if not store.has(other.name, other.key):
+        _set_aside(other.kind, other.key, store, progress, whole=True)
+        if not store.has(other.kind, other.key):
             execute(other, recipe, store, progress, steps)
-        if other.name == "model":
+        if other.kind == "model":
             _hold_base(other.folder, store, progress)
 
     def build(folder: Path) -> None:
         module, _, function = stage.build.partition(":")
         make = getattr(importlib.import_module(f"pipelines.stages.{module}"), function)
-        make(Context(step.name, recipe, folder, folders, progress))
+        make(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
 
-    about = deciding(stage, recipe, keys, store) | {"made_by": facts()}
-    folder = store.make(
-        step.name, step.key, build, about, lambda: progress.say(f"{step.name}: another run is making it; waiting")
-    )
+    said = f"{step.name}: another run is making it; waiting"
+    folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(said))
     return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
 
 
@@ -242,20 +302,31 @@ def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
         return stages
     names = [stage.name for stage in stages]
     last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
-    if last not in names:
+    ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
+    if not ends:
         raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
-    found = stages[: names.index(last) + 1]
-    reads = any(set(stage.needs) & {"test", "test_schema"} for stage in found if stage.name not in BENCHMARK)
-    return [stage for stage in found if reads or last in BENCHMARK or stage.name not in BENCHMARK]
+    found = stages[: ends[-1] + 1]
+    reads = any("test" in map(kind_of, stage.needs) for stage in found if kind_of(stage.name) not in BENCHMARK)
+    return [stage for stage in found if reads or kind_of(last) in BENCHMARK or kind_of(stage.name) not in BENCHMARK]
+
+
+def seen_by(name: str, recipe: Recipe) -> Recipe:
+    """The recipe that a stage sees: of the benchmarks, its own alone."""
+    return recipe.on(benchmark_of(name))
 
 
 def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store) -> dict[str, Any]:
-    """All that decides a stage's result; the manifest keeps it and the key is its digest."""
+    """All that decides a stage's result; the manifest keeps it and the key is its digest.
+
+    Args:
+        inputs: keys of the stages that it needs, by their names.
+    """
+    recipe, kind = seen_by(stage.name, recipe), kind_of(stage.name)
     about: dict[str, Any] = {
-        "stage": stage.name,
+        "stage": kind,
         "version": stage.version,
         "recipe": recipe.slice(*stage.reads),
-        "inputs": inputs,
+        "inputs": {kind_of(name): key for name, key in inputs.items()},
     }
     if "protocol" in stage.reads:
         about["prompt"] = prompt_digest(recipe.protocol)
@@ -265,13 +336,13 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     if code:
         about["plugins"] = code
     data = recipe.data
-    if stage.name == "data":
+    if kind == "data":
         about["sources"] = fingerprint((data.sft, *data.rl, data.dev), store.root)
-    if stage.name == "test":
-        about["sources"] = fingerprint([data.test], store.root)
-    if stage.name == "model":
+    if kind == "test":
+        about["sources"] = fingerprint(data.test, store.root)
+    if kind == "model":
         about["weights"] = weights(recipe.model.source, store)
-    asked = endpoints(recipe, stage.name)
+    asked = endpoints(recipe, kind)
     if asked:
         about["endpoints"] = dict(asked)
     if stage.libraries:
@@ -284,9 +355,9 @@ def _minor(version: str | None) -> str | None:
     return None if version is None else ".".join(version.split(".")[:2])
 
 
-def _why(stage: Stage, about: dict[str, Any], store: Store) -> str:
+def _why(kind: str, about: dict[str, Any], store: Store) -> str:
     """Why a stage must run: what differs from the nearest one of its kind."""
-    if (store.work(stage.name, digest(about))).is_dir():
+    if (store.work(kind, digest(about))).is_dir():
         return "was interrupted: resumes"
-    found = causes.nearest(store.root / stage.name, about)
+    found = causes.nearest(store.root / kind, about)
     return causes.shown(found) if found else "not made yet"

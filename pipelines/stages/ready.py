@@ -9,7 +9,7 @@ from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.endpoints import Connection, endpoint
-from pipelines.stages.graph import BENCHMARK, Step
+from pipelines.stages.graph import BENCHMARK, Step, kind_of
 from pipelines.stages.policies import device
 from pipelines.stages.sources import asked
 
@@ -23,7 +23,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         ResourceError: the environment variable that should hold a key is empty, or there is no GPU where one is asked
             for.
     """
-    missing = {step.name for step in steps if not step.cached}
+    to_do = {step.name for step in steps if not step.cached}
+    missing = {kind_of(name) for name in to_do}
     if missing - {"data", "gold_schema", "model", "report", *BENCHMARK}:
         build(recipe.protocol).sections()
     if "grpo" in missing:
@@ -32,7 +33,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
         )
-    asking = [(name, source) for stage, name, source in _pools(recipe) if stage in missing]
+    asking = [(name, source) for stage, name, source in _pools(recipe) if stage in to_do]
     bare = [name for name, source in asking if source.kind != "miniature" and not source.path]
     if bare:
         paths = " ".join(f"{name}.path=..." for name in bare)
@@ -59,4 +60,6 @@ def _pools(recipe: Recipe) -> Iterable[tuple[str, str, Source]]:
     data = recipe.data
     yield "data", "data.sft", data.sft
     yield from (("data", f"data.rl.{number}", source) for number, source in enumerate(data.rl))
-    yield from (("data", "data.dev", data.dev), ("test", "data.test", data.test))
+    yield "data", "data.dev", data.dev
+    for place, benchmark in enumerate(data.test):
+        yield f"test.{benchmark.name}" if place else "test", f"data.test.{place}", benchmark

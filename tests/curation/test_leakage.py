@@ -69,7 +69,8 @@ def test_the_data_stage_reports_each_training_pool(tmp_path: Path) -> None:
         row = {"id": pool, "question": question, "sql": sql, "database": str(tmp_path / "clubs.sqlite")}
         (tmp_path / f"{pool}.jsonl").write_text(json.dumps(row) + "\n")
     source = {pool: f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}" for pool in asked}
-    changes = [f"data.rl=[{source['rl']}]", *(f"data.{pool}={source[pool]}" for pool in ("sft", "dev", "test"))]
+    changes = [f"data.{pool}={source[pool]}" for pool in ("sft", "dev")]
+    changes += [f"data.{pool}=[{source[pool]}]" for pool in ("rl", "test")]
     recipe, store = recipes.load("miniature", changes), Store(tmp_path / "store")
     steps = graph.plan(recipe, store, among=("data", "test", "leakage"))
     for step in steps:

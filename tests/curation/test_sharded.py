@@ -23,7 +23,7 @@ SMALL = [
     "data.sft.options={databases: 3, questions: 8}",
     "data.rl=[{kind: miniature, options: {databases: 1, questions: 4, first: 3}}]",
     "data.dev.options={databases: 1, questions: 4}",
-    "data.test.options={databases: 1, questions: 4}",
+    "data.test.0.options={databases: 1, questions: 4}",
 ]
 
 

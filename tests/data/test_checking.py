@@ -37,7 +37,7 @@ def recipe_of(folder: Path, rows: int, *overrides: str, bad: int = 0) -> Recipe:
     lines = [{"question": f"what is {n} ?", "sql": sql, "database": "shop.sqlite"} for n, sql in enumerate(golds)]
     (folder / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = f"{{kind: jsonl, path: {folder / 'own.jsonl'}}}"
-    pools = [f"data.{pool}={source}" for pool in ("sft", "dev", "test")]
+    pools = [f"data.{pool}={source}" for pool in ("sft", "dev", "test.0")]
     return recipes.load("miniature", [*pools, f"data.rl=[{source}]", *overrides])
 
 

@@ -84,7 +84,7 @@ def test_an_overlay_is_one_of_the_files_that_decide_a_stages_key(bird, tmp_path)
 
 def test_the_metrics_count_the_corrections(bird, tmp_path):
     write(tmp_path / "overlay.jsonl", json.dumps({"id": "bird_dev_1", "sql": BETTER, "reason": "flags"}) + "\n")
-    test = f"data.test={{kind: bird, split: dev, path: {bird}, corrections: {tmp_path / 'overlay.jsonl'}}}"
+    test = f"data.test=[{{kind: bird, split: dev, path: {bird}, corrections: {tmp_path / 'overlay.jsonl'}}}]"
     recipe = recipes.load("miniature", [test])
     (tmp_path / "made").mkdir()
     data.build_test(Context("data", recipe, tmp_path / "made", {}, Silent()))

@@ -37,7 +37,7 @@ def spider(tmp_path):
 
 
 def build(spider, folder, *overrides):
-    pools = ("sft", "rl.0", "rl.1", "dev", "test")
+    pools = ("sft", "rl.0", "rl.1", "dev", "test.0")
     sources = [f"data.{pool}.{key}" for pool in pools for key in ("kind=spider", f"path={spider}")]
     recipe = recipes.load("sql_trail", [*sources, *overrides])
     folder.mkdir()

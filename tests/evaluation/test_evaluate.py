@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -293,7 +294,9 @@ def printed(show: Callable[[Console], None]) -> str:
 
 def test_the_end_of_a_run_fits_a_terminal(record: Make) -> None:
     summaries = {"after SFT": summarise(mixed(record), "strict"), "[bold]odd[/]": summarise(mixed(record), "strict")}
-    shown = printed(lambda console: text.show_end(console, summaries, {"report": "store/report/1/report.html"}))
+    judged = {"far": summaries, "near": {"after SFT": summarise(mixed(record), "strict")}}
+    shown = printed(lambda console: text.show_end(console, judged, {"report": "store/report/1/report.html"}))
+    assert re.findall(r"accuracy on (\w+), equality (\w+)", shown) == [("far", "strict"), ("near", "strict")]
     assert "50.0 [15.0, 85.0]" in shown  # Wilson's interval of 2 in 4
     assert "[bold]odd[/]" in shown
     assert "report  store/report/1/report.html" in shown

@@ -19,8 +19,8 @@ from pipelines.store import Store
 from pipelines.types import to_dict
 
 QUESTIONS = 36
-WORDS = ("variant=none,no_turns", "seed=0..1", "evaluation.equality=bird")
-ONE_SEED = ("variant=none,no_turns,exec_only", "evaluation.equality=bird")
+WORDS = ("variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird")
+ONE_SEED = ("variant=none,no_turns,exec_only", "data.test.0.equality=bird")
 
 
 def making(store: Store, made: list[str], fails: str = "") -> Callable[[Recipe], None]:
@@ -52,13 +52,13 @@ def test_the_cells_are_every_combination_and_the_last_axis_is_the_fastest() -> N
     ]
     assert [cell.recipe.seed for cell in found] == [0, 1, 0, 1]
     assert [cell.recipe.rewards[1].weight for cell in found] == [2, 2, 0, 0]
-    assert {cell.recipe.evaluation.equality for cell in found} == {"bird"}
+    assert {cell.recipe.headline for cell in found} == {"bird"}
 
 
 def test_a_comma_in_brackets_parts_no_axis_and_benchmarks_and_models_are_files() -> None:
     found = sweeping.cells("sql_trail", ["benchmark=spider_dk,bird_dev", "evaluation.ks=[1, 2]", "model=qwen3_4b"])
     assert [cell.name for cell in found] == ["benchmark=spider_dk", "benchmark=bird_dev"]
-    assert [cell.recipe.data.test.kind for cell in found] == ["spider", "bird"]
+    assert [cell.recipe.benchmark.kind for cell in found] == ["spider", "bird"]
     assert {cell.recipe.evaluation.ks for cell in found} == {(1, 2)}
     assert {cell.recipe.model.source for cell in found} == {"Qwen/Qwen3-4B"}
 
@@ -91,7 +91,7 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 def test_a_failed_cell_stands_in_the_table_with_its_error(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
-    found = sweeping.cells("miniature", ["variant=no_turns,none", "evaluation.equality=bird"])
+    found = sweeping.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
     filled = sweeping.fill(found, store, making(store, made, fails="0"), lambda line: None)
     assert [one.error for one in filled] == ["the training child died", ""]
     shown = table(Sweep("miniature", tuple(filled), {"variant": "none"}))
@@ -103,7 +103,7 @@ def test_a_failed_cell_stands_in_the_table_with_its_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("fault", [MemoryError("no room"), RuntimeError("a library's own"), OSError(28, "disk full")])
 def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -> None:
     store = Store(tmp_path)
-    found = sweeping.cells("miniature", ["variant=no_turns,none", "evaluation.equality=bird"])
+    found = sweeping.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
     plain = making(store, [])
 
     def make(recipe: Recipe) -> None:
@@ -117,8 +117,8 @@ def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -
 
 
 def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path: Path) -> None:
-    store, gone = Store(tmp_path), f"{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}"
-    found = sweeping.cells("miniature", [f"data.test={gone},{{kind: miniature}}", "evaluation.equality=bird"])
+    store, gone = Store(tmp_path), f"[{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}]"
+    found = sweeping.cells("miniature", [f"data.test={gone},[{{kind: miniature}}]", "data.test.0.equality=bird"])
     lines = list(sweeping.outlook(found, store))
     assert lines[0].startswith(f"data.test={gone}: cannot be made: ")
     assert lines[-1].startswith("2 cells: 15 stages to make")
@@ -136,7 +136,7 @@ def test_a_recipe_that_evaluates_nothing_is_an_error_of_its_cell(tmp_path: Path)
 
 def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
-    found = sweeping.cells("miniature", ["after=model,sft,grpo", "evaluation.equality=bird"])
+    found = sweeping.cells("miniature", ["after=model,sft,grpo", "data.test.0.equality=bird"])
     filled = sweeping.fill(found, store, making(store, made), lambda line: None)
     assert len(made) == len(set(made))
     values = [row[1].value for row in table(Sweep("miniature", tuple(filled))).rows]  # type: ignore[union-attr]
@@ -150,10 +150,10 @@ def test_a_benchmark_that_was_added_here_is_taken_with_its_path(
 ) -> None:
     local = tmp_path / "local"
     local.mkdir()
-    (local / "bird_dev.yaml").write_text("include: [data/bird_dev]\ndata: {test: {path: /here}}\n")
+    (local / "bird_dev.yaml").write_text("data: {test: [{name: bird_dev, kind: bird, split: dev, path: /here}]}\n")
     monkeypatch.setattr(recipes, "LOCAL", local)
     found = sweeping.cells("sql_trail", ["benchmark=bird_dev,spider_dk"])
-    assert [str(cell.recipe.data.test.path) for cell in found] == ["/here", "None"]
+    assert [str(cell.recipe.benchmark.path) for cell in found] == ["/here", "None"]
 
 
 def right(system: int) -> int:
@@ -162,7 +162,7 @@ def right(system: int) -> int:
 
 def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_page(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    found, empty = sweeping.of_recipe("miniature", ["variant=none,no_turns", "evaluation.equality=bird"], None)
+    found, empty = sweeping.of_recipe("miniature", ["variant=none,no_turns", "data.test.0.equality=bird"], None)
     filled = sweeping.fill(found, store, making(store, []), lambda line: None)
     made = dataclasses.replace(empty, cells=tuple(filled))
     sweeping.write(made, tmp_path / "out")

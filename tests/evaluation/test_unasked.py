@@ -33,7 +33,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call
     rows = [{"question": f"q{n}", "database": "harbour.sqlite", "sql": f"SELECT {n}"} for n in range(QUESTIONS)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(evaluate, "HOPELESS", 3)
-    settings = ["include=data/own", f"data.test.path={tmp_path / 'mine.jsonl'}", "rollout.shard=2"]
+    settings = ["include=data/own", f"data.test.0.path={tmp_path / 'mine.jsonl'}", "rollout.shard=2"]
     settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
 
     def run(say: Callable[[Request], str]) -> Path:

@@ -27,10 +27,10 @@ ROOT = recipes.CONF.parent
         (["run", "miniature", "--until", "sfd"], "has no stage 'sfd'. Its stages: data"),
         (["run", "miniature", "--engine", "airflow"], "there is no engine 'airflow'. Choose plain or prefect"),
         (
-            ["run", "miniature", "data.test.kind=jsonl", "data.test.path=/none.jsonl"],
+            ["run", "miniature", "data.test.0.kind=jsonl", "data.test.0.path=/none.jsonl"],
             "no such file or folder: /none.jsonl",
         ),
-        (["run", "miniature", "data.test.kind=spider", "data.test.path=/none"], "no such file or folder: /none"),
+        (["run", "miniature", "data.test.0.kind=spider", "data.test.0.path=/none"], "no such file or folder: /none"),
         (["ask", "how many ?", "--database", "/none.sqlite"], "no such database: /none.sqlite"),
         (["evaluate", "miniature", "--model", "/none"], "no model in /none"),
         (

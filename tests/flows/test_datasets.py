@@ -40,7 +40,7 @@ def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_
     assert "what is missing: https://yale-lily.github.io/spider" in text
     assert "licence: CC BY-SA 4.0" in text
     noted = recipes.read_yaml(tmp_path / "local" / "spider_dev.yaml")
-    assert noted["data"]["test"] == {"kind": "spider", "split": "dev", "path": str(spider)}
+    assert noted["data"]["test"] == [{"name": "spider_dev", "kind": "spider", "split": "dev", "path": str(spider)}]
 
 
 def test_a_benchmarks_text_can_neither_steer_the_terminal_nor_flood_it(spider: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path:
     assert found["bad"] == {"missing_database": 1, "not_json": 1, "gold_no_such_column": 1}
     assert not [line for line in said if "whole benchmark" in line or "what is missing" in line]
     noted = recipes.read_yaml(tmp_path / "local" / "own.yaml")
-    assert noted == {"data": {"test": {"kind": "jsonl", "split": "test", "path": str(mine)}}}
+    assert noted == {"data": {"test": [{"name": "own", "kind": "jsonl", "split": "test", "path": str(mine)}]}}
     with pytest.raises(DataError, match=r"no such file.*Each line of the file is"):
         datasets.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
 
@@ -93,7 +93,7 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path:
 def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: str) -> None:
     recipe = recipes.load("sql_trail", [f"include=data/{name}"])
     source, _ = benchmarks.source_of(name, Path("/data"))
-    pools = (recipe.data.sft, *recipe.data.rl, recipe.data.test)
+    pools = (recipe.data.sft, *recipe.data.rl, *recipe.data.test)
     assert source.kind in {pool.kind for pool in pools}
     assert source.path == "/data"
 
@@ -106,7 +106,7 @@ def test_a_noted_benchmark_is_included_by_its_name(
     monkeypatch.setattr(recipes, "CONF", conf)
     found = datasets.add("spider_dev", spider, lambda line: None, conf / "local")
     recipe = recipes.load("sql_trail", [f"include={found['include']}"])
-    assert (recipe.data.test.kind, recipe.data.test.path) == ("spider", str(spider))
+    assert (recipe.benchmark.kind, recipe.benchmark.path) == ("spider", str(spider))
 
 
 def test_a_benchmark_that_was_never_noted_is_refused() -> None:

@@ -25,8 +25,8 @@ SMALL = (
     "data.sft.options.databases=2",
     "data.rl.0.options.databases=1",
     "data.dev.options.databases=1",
-    "data.test.options.databases=2",
-    "data.test.options.questions=8",
+    "data.test.0.options.databases=2",
+    "data.test.0.options.questions=8",
     "evaluation.samples=2",
     "evaluation.ks=[1, 2]",
     "rollout.shard=2",
@@ -34,7 +34,7 @@ SMALL = (
 )
 
 
-ORACLE = ("--policy", "oracle", "data.test.options.questions=100")  # of each database: enough to be killed among
+ORACLE = ("--policy", "oracle", "data.test.0.options.questions=100")  # of each database: enough to be killed among
 QUICK = ("evaluation.samples=2", "evaluation.ks=[1, 2]", "evaluation.forced_single_turn=false")
 
 
@@ -120,7 +120,7 @@ def figures_of(store: Path) -> list[dict[str, float]]:
 
 def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -> None:
     """Every paper's recipe trains on benchmarks that nobody has to download to evaluate something."""
-    oracle(tmp_path / "store", "sql_trail", "include=data/own", f"data.test.path={own}")
+    oracle(tmp_path / "store", "sql_trail", "include=data/own", f"data.test.0.path={own}")
     (figures,) = figures_of(tmp_path / "store")
     assert (figures["ex"], figures["n_questions"]) == (1.0, 3)
     (read,) = (tmp_path / "store").glob("test/*/metrics.json")
@@ -130,7 +130,7 @@ def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -
 
 
 def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: Path, tmp_path: Path) -> None:
-    store, mine = tmp_path / "store", ("include=data/own", f"data.test.path={own}")
+    store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
     oracle(store, "sql_trail", *mine)
     before = answers(store)
     assert len(before) == 6  # three questions, greedy and sampled
@@ -150,12 +150,12 @@ def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: P
 
 def test_the_oracle_has_nothing_to_play_where_the_gold_is_a_result(spider2: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"the oracle plays gold SQL, and 3 of 4 questions have none"):
-        oracle(tmp_path / "store", "sql_trail", "include=data/spider2_lite", f"data.test.path={spider2}")
+        oracle(tmp_path / "store", "sql_trail", "include=data/spider2_lite", f"data.test.0.path={spider2}")
 
 
 def evaluated(folder: Path, source: Path, *overrides: str) -> Path:
     """Any policy's way, without the flow around it: the oracle is wrong where it has nothing to play."""
-    settings = (*QUICK, "include=data/spider2_lite", f"data.test.path={source}", "evaluation.r_ves=true")
+    settings = (*QUICK, "include=data/spider2_lite", f"data.test.0.path={source}", "evaluation.r_ves=true")
     recipe = recipes.load("sql_trail", [*settings, *overrides])
     for name in ("test", "evaluation"):
         (folder / name).mkdir(parents=True)

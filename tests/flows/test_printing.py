@@ -78,7 +78,7 @@ def test_titles_and_paths_hold_no_markup(
         f"data.sft={train}",
         f"data.rl=[{train}]",
         f"data.dev={dev}",
-        f"data.test={test}",
+        f"data.test=[{test}]",
         'title="a [/b] :smile:"',
     ]
     code, _, err = sqltrain(monkeypatch, capsys, "run", "miniature", *pools, "--until", "data", f"store={folder}")

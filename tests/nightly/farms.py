@@ -64,7 +64,7 @@ def overrides(folder: Path, base: Path) -> list[str]:
         f"data.sft={{kind: jsonl, path: {base}}}",
         f"data.rl=[{{kind: jsonl, path: {base}}}]",
         f"data.dev={{kind: jsonl, path: {dev}, split: dev}}",
-        f"data.test={{kind: jsonl, path: {test}, split: test}}",
+        f"data.test=[{{kind: jsonl, path: {test}, split: test}}]",
         "protocol.max_turns=2",
         "protocol.max_turns_eval=2",
         "synthesis.teacher.error_rate=0",

@@ -26,7 +26,7 @@ SMALL_DATA = [
     "data.sft.options={databases: 4, questions: 8}",
     "data.rl=[{kind: miniature, options: {databases: 2, questions: 8, first: 4}}]",
     "data.dev.options={databases: 2, questions: 4}",
-    "data.test.options={databases: 2, questions: 4}",
+    "data.test.0.options={databases: 2, questions: 4}",
 ]
 SMALL = [
     *SMALL_DATA,

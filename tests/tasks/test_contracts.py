@@ -241,7 +241,7 @@ def test_the_artifact_shows_the_rows(tmp_path: Path, recipe: Recipe) -> None:
 
 def test_the_report_s_artifact_links_to_what_a_browser_opens() -> None:
     page = Path("/store/report/k/report.html")
-    shown = report_markdown(page, "http://mlflow:5000/#/experiments/1/runs/abc")
+    shown = report_markdown(page, "http://mlflow:5000/#/experiments/1/runs/abc", "")
     assert "(http://mlflow:5000/#/experiments/1/runs/abc/artifacts/report.html)" in shown
-    assert "file://" not in shown + report_markdown(page, "")
-    assert str(page) in report_markdown(page, "")
+    assert "file://" not in shown + report_markdown(page, "", "")
+    assert str(page) in report_markdown(page, "", "")

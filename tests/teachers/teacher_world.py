@@ -18,7 +18,7 @@ def world(databases: int) -> list[str]:
         f"data.sft={{kind: miniature, split: train, options: {{databases: {databases}, questions: 12}}}}",
         f"data.rl=[{small.replace('SPLIT', 'train')}]",
         f"data.dev={small.replace('SPLIT', 'dev')}",
-        f"data.test={small.replace('SPLIT', 'test')}",
+        f"data.test=[{small.replace('SPLIT', 'test')}]",
         "synthesis.teacher.kind=endpoint",
         "synthesis.teacher.endpoint=teacher",
     ]
