@@ -26,8 +26,9 @@ from typing import Any
 
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
+from pipelines.registry import EQUALITIES
 from pipelines.sql import analyst
-from pipelines.sql.compare import EQUALITIES, Gold
+from pipelines.sql.compare import Gold
 from pipelines.sql.dialects.base import Raw
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect

@@ -35,6 +35,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from pipelines import recipes
 from pipelines.config import Recipe, Source
 from pipelines.data import base
+from pipelines.loading import load
 from pipelines.protocols.base import build
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rewards.rubric import Rubric
@@ -43,7 +44,7 @@ from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.stages.inputs import schemas, sql_engine
 from pipelines.training import grpo, settings, sft
 from pipelines.training.grpo_trainer import GrpoTrainer
-from pipelines.training.model import load, make_tiny
+from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 from pipelines.types import Example, StopReason, Trajectory, Turn
 

@@ -30,6 +30,7 @@ import torch
 from pipelines import recipes
 from pipelines.config import Recipe, Source
 from pipelines.data import base
+from pipelines.loading import load
 from pipelines.protocols.base import build
 from pipelines.sql.schema import introspect
 from pipelines.training import launch, model, settings, sft
@@ -97,7 +98,7 @@ class Bench:
         return Plan(kind="sft", recipe=recipe, checkpoint_in=self.start, data=data, out=out)
 
     def weights(self, where: str | Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-        network, _ = model.load(where, recipe_of(self.options, 1).model, dtype)
+        network, _ = load(where, recipe_of(self.options, 1).model, dtype)
         weights: dict[str, Any] = network.state_dict()
         return weights
 
@@ -109,13 +110,13 @@ class Bench:
 
     def coarse(self) -> float:
         """Our trainer on bfloat16 weights: its refusal, and its loader, are switched off for this row."""
-        plan, keeps, load = self.plan("bfloat16"), settings.keeps_small_updates, model.load_to_train
+        plan, keeps, to_train = self.plan("bfloat16"), settings.keeps_small_updates, model.load_to_train
         settings.keeps_small_updates = lambda network: None
-        model.load_to_train = model.load
+        model.load_to_train = load
         try:
             sft.train(plan, self.trajectories, lambda event: None)
         finally:
-            settings.keeps_small_updates, model.load_to_train = keeps, load
+            settings.keeps_small_updates, model.load_to_train = keeps, to_train
         return changed(self.weights(self.start, torch.bfloat16), self.weights(plan.out / MODEL, torch.bfloat16))
 
     def lora(self) -> float:

@@ -27,12 +27,13 @@ import torch
 from pipelines import config
 from pipelines.config import Model, Sampling, Source
 from pipelines.data import base
+from pipelines.loading import load
 from pipelines.protocols.react import React
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect
-from pipelines.training.model import load, make_tiny
+from pipelines.training.model import make_tiny
 from pipelines.types import Action, ActionKind
 
 SAMPLING = Sampling(temperature=1.0, turn_tokens=96, episode_tokens=768)

@@ -110,7 +110,9 @@ synthesis.teacher.share: a teacher's part of the episodes, in a `synthesis.mix` 
 grpo.resample: dynamic sampling (DAPO): rounds in which groups without variance are drawn anew
 grpo.order: a curriculum: `easy_first` or `hard_first` by S(q), in place of shuffling
 grpo.importance_cap: rollouts from vLLM: bound of the weight pi_trainer / pi_sampler; null for no weights
-grpo.optimizer.lr_rest: with `kind: muon`, the rate of what is no matrix
+grpo.optimizer.options: what only that kind knows: with `kind: muon`, `{lr_rest: RATE}`, the rate of what is no matrix
+filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` (docs/extending.md)
+rollout.options: what only that policy knows, for a plug-in's policy (docs/extending.md)
 grpo.optimizer.betas, grpo.optimizer.clip: AdamW's betas; the norm that gradients are cut at
 nightly.table: the table of the inbox's database that holds new questions
 hardware.python: the Python of the training child, where it is another environment than the flows'

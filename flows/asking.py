@@ -60,13 +60,14 @@ def ask(
 
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+    from pipelines.rollout.policies.making import local_policy
     from pipelines.stages.inputs import schemas, sql_engine
-    from pipelines.stages.policies import local_policy
 
+    alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
     with sql_engine(recipe, workers=1) as sql:
         rollout = RolloutEngine(
-            local_policy(str(folder), recipe, slots=1),
+            local_policy(str(folder), alone),
             build(recipe.protocol),
             sql,
             sampling,

@@ -143,8 +143,7 @@ def _report(
     from flows.screen import console
     from pipelines.evaluation import report
     from pipelines.evaluation.predictions import as_report
-    from pipelines.registry import DIALECTS
-    from pipelines.sql.compare import EQUALITIES
+    from pipelines.registry import DIALECTS, EQUALITIES
     from pipelines.stages.reading import keep
     from pipelines.types import to_dict
 

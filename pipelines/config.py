@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from pipelines.registry import PROTOCOLS, READERS, REWARDS, load_plugins
+from pipelines.plugins import load_plugins
+from pipelines.registry import EQUALITIES, FILTER_RULES, OPTIMIZERS, POLICIES, PROTOCOLS, READERS, REWARDS
 from pipelines.sections import Contracts as Contracts
 from pipelines.sections import Count as Count
 from pipelines.sections import Nightly as Nightly
@@ -15,10 +16,29 @@ from pipelines.sections import Positive as Positive
 from pipelines.sections import Section as Section
 from pipelines.sections import Share as Share
 
-Equality = Literal[
-    "strict", "strict_nonempty", "bird", "test_suite", "test_suite_keep_distinct", "spider_exec", "skyrl"
-]
-Headline = Equality | Literal["spider2", "ehrsql"]  # what a benchmark may be judged by, and training not
+
+def _decides(name: str) -> str:
+    """An equality that says yes or no."""
+    if EQUALITIES[name].graded:
+        raise ValueError(f"{name} gives grades, and what decides must say yes or no")
+    return name
+
+
+def _is_untimed(name: str) -> str:
+    if EQUALITIES[name].timed:
+        raise ValueError(f"{name} measures time, which differs with every run: set evaluation.r_ves=true")
+    return name
+
+
+def _compares_results(name: str) -> str:
+    if EQUALITIES[name].by_file:
+        raise ValueError(f"{name} compares with result files, which training has none of")
+    return name
+
+
+EqualityName = Annotated[str, pydantic.AfterValidator(EQUALITIES.check), pydantic.AfterValidator(_is_untimed)]
+DecidingEquality = Annotated[EqualityName, pydantic.AfterValidator(_decides)]
+FilterRule = Annotated[str, pydantic.AfterValidator(FILTER_RULES.check)]
 
 
 class TinyModel(Section):
@@ -87,8 +107,8 @@ class Benchmark(Source):
 
     split: Literal["train", "dev", "test"] = "test"
     name: Annotated[str, pydantic.Field(pattern=r"^[\w-]{1,60}$")] = ""
-    equality: Headline | None = None
-    equalities: tuple[Headline | Literal["soft_f1"], ...] | None = None
+    equality: DecidingEquality | None = None
+    equalities: tuple[EqualityName, ...] | None = None
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -184,7 +204,7 @@ class Execution(Section):
     max_rows: Positive = 100_000
     max_bytes: Positive = 64_000_000
     memory_mb: Positive = 2048
-    equality: Equality = "strict"
+    equality: Annotated[DecidingEquality, pydantic.AfterValidator(_compares_results)] = "strict"
 
 
 class Sampling(Section):
@@ -230,13 +250,15 @@ class Synthesis(Section):
 class Filter(Section):
     """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` of them, `priority` levels first.
 
-    `per_plan` keeps so many of those that do the same on the same database but for wording and values.
+    `per_plan` keeps so many of those that do the same on the same database but for wording and values. `drop` names
+    filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
     """
 
     keep: Positive | None = None
     per_plan: Positive | None = None
     priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")
     per_example: Positive | None = 1
+    drop: tuple[FilterRule, ...] = ()
 
 
 class GoldSchema(Section):
@@ -246,22 +268,20 @@ class GoldSchema(Section):
 
 
 class Optimizer(Section):
-    """`muon` puts matrices on Muon and the rest on AdamW at `lr_rest`: for tiny models from scratch."""
+    """Which optimiser, and its schedule.
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    `muon` puts matrices on Muon and the rest on AdamW at the rate of its option `lr_rest`: for tiny models from
+    scratch. `options` are what only that kind knows.
+    """
+
+    kind: Annotated[str, pydantic.AfterValidator(OPTIMIZERS.check)] = "adamw"
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(OPTIMIZERS.options_of("kind"))] = {}
     lr: float = 1e-5
-    lr_rest: float | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
     warmup_ratio: Share = 0.1
     clip: float = 1.0
     schedule: Literal["cosine", "constant", "linear"] = "cosine"
-
-    @pydantic.model_validator(mode="after")
-    def _has_a_rest(self) -> Optimizer:
-        if self.lr_rest is not None and self.kind != "muon":
-            raise ValueError("lr_rest is the rate of what Muon leaves to AdamW: with kind=adamw, lr is the rate of all")
-        return self
 
 
 class Sft(Section):
@@ -322,7 +342,7 @@ class Grpo(Section):
             and not its loss.
         level: the importance ratio's level.
         lambda_schema: weight of the schema track's loss (TRUST-SQL); 0 is plain GRPO.
-        drop: rollouts left out of the loss before it (MTIR-SQL's GRPO-Filter).
+        drop: filter rules: rollouts that one of them holds of are left out of the loss (MTIR-SQL's GRPO-Filter).
         drop_zero_variance: leave out groups whose rewards are all equal.
         resample: rounds in which such groups are replaced by other questions' (DAPO's dynamic sampling).
         order: how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
@@ -351,7 +371,7 @@ class Grpo(Section):
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
     lambda_schema: float = 0.0
-    drop: tuple[Literal["malformed", "no_answer"], ...] = ()
+    drop: tuple[FilterRule, ...] = ()
     drop_zero_variance: bool = False
     resample: Count = 0
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
@@ -381,7 +401,7 @@ class Evaluation(Section):
     ks: tuple[Positive, ...] = (1, 2, 4, 8)
     sampling: Sampling = Sampling()
     forced_single_turn: bool = False
-    equalities: tuple[Headline | Literal["soft_f1"], ...] = ("strict", "bird", "test_suite")
+    equalities: tuple[EqualityName, ...] = ("strict", "bird", "test_suite")
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
     r_ves: bool = False
@@ -392,7 +412,8 @@ class Rollout(Section):
     """How many episodes are in flight, and with what.
 
     Attributes:
-        policy: `transformers` decodes in process; `vllm` asks a server.
+        policy: `transformers` decodes in process; `vllm` asks a server; or a plug-in's.
+        options: what only that policy knows.
         slots: episodes decoded together by one process.
         processes: processes that share a stage's shards.
         dask: scoring, filtering and gold schemas go to a Dask cluster: "local", or a scheduler's address.
@@ -400,7 +421,8 @@ class Rollout(Section):
         deterministic: an episode rejoins at a fixed step after its SQL, so that the same seed gives the same bytes.
     """
 
-    policy: Literal["transformers", "vllm"] = "transformers"
+    policy: Annotated[str, pydantic.AfterValidator(POLICIES.check)] = "transformers"
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(POLICIES.options_of("policy"))] = {}
     servers: tuple[str, ...] = ()
     slots: Positive = 64
     processes: Positive = 1

@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent."""
+"""What a process knows of its place among others: its number in a stage, and the parent that it must not outlive."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+number = 0  # of this process among those that share a stage's shards
 
 
 def die_with_parent(parent: int) -> None:

@@ -24,6 +24,7 @@ from pipelines.registry import UNKNOWN_NAME, WRONG_OPTION
 from pipelines.types import is_sayable
 
 OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # what these say of one kind is not true of another
+OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
 MOST_VALUES = 100_000  # of one file; ten aliases of ten aliases, nine levels deep, stand for a billion
 CONF = Path(__file__).resolve().parent.parent / "conf"
 # What this machine adds to it, under no version control: in a checkout beside ours; for a wheel, where it is run.
@@ -227,8 +228,8 @@ def _assign(tree: Any, override: str) -> None:
     if isinstance(node, list):
         node[_index(node, last, key)] = value
     elif isinstance(node, dict):
-        if last == "kind" and node.get("kind", value) != value:
-            for each in OWN_OF_A_KIND:
+        if last in OWNERS and node.get(last, value) != value:
+            for each in OWN_OF_A_KIND if last == "kind" else ("options",):
                 node.pop(each, None)
         node[last] = value
     else:

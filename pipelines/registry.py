@@ -19,29 +19,27 @@ Only the standard library is imported here, so that a SQL worker can use a regis
 from __future__ import annotations
 
 import difflib
-import hashlib
+import functools
 import importlib
-import importlib.util
 import inspect
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pipelines.errors import RecipeError
+from pipelines.parts import Equality, OptimizerMaker, PolicyMaker
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationInfo
 
     from pipelines.sql.dialects.dialect import Dialect
+    from pipelines.types import Outcome
 
 T = TypeVar("T")
+Function = TypeVar("Function")
 UNKNOWN_NAME, WRONG_OPTION = "unknown_name", "wrong_option"  # types of validation errors
-OWN = ("pipelines", "tasks", "flows")  # packages whose code a stage's version stands for
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,14 @@ class Entry(Generic[T]):
     """One registered part.
 
     Attributes:
-        value: the function or class.
+        value: the function or class, or a function together with its traits (`pipelines/parts.py`).
+        function: the function or class itself.
         module: the name of the module that registered it.
         options: the model of its options; None where the options are the function's own keyword parameters.
     """
 
     value: T
+    function: Any
     module: str
     options: type[BaseModel] | None
 
@@ -68,33 +68,47 @@ class Registry(Generic[T]):
         home: our own module or package; all its modules are imported before the first look-up.
         fields: where recipes name such parts, as dotted paths; `*` stands for every item of a list.
         leading: how many parameters a function has before its options (its inputs).
+        part: makes the part of its function and its traits; None where the function is the part.
     """
 
-    def __init__(self, noun: str, group: str, home: str, fields: Sequence[str], leading: int = 1) -> None:
+    reads_installed: ClassVar[bool] = True  # a SQL worker is told its plug-ins, and looks for none
+
+    def __init__(
+        self,
+        noun: str,
+        group: str,
+        home: str,
+        fields: Sequence[str],
+        leading: int = 1,
+        part: Callable[..., T] | None = None,
+    ) -> None:
         self.noun, self.group, self.fields = noun, group, tuple(fields)
-        self.home, self._leading = home, leading
+        self.home, self._leading, self._part = home, leading, part
         self._entries: dict[str, Entry[T]] = {}
         self._models: dict[str, type[BaseModel]] = {}
         self._is_loaded = False
 
-    def __call__(self, name: str, *, options: type[BaseModel] | None = None) -> Callable[[T], T]:
-        """A decorator that registers a part under a name.
+    def __call__(
+        self, name: str, *, options: type[BaseModel] | None = None, **traits: Any
+    ) -> Callable[[Function], Function]:
+        """A decorator that registers a function or a class under a name, with its traits where parts have some.
 
         Raises:
             RecipeError: another module has taken the name.
         """
 
-        def register(value: T) -> T:
-            module = str(getattr(value, "__module__", ""))
+        def register(function: Function) -> Function:
+            value: Any = self._part(function, **traits) if self._part is not None else function
+            module = str(getattr(function, "__module__", ""))
             known = self._entries.get(name)
             if known is not None and known.module != module:
                 raise RecipeError(
                     f"{self.noun} {name!r} is registered twice: by {known.module} and by {module}",
                     "Give one of them another name.",
                 )
-            self._entries[name] = Entry(value, module, options)
+            self._entries[name] = Entry(value, function, module, options)
             self._models.pop(name, None)
-            return value
+            return function
 
         return register
 
@@ -169,7 +183,7 @@ class Registry(Generic[T]):
         """The model of a part's options: the one it was registered with, or its keyword parameters with their types."""
         entry = self.entry(name)
         if name not in self._models:
-            self._models[name] = entry.options or _model_of(name, entry.value, self._leading)
+            self._models[name] = entry.options or _model_of(name, entry.function, self._leading)
         return self._models[name]
 
     def used(self, values: Mapping[str, Any]) -> set[str]:
@@ -184,7 +198,7 @@ class Registry(Generic[T]):
         home = importlib.import_module(self.home)
         for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self.home}."):
             importlib.import_module(module.name)
-        for point in metadata.entry_points(group=self.group):
+        for point in _installed().select(group=self.group) if self.reads_installed else ():
             try:
                 point.load()
             except Exception as error:  # a stranger's module may raise anything
@@ -192,6 +206,12 @@ class Registry(Generic[T]):
                     f"the plug-in {point.value!r} of {self.group} cannot be imported: {error}",
                     "Mend that package, or uninstall it.",
                 ) from error
+
+
+@functools.cache
+def _installed() -> Any:  # EntryPoints; what Python 3.11 gives has its `select` and not its type
+    """What the installed packages declare; they are read once for all registries."""
+    return metadata.entry_points()
 
 
 def _model_of(name: str, function: Any, leading: int) -> type[BaseModel]:
@@ -233,94 +253,38 @@ READERS: Registry[Callable[..., Any]] = Registry(
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
 DIALECTS: Registry[type[Dialect]] = Registry("SQL dialect", "sqltrain.dialects", "pipelines.sql.dialects", ())
-ALL: tuple[Registry[Any], ...] = (REWARDS, READERS, PROTOCOLS, DIALECTS)
+EQUALITIES: Registry[Equality] = Registry(
+    "equality",
+    "sqltrain.equalities",
+    "pipelines.sql.compare",
+    ("execution.equality", "benchmark.equality", "benchmark.equalities.*", "evaluation.equalities.*"),
+    leading=3,
+    part=Equality,
+)
+FILTER_RULES: Registry[Callable[[Outcome], bool]] = Registry(
+    "filter rule", "sqltrain.filter_rules", "pipelines.curation.rules", ("filter.drop.*", "grpo.drop.*")
+)
+OPTIMIZERS: Registry[OptimizerMaker] = Registry(
+    "optimizer",
+    "sqltrain.optimizers",
+    "pipelines.training.optimizers",
+    ("sft.optimizer.kind", "grpo.optimizer.kind"),
+    leading=2,
+    part=OptimizerMaker,
+)
+POLICIES: Registry[PolicyMaker] = Registry(
+    "policy",
+    "sqltrain.policies",
+    "pipelines.rollout.policies.making",
+    ("rollout.policy",),
+    leading=2,
+    part=PolicyMaker,
+)
+ALL: tuple[Registry[Any], ...] = (
+    *(REWARDS, READERS, PROTOCOLS, DIALECTS),
+    *(EQUALITIES, FILTER_RULES, OPTIMIZERS, POLICIES),
+)
 
-reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS  # as decorators: @reward("name")
-
-
-def load_plugins(names: Sequence[str]) -> None:
-    """Import a recipe's plug-ins, so that their decorators register what they add.
-
-    Args:
-        names: Python files (they end in `.py`; relative paths start from the working folder) or modules.
-
-    Raises:
-        RecipeError: a plug-in is missing, or raises while it is imported.
-    """
-    for name in names:
-        try:
-            if name.endswith(".py"):
-                _import_file(Path(name).resolve())
-            else:
-                importlib.import_module(name)
-        except RecipeError:
-            raise
-        except Exception as error:  # a stranger's module may raise anything
-            said = " ".join(str(error).split())
-            raise RecipeError(
-                f"the plug-in {name!r} cannot be imported: {type(error).__name__}: {said}",
-                "A plug-in is a Python file, or a module that is installed.",
-            ) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    """A file as a module, imported once for each state of its text."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    name = f"sqltrain_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    module = sys.modules.get(name)
-    if module is not None and getattr(module, "PLUGIN_DIGEST", None) == digest:
-        return module
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    module.PLUGIN_DIGEST = digest  # type: ignore[attr-defined]
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of the code of every plug-in that a slice of a recipe uses, by "kind name".
-
-    A stage's key holds it, so that a change of a plug-in's code makes the stage again. The digest is of the file that
-    registered the part; for a package, of all its Python files.
-
-    Args:
-        values: dotted paths of the recipe and their JSON values, as `Recipe.slice` gives them.
-    """
-    digests, tree = {}, _tree(values)
-    for registry in ALL:
-        for name in sorted(registry.used(tree)):
-            module = registry.entry(name).module
-            if module.partition(".")[0] not in OWN:
-                digests[f"{registry.noun} {name}"] = _code_digest(module)
-    return digests
-
-
-def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted paths as a tree."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = value
-    return tree
-
-
-def _code_digest(module: str) -> str:
-    """16 hex digits over the Python files of a module's package, or over its one file."""
-    top = sys.modules.get(module.partition(".")[0]) or sys.modules[module]
-    folders = list(getattr(top, "__path__", ()))
-    files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
-    files = files or [Path(str(sys.modules[module].__file__))]
-    total = hashlib.sha256()
-    for path in files:
-        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:16]
+# As decorators: @reward("name")
+reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS
+equality, filter_rule, optimizer, policy = EQUALITIES, FILTER_RULES, OPTIMIZERS, POLICIES

@@ -65,8 +65,8 @@ class Agent:
         """
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+        from pipelines.rollout.policies.making import local_policy
         from pipelines.stages.inputs import schemas, sql_engine
-        from pipelines.stages.policies import local_policy
 
         questions = [_example(number, row) for number, row in enumerate(rows.to_dict("records"))]
         recipe = self.recipe

@@ -1,21 +1,32 @@
 """The parts of docs/extending.md work as a stranger's own: as files beside a recipe, and as an installed package."""
 
+import dataclasses
 import re
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pipelines import recipes
+from pipelines.config import Protocol
+from pipelines.curation.rules import broken_rule
 from pipelines.data import base
 from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
-from pipelines.registry import REWARDS, Registry
+from pipelines.registry import OPTIMIZERS, REWARDS, Registry
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies import making
+from pipelines.sql.dialects.dialect import of_file
+from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.schema import introspect
 from pipelines.stages import graph
 from pipelines.store import Store
-from pipelines.types import ActionKind
+from pipelines.training import grpo
+from pipelines.types import ActionKind, Database, Example, ExecutionStatus
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = dict(
@@ -23,14 +34,21 @@ PARTS = dict(
 )
 RECIPE = """
 include: [models/tiny, data/miniature, protocols/react]
-plugins: [my_parts.py, my_reader.py, my_protocol.py]
+plugins: [PLUGINS]
 protocol: {name: polite, options: {reasoning_tag: think}}
 data:
   test: [{kind: csv, path: PATH, options: {database: shop.sqlite}}]
 rewards:
   - {term: exec, weight: 5}
   - {term: short, weight: 0.5, options: {characters: 120}}
+execution: {equality: cents}
+evaluation: {equalities: [strict, cents]}
+rollout: {policy: program, options: {sql: SELECT 2}}
+filter: {drop: [star]}
+grpo: {drop: [malformed, star]}
+sft: {optimizer: {kind: sgd, lr: 0.1, options: {momentum: 0.5}}}
 """
+LONGEST = 20  # lines of an example that say something
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with sqlite3.connect(tmp_path / "shop.sqlite") as shop:
         shop.execute("CREATE TABLE item (name TEXT)")
     (tmp_path / "questions.csv").write_text("id,question,sql\n1,how many items,SELECT count(*) FROM item\n")
-    (tmp_path / "mine.yaml").write_text(RECIPE.replace("PATH", str(tmp_path / "questions.csv")))
+    text = RECIPE.replace("PLUGINS", ", ".join(PARTS))
+    (tmp_path / "mine.yaml").write_text(text.replace("PATH", str(tmp_path / "questions.csv")))
     prompt = (ROOT / "conf/protocols/prompts/react_full.txt").read_text(encoding="utf-8")
     (tmp_path / "polite_full.txt").write_text(prompt)
     return tmp_path
@@ -59,6 +78,107 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Pat
     assert REWARDS["short"].__doc__ == "1 if the final SQL has at most that many characters."
 
 
+def test_each_example_is_short() -> None:
+    assert len(PARTS) == 8
+    assert {
+        name: lines
+        for name, text in PARTS.items()
+        if (lines := sum(bool(line) for line in text.splitlines())) > LONGEST
+    } == {}
+
+
+def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder: Path) -> None:
+    recipe = recipes.load(str(folder / "mine.yaml"))
+    (folder / "shop.gpkg").write_bytes((folder / "shop.sqlite").read_bytes())
+    places = Database("shop", "geopackage", str(folder / "shop.gpkg"))
+    with SqlEngine(Limits.of(recipe.execution)) as sql:
+        pairs = [Pair(places, "SELECT 1.001", predicted) for predicted in ("SELECT 1.002", "SELECT 1.02")]
+        verdicts = sql.judge_many(pairs, ["strict", "cents"])
+        (day,) = sql.execute_many([(places, "SELECT TODAY() = CURRENT_DATE")])
+        (kept,) = sql.execute_many([(places, "DROP TABLE item")])
+    assert [verdict.scores for verdict in verdicts] == [{"strict": 0.0, "cents": 1.0}, {"strict": 0.0, "cents": 0.0}]
+    assert day.rows == ((1,),)
+    assert kept.status is ExecutionStatus.REFUSED
+    assert of_file(folder / "shop.gpkg") == "geopackage"
+
+
+def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folder: Path) -> None:
+    recipe = recipes.load(str(folder / "mine.yaml"))
+    program = making.policy("no checkpoint", recipe)
+    database = Database("shop", "sqlite", str(folder / "shop.sqlite"))
+    protocol = build(Protocol(prompt="brief", options={"reasoning_tag": "think"}))
+    with SqlEngine(Limits.of(recipe.execution)) as sql:
+        runner = RolloutEngine(program, protocol, sql, recipe.evaluation.sampling, 3, introspect)
+        (made,) = runner.run([EpisodeRequest(Example("q", "how many?", database, "SELECT 1"), 0, 0)])
+    assert made.final_sql == "SELECT 2"
+    outcome = SimpleNamespace(trajectory=dataclasses.replace(made, final_sql="SELECT * FROM item"))
+    assert broken_rule(outcome, recipe.filter.drop) == "star"
+    assert broken_rule(outcome, ()) is None
+    settings = recipe.sft.optimizer
+    network = torch.nn.Linear(2, 2)
+    sgd = OPTIMIZERS[settings.kind].build(network, settings)
+    assert isinstance(sgd, torch.optim.SGD)
+    assert (sgd.defaults["lr"], sgd.defaults["momentum"]) == (0.1, 0.5)
+
+
+def test_grpo_refuses_a_policy_that_cannot_be_sent_weights(folder: Path) -> None:
+    recipe = recipes.load(str(folder / "mine.yaml"))
+    with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
+        grpo._check(recipe)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("execution.equality=cent", r"execution.equality: there is no equality 'cent'. Did you mean 'cents'"),
+        ("execution.equality=soft_f1", r"soft_f1 gives grades, and what decides must say yes or no"),
+        ("execution.equality=spider2", r"spider2 compares with result files, which training has none of"),
+        ("evaluation.equalities=[r_ves]", r"r_ves measures time, which differs with every run"),
+        ("filter.drop=[stars]", r"filter.drop.0: there is no filter rule 'stars'. Did you mean 'star'"),
+        ("grpo.drop=[malformd]", r"grpo.drop.0: there is no filter rule 'malformd'. Did you mean 'malformed'"),
+        ("rollout.policy=programm", r"rollout.policy: there is no policy 'programm'. Did you mean 'program'"),
+        ("rollout.options={sql: 3}", r"option 'sql' of policy 'program': Input should be a valid string"),
+        ("sft.optimizer.kind=sdg", r"sft.optimizer.kind: there is no optimizer 'sdg'. Did you mean 'sgd'"),
+        ("sft.optimizer.options={momentum: much}", r"option 'momentum' of optimizer 'sgd': Input should be a valid"),
+        ("grpo.optimizer.options={lr_rest: 1.0}", r"optimizer 'adamw' has no option 'lr_rest'. It has: none"),
+    ],
+)
+def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipes.load(str(folder / "mine.yaml"), [override])
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("my_parts.py", {"grpo"}),
+        ("my_reader.py", {"test"}),
+        ("my_equality.py", {"data", "test", "synthesize", "filter", "sft"}),
+        ("my_dialect.py", {"data", "test"}),
+        ("my_policy.py", {"difficulty", "evaluate_model"}),
+        ("my_rule.py", {"filter", "grpo"}),
+        ("my_optimizer.py", {"sft"}),
+        ("my_protocol.py", {"synthesize", "model", "evaluate_model"}),
+    ],
+)
+def test_a_change_of_a_plugins_code_changes_what_decides_the_stages_that_use_it(
+    folder: Path, name: str, first: set[str]
+) -> None:
+    """What a stage's key is made of, without the keys of the stages before it."""
+
+    def facts() -> dict[str, str]:
+        recipe, store = recipes.load(str(folder / "mine.yaml")), Store(folder / "store")
+        return {stage.name: recipes.digest(graph.deciding(stage, recipe, {}, store)) for stage in graph.active(recipe)}
+
+    before = facts()
+    (folder / name).write_text(PARTS[name] + "# changed\n")
+    after = facts()
+    (folder / name).write_text(PARTS[name])
+    changed = {stage for stage in before if before[stage] != after[stage]}
+    assert facts() == before
+    assert changed == first
+
+
 def test_an_option_of_the_wrong_type_is_told_when_the_recipe_is_read(folder: Path) -> None:
     message = r"rewards.1.options: option 'characters' of reward term 'short': Input should be a valid integer"
     with pytest.raises(RecipeError, match=message):
@@ -69,7 +189,7 @@ def test_an_option_of_the_wrong_type_is_told_when_the_recipe_is_read(folder: Pat
 
 def test_a_change_of_a_plugins_code_changes_the_keys_of_the_stages_that_use_it_and_no_other(folder: Path) -> None:
     def keys() -> dict[str, str]:
-        recipe = recipes.load(str(folder / "mine.yaml"), ["protocol.name=react"])
+        recipe = recipes.load(str(folder / "mine.yaml"), ["protocol.name=react", "rollout.policy=transformers"])
         return {step.name: step.key for step in graph.plan(recipe, Store(folder / "store"))}
 
     before = keys()
@@ -105,24 +225,56 @@ def test_a_plugin_that_is_missing_is_the_users_mistake(tmp_path: Path) -> None:
             recipes.load("miniature", [f"plugins=[{name}]"])
 
 
+GROUPS = {
+    "rewards": "my_parts",
+    "readers": "my_reader",
+    "protocols": "my_protocol",
+    "dialects": "my_dialect",
+    "equalities": "my_equality",
+    "policies": "my_policy",
+    "filter_rules": "my_rule",
+    "optimizers": "my_optimizer",
+}
+INSTALLED = """
+import sys
+sys.path[:0] = [SITE, ROOT]
+from pipelines import recipes
+from pipelines.plugins import dialect_code, plugin_code
+from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.types import Database
+recipe = recipes.load(RECIPE)
+print(sorted(plugin_code(recipe.slice("rewards", "data", "protocol", "execution", "evaluation", "rollout", "filter",
+                                      "grpo", "sft"))), list(dialect_code(recipe.plugins)))
+with SqlEngine(Limits.of(recipe.execution)) as sql:
+    places = Database("shop", "geopackage", DATABASE)
+    (verdict,) = sql.judge_many([Pair(places, "SELECT 1.001, TODAY()", "SELECT 1.002, TODAY()")], ["cents"])
+print(verdict.scores)
+"""
+
+
 def test_an_installed_package_needs_no_line_in_a_recipe(folder: Path) -> None:
     """The package lies on the path with the metadata that pip writes; another process finds it."""
     package, facts = folder / "site" / "stranger", folder / "site" / "stranger-1.0.dist-info"
     for path in (package, facts):
         path.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "my_parts.py").write_text(PARTS["my_parts.py"])
+    for name, text in PARTS.items():
+        (package / name).write_text(text)
+    (package / "polite_full.txt").write_text((folder / "polite_full.txt").read_text())
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[sqltrain.rewards]\nmine = stranger.my_parts\n")
-    script = (
-        f"import sys; sys.path[:0] = [{str(folder / 'site')!r}, {str(ROOT)!r}]\n"
-        "from pipelines import recipes\n"
-        "from pipelines.registry import plugin_code\n"
-        "recipe = recipes.load('miniature', ['rewards=[{term: exec}, {term: short, options: {characters: 9}}]'])\n"
-        "print(recipe.rewards[1].options, list(plugin_code(recipe.slice('rewards'))))\n"
-    )
+    entries = [f"[sqltrain.{group}]\nmine = stranger.{module}\n" for group, module in GROUPS.items()]
+    (facts / "entry_points.txt").write_text("\n".join(entries))
+    recipe = folder / "installed.yaml"
+    recipe.write_text(re.sub("plugins:.*\n", "", (folder / "mine.yaml").read_text()))
+    (folder / "shop.gpkg").write_bytes((folder / "shop.sqlite").read_bytes())
+    script = INSTALLED
+    values = {"SITE": folder / "site", "ROOT": ROOT, "RECIPE": recipe, "DATABASE": folder / "shop.gpkg"}
+    for name, value in values.items():
+        script = script.replace(name, repr(str(value)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout == "{'characters': 9} ['reward term short']\n", done.stderr
+    parts = ["equality cents", "filter rule star", "optimizer sgd", "policy program", "protocol polite"]
+    expected = [*parts, "reader csv", "reward term short"]
+    assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr
 
 
 def test_a_registry_names_the_nearest_part() -> None:

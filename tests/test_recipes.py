@@ -66,7 +66,7 @@ def test_another_reader_takes_nothing_over_from_the_one_that_it_replaces() -> No
         ("grpo.group=many", r"grpo.group: Input should be a valid integer"),
         ("grpo.group=0", r"grpo.group: Input should be greater than 0"),
         ("grpo.sampling.top_p=1.5", r"grpo.sampling.top_p"),
-        ("execution.equality=close", r"execution.equality: Input should be 'strict'"),
+        ("execution.equality=strikt", r"execution.equality: there is no equality 'strikt'. Did you mean 'strict'"),
         ("grpo", r"'grpo' is not an override"),
         ("seed.x=1", r"cannot set 'seed.x'"),
     ],

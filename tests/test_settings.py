@@ -175,11 +175,18 @@ GIVEN: dict[str, Any] = {
     "rewards.options": {"easy": 1},
     "model.lora.rank": 8,
     "sft.optimizer.kind": "adamw",
+    "grpo.optimizer.kind": "muon",
+    "grpo.optimizer.options": {"lr_rest": 1.0},
+    "sft.optimizer.options": {"lr_rest": 1.0},
+    "filter.drop": ["malformed"],
+    "grpo.drop": ["no_answer"],
+    "execution.equality": "bird",
+    "evaluation.equalities": ["bird"],
     **{f"data.{pool}.kind": "synsql" for pool in ("sft", "rl", "dev", "test")},
 }
 WITH: dict[str, tuple[str, Any]] = {  # what goes with another value of a field
-    "sft.optimizer.kind": ("sft.optimizer.lr_rest", None),
-    "grpo.optimizer.lr_rest": ("grpo.optimizer.kind", "muon"),
+    "sft.optimizer.kind": ("sft.optimizer.options", {}),
+    "grpo.optimizer.options": ("grpo.optimizer.kind", "muon"),
     "rewards.options": ("rewards.term", "turns"),
     **{f"data.{pool}.kind": (f"data.{pool}.options", {}) for pool in ("sft", "rl", "dev", "test")},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import polars as pl
 
 from pipelines.config import Filter
 from pipelines.curation import duplicates
+from pipelines.curation.rules import broken_rule
 from pipelines.types import Outcome, StopReason
 
 COLUMNS = {
@@ -63,10 +64,15 @@ class Judged:
     signature: int
 
     @classmethod
-    def of(cls, outcome: Outcome, database: str) -> Judged:
-        """What an outcome comes to; `database` is the id of its question's."""
+    def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> Judged:
+        """What an outcome comes to.
+
+        Args:
+            database: the id of its question's database.
+            drop: names of filter rules.
+        """
         trajectory = outcome.trajectory
-        reason, detail = fault(outcome) or (None, "")
+        reason, detail = fault(outcome) or _broken_rule(outcome, drop) or (None, "")
         return cls(
             trajectory.example_id,
             trajectory.sample,
@@ -105,6 +111,12 @@ def fault(outcome: Outcome) -> tuple[str, str] | None:
     if not outcome.correct:
         return "wrong_result", f"{outcome.n_rows} rows, not the gold's by {outcome.equality}: {trajectory.final_sql}"
     return None
+
+
+def _broken_rule(outcome: Outcome, drop: Sequence[str]) -> tuple[str, str] | None:
+    """The first of these filter rules that leaves a right trajectory out, as (reason, detail)."""
+    rule = broken_rule(outcome, drop)
+    return None if rule is None else (f"rule_{rule}", f"the filter rule {rule} leaves it out")
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pipelines.evaluation import by_result
 from pipelines.evaluation.material import Preview
 from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, text_digest
-from pipelines.evaluation.voting import FORMS, signature
+from pipelines.evaluation.voting import signature
 from pipelines.protocols import knowledge, probes
+from pipelines.registry import EQUALITIES
 from pipelines.rewards.outcome import Analysis, levels
 from pipelines.rewards.terms import jaccard
 from pipelines.sql import analyst
@@ -168,7 +169,7 @@ def _signatures(
     ran = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.predicted is ExecutionStatus.OK]
     jobs = {(pair.database, pair.predicted_sql): pair for pair in ran}
     results = sql.execute_many([(database, text) for database, text in jobs if text is not None])
-    found = {job: signature(result, FORMS.get(equality, "bag")) for job, result in zip(jobs, results, strict=True)}
+    found = {job: signature(result, EQUALITIES[equality].form) for job, result in zip(jobs, results, strict=True)}
     return {pair: found[pair.database, pair.predicted_sql] for pair in ran}
 
 

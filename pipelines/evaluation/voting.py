@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pipelines import config
@@ -20,7 +20,6 @@ from pipelines.types import ExecutionResult, text_of
 MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
 
 Form = Literal["set", "bag"]
-FORMS: Mapping[str, Form] = {"bird": "set", "skyrl": "set"}  # equality -> what its verdicts look at; others: a bag
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ import this module, so it needs nothing beyond the standard library.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pipelines.registry import equality
 from pipelines.sql import ehrsql
 from pipelines.sql.bags import close_rows, same_bag
 from pipelines.sql.permutation import equal_up_to_columns
@@ -46,16 +47,43 @@ class Gold(NamedTuple):
 UNKNOWN = Gold()
 
 
+_WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
+_CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+
+
+def repair(sql: str) -> str:
+    """What the official test suite puts right in both queries: "> =", "< =" and "! =", and MySQL's current year,
+    which is 2020 (`exec_eval.py: postprocess, replace_cur_year`).
+    """
+    closed = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
+    return _CURRENT_YEAR.sub("2020", closed) if "urdate" in closed.lower() else closed
+
+
+def drop_distinct(sql: str) -> str:
+    """The query without its DISTINCT keywords, after `repair` (`parse.py: remove_distinct`).
+
+    The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT
+    a". That is a defect, and not followed: two statements are refused here.
+    """
+    if "distinct" not in sql.lower():
+        return repair(sql)
+    return _WORD.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], repair(sql))
+
+
+@equality("bird", form="set")
 def bird(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD's execution accuracy: the rows as sets (Li et al. 2023, `evaluation_ex.py`)."""
     return float(gold.rows == predicted.rows or set(gold.rows) == set(predicted.rows))
 
 
+@equality("skyrl", form="set")
 def skyrl(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """SkyRL-SQL's outcome reward for a well-formed answer: the rows as frozensets (`skyrl_gym/envs/sql/utils.py`)."""
     return bird(gold, predicted, facts)
 
 
+@equality("test_suite", rewrite=drop_distinct, suite=True)
+@equality("test_suite_keep_distinct", rewrite=repair, suite=True)
 def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Test suite accuracy on one database: bags of rows up to a permutation of columns, in order when the gold text
     has an ORDER BY (Zhong et al. 2020, `exec_eval.py: result_eq`). Two empty results are equal whatever their arity.
@@ -65,6 +93,7 @@ def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return float(equal_up_to_columns(gold.rows, predicted.rows, facts.mentions_order))
 
 
+@equality("soft_f1", graded=True)
 def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD mini-dev's Soft F1: distinct rows compared position by position (`evaluation_f1.py`).
 
@@ -88,6 +117,7 @@ def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
+@equality("spider_exec", by_units=True)
 def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Spider's execution match of 2018: the same columns by the official parser's names, each with the same values in
     the same order (`evaluation.py: eval_exec_match`).
@@ -110,6 +140,7 @@ def _by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] 
     return {unit: [row[index] for row in rows] for index, unit in enumerate(units)}
 
 
+@equality("strict")
 def strict(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """Our own equality, and the default for training.
 
@@ -134,68 +165,26 @@ def strict(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return float(same_bag(gold.rows, predicted.rows))
 
 
+@equality("strict_nonempty")
 def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """`strict`, and an empty gold result is never paid."""
     return strict(gold, predicted, facts) if gold.rows else 0.0
 
 
+@equality("ehrsql", rewrite=ehrsql.repaired)
 def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `evaluate.py`)."""
     return float(ehrsql.same_answer(gold.rows, predicted.rows))
 
 
-_WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
+equality("r_ves", graded=True, timed=True)(bird)
 
 
-_CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+@equality("spider2", by_file=True)
+def spider2(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
+    """Spider 2.0's comparison with accepted result files: `evaluation/by_result.py` decides, no gold query runs.
 
-
-def repair(sql: str) -> str:
-    """What the official test suite puts right in both queries: "> =", "< =" and "! =", and MySQL's current year,
-    which is 2020 (`exec_eval.py: postprocess, replace_cur_year`).
+    Raises:
+        TypeError: always.
     """
-    closed = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
-    return _CURRENT_YEAR.sub("2020", closed) if "urdate" in closed.lower() else closed
-
-
-def drop_distinct(sql: str) -> str:
-    """The query without its DISTINCT keywords, after `repair` (`parse.py: remove_distinct`).
-
-    The official code also drops everything after the first statement, so that "SELECT a; SELECT b" passes as "SELECT
-    a". That is a defect, and not followed: two statements are refused here.
-    """
-    if "distinct" not in sql.lower():
-        return repair(sql)
-    return _WORD.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], repair(sql))
-
-
-class Equality(NamedTuple):
-    """A named equality.
-
-    Attributes:
-        compare: the function on results.
-        rewrite: what is done to both queries before they run; None for nothing.
-        suite: whether every database of the directory must agree.
-        graded: whether the score is a number and not a yes or no.
-        timed: whether a right prediction is run against the gold query again and again, and paid by its speed.
-    """
-
-    compare: Callable[[Result, Result, Gold], float]
-    rewrite: Callable[[str], str] | None = None
-    suite: bool = False
-    graded: bool = False
-    timed: bool = False
-
-
-EQUALITIES: Mapping[str, Equality] = {
-    "strict": Equality(strict),
-    "strict_nonempty": Equality(strict_nonempty),
-    "bird": Equality(bird),
-    "soft_f1": Equality(soft_f1, graded=True),
-    "test_suite": Equality(suite, drop_distinct, suite=True),
-    "test_suite_keep_distinct": Equality(suite, repair, suite=True),
-    "skyrl": Equality(skyrl),
-    "spider_exec": Equality(spider_exec),
-    "ehrsql": Equality(ehrsql_answer, ehrsql.repaired),
-    "r_ves": Equality(bird, graded=True, timed=True),
-}
+    raise TypeError("spider2 compares with result files, not with the result of a gold query")

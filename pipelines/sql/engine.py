@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from pipelines import config
 from pipelines.errors import DatabaseError
+from pipelines.registry import EQUALITIES
 from pipelines.sql.audit import AuditLog, Entry
-from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.hiding import Told
 from pipelines.sql.jobs import executed, gold_facts, locate, suite_locations
@@ -230,12 +230,10 @@ class SqlEngine:
         return "execute", (locate(database),), sql, max_rows or self._bounds.max_rows
 
     def _judgement(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
-        unknown = [name for name in equalities if name not in EQUALITIES]
-        if unknown:
-            raise ValueError(f"no such equality: {unknown[0]}; there are {', '.join(EQUALITIES)}")
-        suite = any(EQUALITIES[name].suite for name in equalities)
+        parts = [EQUALITIES[name] for name in equalities]
+        suite = any(part.suite for part in parts)
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
-        names = self._names(pair.database) if "spider_exec" in equalities else None
+        names = self._names(pair.database) if any(part.by_units for part in parts) else None
         return (
             "judge",
             locations,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipelines.parts import Equality
+from pipelines.registry import EQUALITIES
 from pipelines.sql import ves
-from pipelines.sql.compare import EQUALITIES, Equality, Gold
+from pipelines.sql.compare import Gold
 from pipelines.sql.databases import Databases, whole
 from pipelines.sql.dialects.base import ERROR, OK, UNAVAILABLE, Bounds, Raw
 from pipelines.sql.units import value_units

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.plugins import for_workers
 from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.hiding import Told
@@ -31,7 +32,7 @@ START = """
 import sys
 sys.path.append({root!r})
 from pipelines.sql.worker import main
-main({session!r}, {fd}, {bounds!r})
+main({session!r}, {fd}, {bounds!r}, {plugins!r})
 """
 
 
@@ -113,8 +114,9 @@ class Worker:
         try:
             self._board = Board(fd)
             session, needs_packages = _session_of(engine)
-            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds))
-            flags = ["-I"] if needs_packages else ["-I", "-S"]
+            plugins = for_workers(engine)
+            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds), plugins=plugins)
+            flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code],
                 stdin=subprocess.PIPE,

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import UserError
-from pipelines.registry import DIALECTS
+from pipelines.registry import DIALECTS, EQUALITIES
 from pipelines.sql import analyst, ehrsql
-from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.score_files import Gold
 from pipelines.sql.ves import r_ves
@@ -88,13 +87,14 @@ def parse_equalities(names: str) -> list[str]:
     """Equality names parted by commas.
 
     Raises:
-        UserError: there is no such equality.
+        UserError: there is no such equality, or it compares with result files, which a prediction file has none of.
     """
-    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    unknown = [name for name in found if name not in EQUALITIES]
-    if unknown or not found:
-        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(EQUALITIES)}.")
-    return found
+    chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    known = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(known)}.")
+    return chosen
 
 
 def score_all(
@@ -208,7 +208,7 @@ def rewritten_there(items: Sequence[Scored], predictions: Mapping[int, str]) -> 
     """Predictions that are right under a test suite equality here, and that the official script changes before it runs
     them: it replaces the letters "value" by "1" wherever they stand (`evaluation.py: evaluate`), also in names.
     """
-    suites = [name for name, equality in EQUALITIES.items() if equality.suite]
+    suites = [name for name in EQUALITIES if EQUALITIES[name].suite]
     return [
         item.idx
         for item in items

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from pipelines.plugins import import_in_worker
 from pipelines.sql.databases import Databases, opener
 from pipelines.sql.dialects.base import LIMIT, UNAVAILABLE, Bounds, failure
 from pipelines.sql.judging import Judge
@@ -183,8 +184,9 @@ class Server:
         write_all(1, self._replies.take())
 
 
-def main(session: str, board_fd: int, bounds: str) -> None:
+def main(session: str, board_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
     """Run a worker until its parent lets it go."""
+    import_in_worker(plugins)
     limits = Bounds(*json.loads(bounds))
     server = Server(session, limits, Board(board_fd))
     confine(limits.memory_mb)

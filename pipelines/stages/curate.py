@@ -103,7 +103,8 @@ def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
         questions = sorted(set(row_of[rows[0] : rows[-1] + 1].tolist()))  # of a shard: neighbours, mostly
         asked = {example.id: example for example in examples_at(data, questions)}
         outcomes = judge_trajectories(made, asked, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
-        judged = (filtering.Judged.of(one, asked[one.example_id].database.id) for one in outcomes)
+        drop = recipe.filter.drop
+        judged = (filtering.Judged.of(one, asked[one.example_id].database.id, drop) for one in outcomes)
         write_lines(path, map(dataclasses.asdict, judged))
         return f"{sum(one.correct for one in outcomes)}/{len(outcomes)} right"
 

@@ -17,6 +17,7 @@ from pipelines.errors import DataError
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.making import policy, prepare
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import (
     DATA,
@@ -28,7 +29,6 @@ from pipelines.stages.inputs import (
     trajectories,
     write_lines,
 )
-from pipelines.stages.policies import policy, prepare
 from pipelines.stages.shards import Run, Shards
 from pipelines.types import Example, Outcome
 

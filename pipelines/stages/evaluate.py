@@ -18,6 +18,7 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.recipes import digest
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
+from pipelines.rollout.policies.making import policy, prepare
 from pipelines.sql.engine import Pair
 from pipelines.sql.ves import r_ves
 from pipelines.stages.answers import TIMING, Answers, Line, note_time
@@ -32,7 +33,6 @@ from pipelines.stages.inputs import (
     sql_engine,
     write_lines,
 )
-from pipelines.stages.policies import policy, prepare
 from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards

@@ -20,10 +20,10 @@ from typing import Any
 
 from pipelines.config import Recipe, Source
 from pipelines.errors import DataError, RecipeError
+from pipelines.plugins import dialect_code, plugin_code
 from pipelines.protocols.base import at_once
 from pipelines.provenance import facts, version
 from pipelines.recipes import digest
-from pipelines.registry import plugin_code
 from pipelines.stages import causes
 from pipelines.stages.context import Context, Progress, base_of
 from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, stage_at, weights
@@ -49,6 +49,7 @@ class Stage:
         libraries: those whose minor version decides its result. Others may move a last digit (torch, numpy): they
             stand in the manifest, for two halves of one installation may have different ones and share a store.
         by_benchmark: whether each benchmark has one of its own.
+        asks_policy: whether it makes rollouts with the policy that the recipe names, and not with a teacher.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Stage:
     about: str
     libraries: tuple[str, ...] = ()
     by_benchmark: bool = False
+    asks_policy: bool = False
 
 
 GRAPH: tuple[Stage, ...] = (
@@ -88,6 +90,7 @@ GRAPH: tuple[Stage, ...] = (
         ("data", "filter", "model", "sft"),
         "difficulty:build",
         "pass@G and S(q)",
+        asks_policy=True,
     ),
     Stage(
         "grpo",
@@ -97,6 +100,7 @@ GRAPH: tuple[Stage, ...] = (
         "train:grpo",
         "multi-turn GRPO",
         ("trl",),
+        asks_policy=True,
     ),
     *(
         Stage(
@@ -107,6 +111,7 @@ GRAPH: tuple[Stage, ...] = (
             "evaluate:build",
             f"held-out EX {when}",
             by_benchmark=True,
+            asks_policy=True,
         )
         for name, when in (("model", "before SFT"), ("sft", "after SFT"), ("grpo", "after GRPO"))
     ),
@@ -332,9 +337,13 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
         about["prompt"] = prompt_digest(recipe.protocol)
     if "evaluation" in stage.reads and recipe.evaluation.forced_single_turn:
         about["prompt_at_once"] = prompt_digest(at_once(recipe.protocol)[0])
-    code = plugin_code(about["recipe"])
+    # A policy of ours only carries out the sampling that the recipe states; what a stranger's does, its code says.
+    code = plugin_code(about["recipe"] | (recipe.slice("rollout.policy") if stage.asks_policy else {}))
+    code |= dialect_code(recipe.plugins) if "execution" in stage.reads else {}
     if code:
         about["plugins"] = code
+    if f"policy {recipe.rollout.policy}" in code:
+        about["policy"] = recipe.slice("rollout.policy", "rollout.options")
     data = recipe.data
     if kind == "data":
         about["sources"] = fingerprint((data.sft, *data.rl, data.dev), store.root)

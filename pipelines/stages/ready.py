@@ -9,8 +9,8 @@ from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.endpoints import Connection, endpoint
+from pipelines.rollout.policies.making import device
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
-from pipelines.stages.policies import device
 from pipelines.stages.sources import asked
 
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.evaluation.voting import FORMS, signature
+from pipelines.evaluation.voting import signature
+from pipelines.registry import EQUALITIES
 from pipelines.stages.answers import Line
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import schemas, sql_engine
@@ -42,7 +43,7 @@ def select(
         )
         for name, group in samples.items()
     ]
-    form = FORMS.get(ctx.recipe.headline, "bag")
+    form = EQUALITIES[ctx.recipe.headline].form
     asker = Asker.named(selector, ctx.responses)
     choices = choose(asker, cases, schemas(ctx.recipe), lambda result: signature(result, form))
     chosen = [_chosen(group[choice.winner]) for group, choice in zip(samples.values(), choices, strict=True)]

@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pipelines import processes
 from pipelines.errors import BoundaryError
 from pipelines.stages.cluster import fan_out
 from pipelines.stages.context import Progress
@@ -26,7 +27,6 @@ Item = TypeVar("Item")
 Run = Callable[[Sequence[Any], Path], str]
 RETRIES = 3
 
-number = 0  # of this process among those that share a stage's shards
 _make: Callable[[], Run] | None = None
 
 
@@ -168,9 +168,9 @@ def _start(parent: int, started: Synchronized[int], make: Callable[..., Run], ar
     from pipelines.processes import die_with_parent
 
     die_with_parent(parent)
-    global _make, number
+    global _make
     with started.get_lock():
-        number, started.value = started.value, started.value + 1
+        processes.number, started.value = started.value, started.value + 1
     _make = functools.cache(lambda: make(*args))
 
 

@@ -31,7 +31,11 @@ PACKAGE = HERE.parent.parent
 NOTES = HERE.with_suffix(".txt")
 NO_CODE = {"ctx", "type_comment", "kind", "returns", "type_params"}
 NAMED = re.compile(r"\bpipelines(?:\.\w+)+")  # a module in a text: a child process is told what to run
-ONLY_NAMES = {"pipelines.config", "pipelines.registry"}  # they check the names of parts, and look up none
+ONLY_NAMES = {
+    "pipelines.config",
+    "pipelines.plugins",
+    "pipelines.registry",
+}  # they check the names of parts, and look up none
 
 
 @functools.cache

@@ -1,13 +1,10 @@
-"""What a group's rewards say about each of its episodes, and which episodes are left out: pure functions on tensors."""
+"""What a group's rewards say about each of its episodes: pure functions on tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from torch import Tensor
-
-from pipelines.types import Trajectory
 
 EPS = 1e-4  # TRL's; TRUST-SQL, equation 5 names no value
 SAME = 1e-5  # below this, a group's standard deviation is rounding: rewards are sums of a few 32-bit terms
@@ -40,25 +37,6 @@ def _deviation(grouped: Tensor) -> Tensor:
     there = ~grouped.isnan()
     centred = (grouped - grouped.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
     return ((centred**2).sum(dim=1) / (there.sum(dim=1) - 1).clamp(min=1)).sqrt()
-
-
-def _malformed(trajectory: Trajectory) -> bool:
-    return any(turn.action.format_error is not None for turn in trajectory.turns)
-
-
-def _no_answer(trajectory: Trajectory) -> bool:
-    return trajectory.final_sql is None
-
-
-DROP_RULES = {"malformed": _malformed, "no_answer": _no_answer}
-
-
-def dropped(trajectory: Trajectory, rules: Iterable[str]) -> bool:
-    """Whether GRPO-Filter leaves an episode out of the loss (MTIR-SQL, equation 3).
-
-    The paper gives neither its filter F nor its threshold: here a rule is a named fact, and one is enough.
-    """
-    return any(DROP_RULES[rule](trajectory) for rule in rules)
 
 
 def useful(rewards: Tensor, group: int) -> Tensor:

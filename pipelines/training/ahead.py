@@ -100,8 +100,8 @@ def _serve(plan_json: str, examples: list[Example], shared: dict[str, Tensor], p
 
 
 def _policy(plan: Plan, examples: list[Example], sql: Any) -> tuple[Any, Any]:
-    from pipelines.training import model
+    from pipelines.loading import load
     from pipelines.training.rollouts import in_process
 
-    network, tokenizer = model.load(plan.checkpoint_in, plan.recipe.model, torch.float32)
+    network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
     return network, build(plan, examples, in_process(plan.recipe, network, tokenizer), sql)

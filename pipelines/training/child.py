@@ -67,7 +67,7 @@ def _train(plan: Plan, emit: Any) -> None:
 def _prepare(plan: Plan) -> None:
     import torch
 
-    from pipelines.stages.policies import device
+    from pipelines.rollout.policies.making import device
     from pipelines.training import settings
 
     device(plan.recipe, 0)  # refuses a GPU that is not there before a model is read

@@ -11,6 +11,8 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from pipelines.config import Grpo, Recipe, Sampling
 from pipelines.errors import DataError, RecipeError
+from pipelines.registry import POLICIES
+from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.inputs import sql_engine
 from pipelines.training import batching, datafile, model, settings
@@ -23,6 +25,8 @@ from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.weights import whole_weights
 from pipelines.types import Example
+
+IN_PROCESS = "transformers"  # the policy that is the network under training itself
 
 
 def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
@@ -45,7 +49,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             rollouts=rollouts,
             step_state=step_state,
             held_out=datafile.examples(plan.held_out) if plan.held_out else (),
-            sync=WeightSync(recipe.rollout.servers, plan.out) if recipe.rollout.policy == "vllm" else None,
+            sync=_sync(plan),
             model=network,
             processing_class=tokenizer,
             peft_config=model.adapters(recipe.model.lora),
@@ -73,7 +77,13 @@ def _check(recipe: Recipe) -> None:
     if grpo.lambda_schema and not any(term.track == SCHEMA for term in recipe.rewards):
         raise RecipeError("grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema.")
     rows = grpo.questions_per_step * grpo.group // settings.world_size()
-    if grpo.staleness and (recipe.rollout.policy != "transformers" or recipe.hardware.deepspeed):
+    name = recipe.rollout.policy
+    if name != IN_PROCESS and POLICIES[name].give is None:
+        raise RecipeError(
+            f"rollout.policy={name} cannot be sent the weights that GRPO trains",
+            "Register it with give=..., or leave rollout.policy to evaluation.",
+        )
+    if grpo.staleness and (name != IN_PROCESS or recipe.hardware.deepspeed):
         raise RecipeError(
             "grpo.staleness=1 samples ahead in a process of its own, with a copy of the weights",
             "It needs rollout.policy=transformers without hardware.deepspeed.",
@@ -86,22 +96,26 @@ def _check(recipe: Recipe) -> None:
 
 
 def _policy(plan: Plan, network: Any, tokenizer: Any, emit: Emit) -> Policy:
-    """What makes the rollouts: the network itself, or vLLM servers that its weights are sent to.
+    """What makes the rollouts: the network itself, or servers that its weights are sent to.
 
     Raises:
         RecipeError: the servers' log-probabilities cannot be those of what they drew.
     """
-    rollout = plan.recipe.rollout
-    if rollout.policy == "transformers":
+    if plan.recipe.rollout.policy == IN_PROCESS:
         return in_process(plan.recipe, network, tokenizer)
-    from pipelines.rollout.policies.vllm import VllmPolicy
-
-    policy = VllmPolicy(rollout.servers, plan.checkpoint_in)
+    policy = making.policy(plan.checkpoint_in, plan.recipe)
+    policy.follow()
     sampling = plan.recipe.grpo.sampling
     cut = sampling.temperature != 1.0 or sampling.top_p < 1.0
     if plan.recipe.grpo.importance_cap is not None and cut and not policy.tells_what_it_draws():
         _uncorrected(sampling, emit)
     return policy
+
+
+def _sync(plan: Plan) -> WeightSync | None:
+    """What brings the weights to the policy; None where the network itself is the policy."""
+    give = POLICIES[plan.recipe.rollout.policy].give
+    return None if give is None else WeightSync(lambda folder: give(str(folder), plan.recipe, True), plan.out)
 
 
 def _uncorrected(sampling: Sampling, emit: Emit) -> None:

@@ -18,11 +18,17 @@ class MuonAdamW(torch.optim.Optimizer):
     `state_dict` and `load_state_dict` see one optimiser.
     """
 
-    def __init__(self, matrices: Iterable[nn.Parameter], rest: Iterable[nn.Parameter], optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        rest: Iterable[nn.Parameter],
+        optimizer: Optimizer,
+        lr_rest: float | None = None,
+    ) -> None:
         self._muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=optimizer.weight_decay)
         self._adamw = torch.optim.AdamW(
             list(rest),
-            lr=optimizer.lr if optimizer.lr_rest is None else optimizer.lr_rest,
+            lr=optimizer.lr if lr_rest is None else lr_rest,
             betas=optimizer.betas,
             weight_decay=optimizer.weight_decay,
         )
@@ -37,10 +43,14 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
 
-def build(network: nn.Module, optimizer: Optimizer) -> MuonAdamW:
-    """The optimiser for a decoder: every 2-D weight inside its blocks goes to Muon."""
+def build(network: nn.Module, optimizer: Optimizer, lr_rest: float | None = None) -> MuonAdamW:
+    """The optimiser for a decoder: every 2-D weight inside its blocks goes to Muon.
+
+    Args:
+        lr_rest: the rate of what goes to AdamW; None takes the one rate.
+    """
     matrices, rest = split(network)
-    return MuonAdamW(matrices, rest, optimizer)
+    return MuonAdamW(matrices, rest, optimizer, lr_rest)
 
 
 def split(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

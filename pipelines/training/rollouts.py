@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config import Recipe
+from pipelines.curation.rules import broken_rule, is_malformed
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import Schemas, judge_trajectories
@@ -201,7 +202,7 @@ class Rollouts:
     def _pay(self, trajectory: Trajectory, outcome: Outcome) -> Paid:
         if outcome.broken or not trajectory.turns:
             return Paid(trajectory, None, None)
-        if advantages.dropped(trajectory, self.grpo.drop):
+        if broken_rule(outcome, self.grpo.drop) is not None:
             return Paid(trajectory, outcome, None)
         return Paid(trajectory, outcome, self.rubric.score(outcome))
 
@@ -265,7 +266,7 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "turns": [float(len(trajectory.turns)) for trajectory in trajectories],
         "tokens": [float(trajectory.n_agent_tokens) for trajectory in trajectories],
         "reasoning_chars": [float(sum(len(turn.action.reasoning) for turn in one.turns)) for one in trajectories],
-        "format_errors": [float(advantages.DROP_RULES["malformed"](trajectory)) for trajectory in trajectories],
+        "format_errors": [float(is_malformed(trajectory)) for trajectory in trajectories],
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
         "forced": [float(trajectory.forced) for trajectory in trajectories],

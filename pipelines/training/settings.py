@@ -14,8 +14,10 @@ from accelerate.utils import broadcast_object_list  # type: ignore[import-untype
 from torch import nn
 
 from pipelines.errors import RecipeError
+from pipelines.loading import load
 from pipelines.recipes import CONF
-from pipelines.training import model, optim
+from pipelines.registry import OPTIMIZERS
+from pipelines.training import optim
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 from pipelines.training.record import last_whole_checkpoint
 
@@ -29,10 +31,11 @@ class Common:
     model: Any
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The recipe's optimiser: Muon with AdamW when it says so, else what the arguments say."""
+        """The recipe's optimiser; what its maker leaves to transformers is made as the arguments say."""
         optimizer: Any = getattr(self, "optimizer", None)
-        if optimizer is None and self.plan.optimizer.kind == "muon":
-            self.optimizer = optim.build(self.model if model is None else model, self.plan.optimizer)
+        if optimizer is None:
+            settings = self.plan.optimizer
+            self.optimizer = OPTIMIZERS[settings.kind].build(self.model if model is None else model, settings)
         return super().create_optimizer(model)  # type: ignore[misc]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
@@ -93,8 +96,9 @@ def deepspeed_file(plan: Plan) -> str | None:
     name = plan.recipe.hardware.deepspeed
     if name is None:
         return None
-    if plan.optimizer.kind == "muon":
-        raise RecipeError("Muon needs whole matrices, and DeepSpeed cuts them up", "Set optimizer.kind=adamw.")
+    kind = plan.optimizer.kind
+    if OPTIMIZERS[kind].whole_matrices:
+        raise RecipeError(f"{kind} needs whole matrices, and DeepSpeed cuts them up", "Set optimizer.kind=adamw.")
     ours = CONF.parent / "infra" / "deepspeed" / f"{name}.json"
     path = ours if ours.is_file() else Path(name)
     if not path.is_file():
@@ -191,7 +195,7 @@ def _save(trainer: Any, plan: Plan) -> None:
 def _merge(plan: Plan, tokenizer: Any) -> None:
     from peft import PeftModel
 
-    base, _ = model.load(plan.checkpoint_in, plan.recipe.model, torch.float32)
+    base, _ = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
     merged = PeftModel.from_pretrained(base, str(plan.out / ADAPTER)).merge_and_unload()
     merged.save_pretrained(plan.out / f"{MODEL}.partial")
     tokenizer.save_pretrained(plan.out / f"{MODEL}.partial")

@@ -1,28 +1,27 @@
-"""Brings the weights under training to the vLLM servers that sample from them, through a folder that both can read."""
+"""Brings the weights under training to the servers that sample from them, through a folder that both can read."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.rollout.policies.served import reload
 from pipelines.training.plan import SERVED
 from pipelines.training.weights import whole_weights
 
 
 class WeightSync:
-    """Writes the policy's weights and has each server load them in place (`served.reload`).
+    """Writes the policy's weights and gives them to what samples from them.
 
     Args:
-        servers: base URLs, with or without `/v1`.
+        give: told the folder of the weights.
         out: the run's folder; the weights go to `out/served/`.
     """
 
-    def __init__(self, servers: Sequence[str], out: Path) -> None:
-        self.servers = tuple(servers)
+    def __init__(self, give: Callable[[Path], None], out: Path) -> None:
+        self._give = give
         self.folder = out / SERVED
         self._pushed: int | None = None
 
@@ -36,8 +35,7 @@ class WeightSync:
         if self._pushed != trainer.state.global_step:
             self._write(trainer)
             if trainer.accelerator.is_main_process:
-                for server in self.servers:
-                    reload(server, self.folder)
+                self._give(self.folder)
             trainer.accelerator.wait_for_everyone()
             self._pushed = trainer.state.global_step
         return time.perf_counter() - started

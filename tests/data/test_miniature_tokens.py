@@ -28,7 +28,7 @@ def tokenizer(load, tmp_path_factory):
     texts = [text for one in done for text in (one.prompt[0][1], *(t.text + (t.observation or "") for t in one.turns))]
     out = tmp_path_factory.mktemp("model")
     model.make_tiny(Model(), texts, protocol.tags, out, seed=0)
-    return model.load(out, Model())[1]
+    return load(out, Model())[1]
 
 
 def test_every_name_and_every_value_in_every_form_is_one_token(tokenizer):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines import recipes
+from pipelines import processes, recipes
 from pipelines.errors import ResourceError
+from pipelines.rollout.policies.making import device
 from pipelines.stages import shards
 from pipelines.stages.context import Silent
-from pipelines.stages.policies import device
 
 
 def place(name: str, number: int = 0) -> str:
@@ -36,7 +36,7 @@ def test_processes_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def numbered() -> shards.Run:
     def run(items: Sequence[int], path: Path) -> str:
-        path.write_text(json.dumps(shards.number) + "\n")
+        path.write_text(json.dumps(processes.number) + "\n")
         time.sleep(2)  # long enough for the other process to take a shard
         return ""
 
@@ -47,4 +47,4 @@ def test_processes_that_share_a_stage_are_numbered(tmp_path: Path) -> None:
     work = shards.Shards(range(4), 1, tmp_path)
     work.run(numbered, (), 2, Silent())
     assert set(work.rows()) == {0, 1}
-    assert shards.number == 0  # this process is the only one of its stage
+    assert processes.number == 0  # this process is the only one of its stage

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sql.compare import EQUALITIES, UNKNOWN, Gold, drop_distinct, repair
+from pipelines.registry import EQUALITIES
+from pipelines.sql.compare import UNKNOWN, Gold, drop_distinct, repair
 from pipelines.types import ExecutionResult, ExecutionStatus
 
 ORDERED = Gold(ordered=True, mentions_order=True)

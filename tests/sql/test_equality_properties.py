@@ -16,7 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipelines.sql.compare import EQUALITIES, UNKNOWN, Gold
+from pipelines.registry import EQUALITIES
+from pipelines.sql.compare import UNKNOWN, Gold
 from pipelines.types import ExecutionResult, ExecutionStatus
 
 Row = tuple[Any, ...]

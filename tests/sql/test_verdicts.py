@@ -12,8 +12,9 @@ import pytest
 from shops import build_shop
 
 from pipelines.config import Execution
+from pipelines.errors import RecipeError
+from pipelines.registry import EQUALITIES
 from pipelines.sql import wire
-from pipelines.sql.compare import EQUALITIES
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database, ExecutionStatus
 
@@ -44,7 +45,8 @@ def test_order_counts_where_the_gold_query_orders(engine: SqlEngine, shop: Datab
 def test_a_wrong_prediction_scores_0_and_says_why(engine: SqlEngine, shop: Database) -> None:
     two, large = "SELECT 1; SELECT 1", "SELECT zeroblob(2000000000)"
     wrong = ["SELECT nope", "DROP TABLE customer", "", ENDLESS, NATIVE, MANY, two, large]
-    verdicts = engine.judge_many([Pair(shop, "SELECT 1", sql) for sql in wrong], list(EQUALITIES))
+    names = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
+    verdicts = engine.judge_many([Pair(shop, "SELECT 1", sql) for sql in wrong], names)
     assert [verdict.error_class for verdict in verdicts] == [
         "no_such_column", "not_authorized", "empty", "timeout", "timeout", "result_limit", "several_statements",
         "cell_limit",
@@ -140,7 +142,7 @@ def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database)
 
 
 def test_an_unknown_equality_is_an_error_of_the_caller(engine: SqlEngine, shop: Database) -> None:
-    with pytest.raises(ValueError, match="no such equality: exact"):
+    with pytest.raises(RecipeError, match="there is no equality 'exact'"):
         engine.judge_many([Pair(shop, "SELECT 1", "SELECT 1")], ["exact"])
 
 

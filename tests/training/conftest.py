@@ -55,7 +55,11 @@ def recipe() -> Recipe:
         model=Model(tiny=SIZES),
         protocol=ProtocolConfig(prompt="brief", max_turns=3, reasoning=False),
         sft=Sft(
-            batch=6, micro_batch=3, epochs=4, save_steps=2, optimizer=Optimizer(kind="muon", lr=0.02, lr_rest=3e-3)
+            batch=6,
+            micro_batch=3,
+            epochs=4,
+            save_steps=2,
+            optimizer=Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}),
         ),
         rewards=(RewardTerm(term="exec", weight=1.0), RewardTerm(term="format", weight=1.0)),
         grpo=Grpo(

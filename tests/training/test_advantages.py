@@ -1,11 +1,13 @@
 """Advantages against numbers worked out by hand, and against TRL's own."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pipelines.training.advantages import dropped, group_advantages, useful, zero_variance
+from pipelines.curation.rules import broken_rule
+from pipelines.training.advantages import group_advantages, useful, zero_variance
 from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 NAN = float("nan")
@@ -66,5 +68,6 @@ def episode(*kinds: ActionKind, error: str | None = None, final: str | None = "S
     ],
 )
 def test_grpo_filter_leaves_out_what_its_rule_names(trajectory, rule, out):
-    assert dropped(trajectory, (rule,)) is out
-    assert dropped(trajectory, ()) is False
+    outcome = SimpleNamespace(trajectory=trajectory)
+    assert broken_rule(outcome, (rule,)) == (rule if out else None)
+    assert broken_rule(outcome, ()) is None

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from pipelines.config import Hardware, Lora, Optimizer, RewardTerm
+from pipelines.loading import load
 from pipelines.training import datafile, grpo, launch, sft
-from pipelines.training.model import load
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
 

@@ -8,11 +8,11 @@ import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from pipelines.config import Grpo, Optimizer, Sampling
+from pipelines.loading import load
 from pipelines.training import grpo_trainer
 from pipelines.training.grpo import _dataset, arguments
 from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.losses import sampler_weights
-from pipelines.training.model import load
 from pipelines.training.optim import MuonAdamW
 from pipelines.training.plan import Plan
 from pipelines.training.rows import moving
@@ -152,7 +152,7 @@ def test_adding_the_advantages_first_would_be_wrong_off_policy(make, batch):
 
 
 def test_muon_is_grpos_optimiser_too_where_the_recipe_says_so(make):
-    optimizer = make(optimizer=Optimizer(kind="muon", lr=0.02, lr_rest=3e-3)).create_optimizer()
+    optimizer = make(optimizer=Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3})).create_optimizer()
     assert isinstance(optimizer, MuonAdamW)
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 3e-3]
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pipelines.config import Model
 from pipelines.errors import DataError
+from pipelines.loading import load
 from pipelines.protocols.base import build
 from pipelines.rollout.codec import ChatCodec
-from pipelines.training.model import load, make_tiny
+from pipelines.training.model import make_tiny
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from pipelines.config import Optimizer
-from pipelines.training.model import load
+from pipelines.loading import load
 from pipelines.training.optim import MuonAdamW, build, split
 
-SETTINGS = Optimizer(kind="muon", lr=0.02, lr_rest=3e-3, betas=(0.9, 0.95), weight_decay=0.01)
+SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 
 
 def parameters() -> tuple[nn.Parameter, nn.Parameter]:
@@ -27,7 +27,7 @@ def fill(*values: nn.Parameter, seed: int) -> None:
 def test_each_parameter_moves_as_its_own_optimiser_would_move_it():
     matrix, vector = parameters()
     alone, apart = copy.deepcopy(matrix), copy.deepcopy(vector)
-    both = MuonAdamW([matrix], [vector], SETTINGS)
+    both = MuonAdamW([matrix], [vector], SETTINGS, 3e-3)
     muon = torch.optim.Muon([alone], lr=0.02, weight_decay=0.01)
     adamw = torch.optim.AdamW([apart], lr=3e-3, betas=(0.9, 0.95), weight_decay=0.01)
     for step in range(3):
@@ -41,7 +41,7 @@ def test_each_parameter_moves_as_its_own_optimiser_would_move_it():
 
 def test_a_schedule_scales_both_rates_and_a_saved_state_goes_on_exactly():
     matrix, vector = parameters()
-    optimizer = MuonAdamW([matrix], [vector], SETTINGS)
+    optimizer = MuonAdamW([matrix], [vector], SETTINGS, 3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
     for step in range(2):
         fill(matrix, vector, seed=step)
@@ -50,7 +50,7 @@ def test_a_schedule_scales_both_rates_and_a_saved_state_goes_on_exactly():
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02 / 3, 3e-3 / 3])
 
     again, beside = copy.deepcopy(matrix), copy.deepcopy(vector)
-    resumed = MuonAdamW([again], [beside], SETTINGS)
+    resumed = MuonAdamW([again], [beside], SETTINGS, 3e-3)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for values, one in (((matrix, vector), optimizer), ((again, beside), resumed)):
         fill(*values, seed=9)

@@ -8,8 +8,9 @@ import torch
 
 from pipelines.config import Hardware, Lora, Optimizer
 from pipelines.errors import RecipeError
+from pipelines.loading import load
 from pipelines.training import datafile, grpo, settings, sft
-from pipelines.training.model import load, load_to_train
+from pipelines.training.model import load_to_train
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
 

@@ -10,9 +10,9 @@ from transformers import TrainerCallback
 
 from pipelines.config import Optimizer, RewardTerm
 from pipelines.config import Protocol as ProtocolConfig
+from pipelines.loading import load
 from pipelines.rewards.rubric import Rewards
 from pipelines.training import grpo, settings
-from pipelines.training.model import load
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Generation, Paid, Rollouts
 from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn

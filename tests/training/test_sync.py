@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from pipelines.errors import EndpointError
+from pipelines.loading import load
 from pipelines.rollout.policies import served
-from pipelines.training.model import load
 from pipelines.training.sync import WeightSync
 
 
@@ -51,8 +51,13 @@ def trainer(checkpoint, recipe):
     )
 
 
+def to(url):
+    """What gives a server the weights, as GRPO does."""
+    return lambda folder: served.give([url], str(folder), must=True)
+
+
 def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
-    made = WeightSync([f"{server.url}/v1"], tmp_path)
+    made = WeightSync(to(f"{server.url}/v1"), tmp_path)
     made.push(trainer)
     made.push(trainer)
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "served")}}
@@ -66,14 +71,14 @@ def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
 
 def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_path):
     with pytest.raises(EndpointError, match=r"answers 404.*VLLM_SERVER_DEV_MODE=1"):
-        WeightSync([f"{server.url}/closed"], tmp_path).push(trainer)
+        WeightSync(to(f"{server.url}/closed"), tmp_path).push(trainer)
 
 
 def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypatch):
     waits = []
     monkeypatch.setattr(served.time, "sleep", waits.append)
     with pytest.raises(EndpointError, match="does not answer"):
-        WeightSync(["http://127.0.0.1:9"], tmp_path).push(trainer)
+        WeightSync(to("http://127.0.0.1:9"), tmp_path).push(trainer)
     assert waits == [2.0, 4.0]
 
 

@@ -8,7 +8,8 @@ from accelerate import Accelerator
 from peft import get_peft_model
 
 from pipelines.config import Lora
-from pipelines.training.model import adapters, load
+from pipelines.loading import load
+from pipelines.training.model import adapters
 from pipelines.training.weights import merged, whole_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads the old name

@@ -106,6 +106,13 @@ class Policy(abc.ABC):
     def release(self, session: str) -> None:
         """The episode is over: whatever is kept for it can go."""
 
+    def follow(self) -> None:
+        """From now on it is sent the weights that are trained: they are no longer those of its checkpoint."""
+
+    def tells_what_it_draws(self) -> bool:
+        """Whether a completion's log-probabilities are those of the distribution that its tokens were drawn from."""
+        return True
+
     async def check(self) -> None:
         """Make sure, before a run's first episode and after its last, that what generates is what was asked for.
 

@@ -111,7 +111,7 @@ def _facts(checkpoint: str) -> list[tuple[str, int, int]]:
 def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
     import torch
 
-    from pipelines.training.model import load
+    from pipelines.loading import load
 
     network, tokenizer = load(checkpoint, model)
     codec = ChatCodec(tokenizer)
@@ -121,8 +121,11 @@ def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
     return ids, predicted.gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1).tolist()
 
 
-def give(servers: Sequence[str], checkpoint: str) -> None:
+def give(servers: Sequence[str], checkpoint: str, must: bool = False) -> None:
     """Have each server load a checkpoint, if it was started to take weights; else it keeps what it has.
+
+    Args:
+        must: a server that takes no weights is an error.
 
     Raises:
         EndpointError: a server does not answer, or cannot read the checkpoint.
@@ -131,7 +134,8 @@ def give(servers: Sequence[str], checkpoint: str) -> None:
         try:
             reload(url, checkpoint)
         except _Closed:
-            continue
+            if must:
+                raise
 
 
 def reload(url: str, weights: str | Path) -> None:

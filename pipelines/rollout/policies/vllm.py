@@ -8,7 +8,7 @@ as the server's batches round alike: vLLM does not promise it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class VllmPolicy(Policy):
     Args:
         servers: base URLs, up to and with `/v1`; episodes are dealt out among them in turn.
         checkpoint: where the servers' tokenizer is: a folder or a hub name.
-        probe: of the checkpoint that the servers must hold in every run; None where the trainer sends them its weights.
+        probe: makes that of the checkpoint that the servers must hold in every run; None for servers that may hold
+            any.
 
     Raises:
         ResourceError: no server is named, or one serves no model.
@@ -51,7 +52,9 @@ class VllmPolicy(Policy):
 
     name = "vllm"
 
-    def __init__(self, servers: Sequence[str], checkpoint: str | Path, probe: Probe | None = None) -> None:
+    def __init__(
+        self, servers: Sequence[str], checkpoint: str | Path, probe: Callable[[], Probe] | None = None
+    ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
         from transformers import AutoTokenizer
@@ -101,6 +104,10 @@ class VllmPolicy(Policy):
             else:
                 return self._completion(choice, request)
 
+    def follow(self) -> None:
+        """See `Policy.follow`."""
+        self._probe = None
+
     async def check(self) -> None:
         """Hold each server against the probe; one that fails has no say.
 
@@ -109,15 +116,16 @@ class VllmPolicy(Policy):
         """
         if self._probe is None:
             return
+        probe = self._probe()
         for url in list(self._up):
             try:
-                answered = await self._prompt_logprobs(self._connections[url], self._probe.ids)
+                answered = await self._prompt_logprobs(self._connections[url], probe.ids)
             except EndpointError:
                 if self._up == [url]:
                     raise
                 self._leave(url)
             else:
-                self._probe.check(url, answered)
+                probe.check(url, answered)
 
     async def _prompt_logprobs(self, connection: Connection, ids: Sequence[int]) -> Sequence[float | None]:
         """(T,) what a server makes of these ids, and of one that it adds."""

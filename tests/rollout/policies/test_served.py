@@ -14,8 +14,8 @@ from pipelines.errors import ResourceError
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import EpisodeRequest
 from pipelines.rollout.policies import served
+from pipelines.rollout.policies.making import policy, prepare
 from pipelines.rollout.policies.vllm import VllmPolicy
-from pipelines.stages.policies import policy, prepare
 from pipelines.types import Example
 
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"

@@ -177,7 +177,7 @@ def test_a_stage_gives_it_its_checkpoint_and_sees_other_weights(
 
     from pipelines import recipes
     from pipelines.errors import ResourceError
-    from pipelines.stages.policies import policy, prepare
+    from pipelines.rollout.policies.making import policy, prepare
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(1)

@@ -1,0 +1,70 @@
+"""What a part of each kind is, where it is more than a function: the function together with its traits.
+
+Only the standard library is imported here: SQL workers read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pipelines.config import Optimizer, Recipe
+    from pipelines.rollout.policies.base import Policy
+    from pipelines.sql.compare import Gold, Result
+
+
+class Equality(NamedTuple):
+    """A named equality of two results.
+
+    Attributes:
+        compare: the function on results.
+        rewrite: what is done to both queries before they run; None for nothing.
+        suite: whether every database of the directory must agree.
+        graded: whether the score is a number and not a yes or no.
+        timed: whether a right prediction is run against the gold query again and again, and paid by its speed.
+        by_units: whether it needs the value units of both SELECT lists, for which the database's names are read.
+        by_file: whether an answer is compared with accepted result files (`evaluation/by_result.py`), and not with the
+            result of a gold query.
+        form: what two answers must share to be one vote: the set of their rows, or the bag.
+    """
+
+    compare: Callable[[Result, Result, Gold], float]
+    rewrite: Callable[[str], str] | None = None
+    suite: bool = False
+    graded: bool = False
+    timed: bool = False
+    by_units: bool = False
+    by_file: bool = False
+    form: Literal["set", "bag"] = "bag"
+
+
+class PolicyMaker(NamedTuple):
+    """How a policy is made.
+
+    Attributes:
+        make: (checkpoint, recipe, **options) -> the policy, in each process that makes rollouts.
+        give: (checkpoint, recipe, must) -> None: brings the weights of a checkpoint to where the policy reads them,
+            before a stage's processes start and, in GRPO, at each step; `must` raises where it takes none. None where
+            there is no such place: GRPO cannot train what such a policy samples from.
+    """
+
+    make: Callable[..., Policy]
+    give: Callable[[str, Recipe, bool], None] | None = None
+
+
+class OptimizerMaker(NamedTuple):
+    """How an optimiser is made.
+
+    Attributes:
+        make: (network, settings, **options) -> a `torch.optim.Optimizer`; None leaves it to transformers, which makes
+            AdamW of the settings.
+        whole_matrices: whether it must see whole matrices, which DeepSpeed cuts up.
+    """
+
+    make: Callable[..., Any]
+    whole_matrices: bool = False
+
+    def build(self, network: Any, settings: Optimizer) -> Any:
+        """The optimiser of a network, as a section of a recipe says; None leaves it to transformers."""
+        return self.make(network, settings, **settings.options)

@@ -1,0 +1,25 @@
+"""The optimisers that a recipe may name; what needs torch is imported when one is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.config import Optimizer
+from pipelines.registry import optimizer
+
+
+@optimizer("adamw")
+def adamw(network: Any, settings: Optimizer) -> None:
+    """AdamW as transformers makes it of the settings; DeepSpeed may put its own in its place."""
+
+
+@optimizer("muon", whole_matrices=True)
+def muon(network: Any, settings: Optimizer, lr_rest: float | None = None) -> Any:
+    """Muon for the matrices of the blocks, AdamW for the rest: for tiny models from scratch.
+
+    Args:
+        lr_rest: the rate of what Muon leaves to AdamW; None takes the settings' one rate.
+    """
+    from pipelines.training.optim import build
+
+    return build(network, settings, lr_rest)
