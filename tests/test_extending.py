@@ -48,6 +48,7 @@ filter: {drop: [star]}
 grpo: {drop: [malformed, star]}
 sft: {optimizer: {kind: sgd, lr: 0.1, options: {momentum: 0.5}}}
 """
+ASKING = {"difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo"}  # stages that ask the policy
 LONGEST = 20  # lines of an example that say something
 
 
@@ -80,11 +81,8 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Pat
 
 def test_each_example_is_short() -> None:
     assert len(PARTS) == 8
-    assert {
-        name: lines
-        for name, text in PARTS.items()
-        if (lines := sum(bool(line) for line in text.splitlines())) > LONGEST
-    } == {}
+    lengths = {name: sum(bool(line) for line in text.splitlines()) for name, text in PARTS.items()}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
 
 
 def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder: Path) -> None:
@@ -149,20 +147,20 @@ def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder: Path, ov
 
 
 @pytest.mark.parametrize(
-    ("name", "first"),
+    ("name", "expected"),
     [
         ("my_parts.py", {"grpo"}),
         ("my_reader.py", {"test"}),
-        ("my_equality.py", {"data", "test", "synthesize", "filter", "sft"}),
-        ("my_dialect.py", {"data", "test"}),
-        ("my_policy.py", {"difficulty", "evaluate_model"}),
+        ("my_equality.py", {"data", "test", "synthesize", "filter", *ASKING}),
+        ("my_dialect.py", {"data", "test", "synthesize", "filter", *ASKING}),
+        ("my_policy.py", ASKING),
         ("my_rule.py", {"filter", "grpo"}),
         ("my_optimizer.py", {"sft"}),
-        ("my_protocol.py", {"synthesize", "model", "evaluate_model"}),
+        ("my_protocol.py", {"synthesize", "filter", "model", *ASKING}),
     ],
 )
 def test_a_change_of_a_plugins_code_changes_what_decides_the_stages_that_use_it(
-    folder: Path, name: str, first: set[str]
+    folder: Path, name: str, expected: set[str]
 ) -> None:
     """What a stage's key is made of, without the keys of the stages before it."""
 
@@ -176,7 +174,7 @@ def test_a_change_of_a_plugins_code_changes_what_decides_the_stages_that_use_it(
     (folder / name).write_text(PARTS[name])
     changed = {stage for stage in before if before[stage] != after[stage]}
     assert facts() == before
-    assert changed == first
+    assert changed == expected
 
 
 def test_an_option_of_the_wrong_type_is_told_when_the_recipe_is_read(folder: Path) -> None:
