@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from pipelines.plugins import load_plugins
-from pipelines.registry import EQUALITIES, FILTER_RULES, OPTIMIZERS, POLICIES, PROTOCOLS, READERS, REWARDS
+from pipelines.registry import EQUALITIES, FILTER_RULES, METRICS, OPTIMIZERS, POLICIES, PROTOCOLS, READERS, REWARDS
 from pipelines.sections import Contracts as Contracts
 from pipelines.sections import Count as Count
 from pipelines.sections import Nightly as Nightly
@@ -393,6 +393,7 @@ class Evaluation(Section):
         equalities: judged beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
         empty: in a vote, whether results without rows count, or only where there are no others.
         failing: in a vote, whether answers without a result abstain, or count together as one group.
+        metrics: those of plug-ins that are reported beside ours (docs/extending.md).
         r_ves: also time each right answer against its gold SQL, a hundred times as BIRD's script does.
         selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4); null: votes alone.
     """
@@ -404,6 +405,7 @@ class Evaluation(Section):
     equalities: tuple[EqualityName, ...] = ("strict", "bird", "test_suite")
     empty: Literal["vote", "last"] = "vote"
     failing: Literal["abstain", "vote"] = "abstain"
+    metrics: tuple[Annotated[str, pydantic.AfterValidator(METRICS.check)], ...] = ()
     r_ves: bool = False
     selector: str | None = None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pipelines.config import Optimizer, Recipe
+    from pipelines.evaluation.metrics import Measure
     from pipelines.rollout.policies.base import Policy
     from pipelines.sql.compare import Gold, Result
 
@@ -37,6 +38,25 @@ class Equality(NamedTuple):
     by_units: bool = False
     by_file: bool = False
     form: Literal["set", "bag"] = "bag"
+
+
+class Metric(NamedTuple):
+    """A figure of an evaluation, declared once for the summary, the tables, the page, the CSV files and the docs.
+
+    Attributes:
+        measure: (records, equality, seed) -> the figure of the unbroken greedy episodes, or of the sampled ones where
+            there are no others; None where nothing is known.
+        unit: how it is shown: a share in percent, a mean, or a count.
+        title: its heading.
+        about: what it says, in a few words.
+        table: where it stands; "" for the numbers of `metrics.json` alone.
+    """
+
+    measure: Callable[..., Measure | None]
+    unit: Literal["percent", "mean", "count"]
+    title: str
+    about: str
+    table: Literal["behaviour", "likeness", ""] = "behaviour"
 
 
 class PolicyMaker(NamedTuple):

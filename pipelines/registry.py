@@ -29,7 +29,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pipelines.errors import RecipeError
-from pipelines.parts import Equality, OptimizerMaker, PolicyMaker
+from pipelines.parts import Equality, Metric, OptimizerMaker, PolicyMaker
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationInfo
@@ -261,6 +261,14 @@ EQUALITIES: Registry[Equality] = Registry(
     leading=3,
     part=Equality,
 )
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    "sqltrain.metrics",
+    "pipelines.evaluation.metrics",
+    ("evaluation.metrics.*",),
+    leading=3,
+    part=Metric,
+)
 FILTER_RULES: Registry[Callable[[Outcome], bool]] = Registry(
     "filter rule", "sqltrain.filter_rules", "pipelines.curation.rules", ("filter.drop.*", "grpo.drop.*")
 )
@@ -282,9 +290,9 @@ POLICIES: Registry[PolicyMaker] = Registry(
 )
 ALL: tuple[Registry[Any], ...] = (
     *(REWARDS, READERS, PROTOCOLS, DIALECTS),
-    *(EQUALITIES, FILTER_RULES, OPTIMIZERS, POLICIES),
+    *(EQUALITIES, METRICS, FILTER_RULES, OPTIMIZERS, POLICIES),
 )
 
 # As decorators: @reward("name")
 reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS
-equality, filter_rule, optimizer, policy = EQUALITIES, FILTER_RULES, OPTIMIZERS, POLICIES
+equality, metric, filter_rule, optimizer, policy = EQUALITIES, METRICS, FILTER_RULES, OPTIMIZERS, POLICIES

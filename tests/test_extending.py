@@ -1,5 +1,6 @@
 """The parts of docs/extending.md work as a stranger's own: as files beside a recipe, and as an installed package."""
 
+import csv
 import dataclasses
 import re
 import sqlite3
@@ -16,6 +17,7 @@ from pipelines.config import Protocol
 from pipelines.curation.rules import broken_rule
 from pipelines.data import base
 from pipelines.errors import RecipeError
+from pipelines.evaluation import report
 from pipelines.protocols.base import build
 from pipelines.registry import OPTIMIZERS, REWARDS, Registry
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
@@ -27,6 +29,7 @@ from pipelines.stages import graph
 from pipelines.store import Store
 from pipelines.training import grpo
 from pipelines.types import ActionKind, Database, Example, ExecutionStatus
+from tests.evaluation.evaluation_world import report_data
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = dict(
@@ -42,7 +45,7 @@ rewards:
   - {term: exec, weight: 5}
   - {term: short, weight: 0.5, options: {characters: 120}}
 execution: {equality: cents}
-evaluation: {equalities: [strict, cents]}
+evaluation: {equalities: [strict, cents], metrics: [empty]}
 rollout: {policy: program, options: {sql: SELECT 2}}
 filter: {drop: [star]}
 grpo: {drop: [malformed, star]}
@@ -80,7 +83,7 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Pat
 
 
 def test_each_example_is_short() -> None:
-    assert len(PARTS) == 8
+    assert len(PARTS) == 9
     lengths = {name: sum(bool(line) for line in text.splitlines()) for name, text in PARTS.items()}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
 
@@ -119,6 +122,21 @@ def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folde
     assert (sgd.defaults["lr"], sgd.defaults["momentum"]) == (0.1, 0.5)
 
 
+def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(folder: Path, tmp_path: Path) -> None:
+    recipe = recipes.load(str(folder / "mine.yaml"))
+    data = dataclasses.replace(report_data(questions=12, samples=0), metrics=recipe.evaluation.metrics)
+    rows = [system.records for system in data.systems]
+    shares = [sum(record.n_rows == 0 for record in records) / len(records) for records in rows]
+    assert [summary.flat()["empty"] for summary in data.summaries] == pytest.approx(shares)
+    report.write_all(data, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert 'title="answers whose result has no rows">no rows</th>' in page
+    assert "no rows" in (tmp_path / "tables" / "tables.md").read_text()
+    with (tmp_path / "tables" / "behaviour.csv").open(encoding="utf-8") as file:
+        assert [float(row["no rows"]) for row in csv.DictReader(file)] == pytest.approx(shares)
+    assert "empty" not in report_data(questions=12, samples=0).summaries[0].flat()
+
+
 def test_grpo_refuses_a_policy_that_cannot_be_sent_weights(folder: Path) -> None:
     recipe = recipes.load(str(folder / "mine.yaml"))
     with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
@@ -132,6 +150,7 @@ def test_grpo_refuses_a_policy_that_cannot_be_sent_weights(folder: Path) -> None
         ("execution.equality=soft_f1", r"soft_f1 gives grades, and what decides must say yes or no"),
         ("execution.equality=spider2", r"spider2 compares with result files, which training has none of"),
         ("evaluation.equalities=[r_ves]", r"r_ves measures time, which differs with every run"),
+        ("evaluation.metrics=[emty]", r"evaluation.metrics.0: there is no metric 'emty'. Did you mean 'empty'"),
         ("filter.drop=[stars]", r"filter.drop.0: there is no filter rule 'stars'. Did you mean 'star'"),
         ("grpo.drop=[malformd]", r"grpo.drop.0: there is no filter rule 'malformd'. Did you mean 'malformed'"),
         ("rollout.policy=programm", r"rollout.policy: there is no policy 'programm'. Did you mean 'program'"),
@@ -153,6 +172,7 @@ def test_a_wrong_name_or_option_is_told_when_the_recipe_is_read(folder: Path, ov
         ("my_reader.py", {"test"}),
         ("my_equality.py", {"data", "test", "synthesize", "filter", *ASKING}),
         ("my_dialect.py", {"data", "test", "synthesize", "filter", *ASKING}),
+        ("my_metric.py", {"evaluate_model", "evaluate_sft", "evaluate_grpo"}),
         ("my_policy.py", ASKING),
         ("my_rule.py", {"filter", "grpo"}),
         ("my_optimizer.py", {"sft"}),
@@ -229,6 +249,7 @@ GROUPS = {
     "protocols": "my_protocol",
     "dialects": "my_dialect",
     "equalities": "my_equality",
+    "metrics": "my_metric",
     "policies": "my_policy",
     "filter_rules": "my_rule",
     "optimizers": "my_optimizer",
@@ -270,8 +291,8 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder: Path) -> None:
     for name, value in values.items():
         script = script.replace(name, repr(str(value)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    parts = ["equality cents", "filter rule star", "optimizer sgd", "policy program", "protocol polite"]
-    expected = [*parts, "reader csv", "reward term short"]
+    parts = ["equality cents", "filter rule star", "metric empty", "optimizer sgd"]
+    expected = [*parts, "policy program", "protocol polite", "reader csv", "reward term short"]
     assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr
 
 

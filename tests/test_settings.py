@@ -179,6 +179,7 @@ GIVEN: dict[str, Any] = {
     "grpo.optimizer.options": {"lr_rest": 1.0},
     "sft.optimizer.options": {"lr_rest": 1.0},
     "filter.drop": ["malformed"],
+    "evaluation.metrics": ["turns"],
     "grpo.drop": ["no_answer"],
     "execution.equality": "bird",
     "evaluation.equalities": ["bird"],

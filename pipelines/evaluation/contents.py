@@ -8,17 +8,14 @@ from itertools import pairwise
 from pipelines.evaluation import numbers
 from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.material import ReportData
-from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored
+from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored, value_of
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.evaluation.tables import Cell, Column, Table
+from pipelines.registry import METRICS
 from pipelines.sql import diagnoses
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
 COMMON_HINTS = 14
-PHASES = (
-    Column("lists all first", "percent", "first turns that list every table's columns"),
-    Column("unverified", "percent", "proposed schemas with a name that nothing had shown"),
-)
 
 
 def all_tables(data: ReportData) -> Iterator[Table]:
@@ -101,32 +98,28 @@ def equalities(data: ReportData) -> Table | None:
 
 def behaviour(data: ReportData) -> Table:
     """What each system does for its accuracy, and what that costs."""
-    phases = any(summary.listing or summary.unverified for summary in data.summaries)
-    columns = (
-        Column("system"),
-        Column("turns", "mean", "mean agent turns a question"),
-        Column("tool calls", "mean", "mean executions before the answer"),
-        Column("tokens in", "mean", "mean prompt and observation tokens"),
-        Column("tokens out", "mean", "mean generated tokens"),
-        Column("reasoning", "mean", "mean characters of thinking"),
-        Column("well-formed", "percent", "episodes whose every turn is well-formed"),
-        Column("probed", "percent", "of the questions that need a look at stored values"),
-        *(PHASES if phases else ()),
-        Column("points / 1,000", "mean", "EX points gained over the baseline per 1,000 training examples"),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
-        costs = (summary.turns, summary.tool_calls, summary.tokens_in, summary.tokens_out, summary.reasoning_chars)
-        shares = [summary.format, summary.probes]
-        means = (cost.mean if cost else None for cost in costs)
-        values = [share.value if share else None for share in shares]
-        phased = [share.value if share else None for share in (summary.listing, summary.unverified)] if phases else []
-        rows.append((system.name, *means, *values, *phased, _efficiency(data, index)))
+    columns, values = _metrics(data, "behaviour")
+    about = "EX points gained over the baseline per 1,000 training examples"
+    columns.append(Column("points / 1,000", "mean", about))
+    rows = tuple((*row, _efficiency(data, index)) for index, row in enumerate(values))
     note = "Means over the greedy episodes; shares in percent."
     before = _baseline(data)
     if before is not None and any(system.training_examples for system in data.systems[1:]):
         note += f" Points per 1,000 examples are counted from {before[0]} ({100 * before[1]:.1f})."
-    return Table("behaviour", "Behaviour and cost", columns, tuple(rows), note, tuple(range(len(rows))))
+    return Table("behaviour", "Behaviour and cost", tuple(columns), rows, note, tuple(range(len(rows))))
+
+
+def _metrics(data: ReportData, table: str) -> tuple[list[Column], list[tuple[Cell, ...]]]:
+    """A column for each metric of a table that some system has a value of, and a row of values for each system."""
+    names = [name for name in METRICS if METRICS[name].table == table]
+    shown = [name for name in names if any(name in summary.measured for summary in data.summaries)]
+    parts = [METRICS[name] for name in shown]
+    columns = [Column("system"), *(Column(part.title, part.unit, part.about) for part in parts)]
+    rows: list[tuple[Cell, ...]] = [
+        (system.name, *(value_of(summary.measured.get(name)) for name in shown))
+        for system, summary in zip(data.systems, data.summaries, strict=True)
+    ]
+    return columns, rows
 
 
 def costs(data: ReportData) -> Table | None:
@@ -142,31 +135,9 @@ def costs(data: ReportData) -> Table | None:
 
 def likeness(data: ReportData) -> Table:
     """How much the answers look like gold, whatever their results."""
-    columns = (
-        Column("system"),
-        Column("runs", "percent", "answers that the engine runs to the end"),
-        Column("tables P", "percent", "precision of the tables named"),
-        Column("tables R", "percent", "recall of the gold tables"),
-        Column("columns P", "percent", "precision of the columns named"),
-        Column("columns R", "percent", "recall of the gold columns"),
-        Column("schema exact", "percent", "gold's tables and columns, no more and no fewer"),
-        Column("schema Jaccard", "percent", "similarity of tables and columns together"),
-        Column("bigrams", "percent", "Jaccard similarity of token bigrams with the gold SQL"),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for system, summary in zip(data.systems, data.summaries, strict=True):
-        found = summary.linking
-        links = (
-            found.table_precision if found else None,
-            found.table_recall if found else None,
-            found.column_precision if found else None,
-            found.column_recall if found else None,
-            found.exact if found else None,
-            found.jaccard if found else None,
-        )
-        rows.append((system.name, summary.syntax.value if summary.syntax else None, *links, summary.bigrams))
+    columns, rows = _metrics(data, "likeness")
     note = "Schema linking against the gold schema, in percent."
-    return Table("likeness", "Likeness to gold", columns, tuple(rows), note, tuple(range(len(rows))))
+    return Table("likeness", "Likeness to gold", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
 
 
 def _baseline(data: ReportData) -> tuple[str, float] | None:

@@ -66,6 +66,7 @@ class ReportData:
         facts: what names the run, label and value ("recipe": "miniature", "seed": "0", ...).
         ks: sample counts of the curves over k.
         rule: who votes for majority@k.
+        metrics: those of plug-ins, by name, that are shown beside ours.
         max_trajectories: how many the reader holds; greedy ones come first.
         seed: of the bootstraps.
     """
@@ -82,6 +83,7 @@ class ReportData:
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ks: tuple[int, ...] = KS
     rule: Rule = PLAIN
+    metrics: tuple[str, ...] = ()
     max_trajectories: int = MAX_TRAJECTORIES
     seed: int = 0
 
@@ -90,7 +92,8 @@ class ReportData:
         """Each system's figures, in order."""
         return tuple(
             dataclasses.replace(
-                summarise(system.records, self.equality, self.ks, self.rule, self.seed), left_out=system.left_out
+                summarise(system.records, self.equality, self.ks, self.rule, self.seed, self.metrics),
+                left_out=system.left_out,
             )
             for system in self.systems
         )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from pipelines.evaluation.record import EpisodeRecord, Linking
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
+from pipelines.registry import METRICS, metric
 from pipelines.types import StopReason
 
 Key = TypeVar("Key", bound=Hashable)
@@ -153,7 +154,63 @@ def cost(records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], floa
     return spread([each for each in known if each is not None])
 
 
-def probe_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+Measure = Estimate | Spread | float
+
+
+def value_of(measure: Measure | None) -> float | None:
+    """The one number of a figure: the mean of a spread, the value of an estimate."""
+    if isinstance(measure, Spread):
+        return measure.mean
+    return measure.value if isinstance(measure, Estimate) else measure
+
+
+def measured(
+    records: Sequence[EpisodeRecord], equality: str, seed: int = 0, more: Sequence[str] = ()
+) -> dict[str, Measure]:
+    """Every metric of ours, and those named in `more`, that these records have a value of."""
+    names = dict.fromkeys([name for name in METRICS if METRICS.entry(name).module == __name__] + list(more))
+    found = {name: METRICS[name].measure(records, equality, seed) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@metric("turns", unit="mean", title="turns", about="mean agent turns a question")
+def turns(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
+    """Agent turns, the final one included."""
+    return cost(records, lambda record: record.turns)
+
+
+@metric("tool_calls", unit="mean", title="tool calls", about="mean executions before the answer")
+def tool_calls(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
+    """Executions before the answer."""
+    return cost(records, lambda record: record.tool_calls)
+
+
+@metric("tokens_in", unit="mean", title="tokens in", about="mean prompt and observation tokens")
+def tokens_in(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
+    """Prompt and observation tokens."""
+    return cost(records, lambda record: record.tokens_in)
+
+
+@metric("tokens_out", unit="mean", title="tokens out", about="mean generated tokens")
+def tokens_out(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
+    """Tokens that the agent generated."""
+    return cost(records, lambda record: record.tokens_out)
+
+
+@metric("reasoning_chars", unit="mean", title="reasoning", about="mean characters of thinking")
+def reasoning_chars(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
+    """Characters of all thinking blocks (SQL-Trail, figure 5)."""
+    return cost(records, lambda record: record.reasoning_chars)
+
+
+@metric("format", unit="percent", title="well-formed", about="episodes whose every turn is well-formed")
+def format_rate(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
+    """The share of questions with every turn well-formed and a final SQL present."""
+    return mean_by_question(records, lambda record: float(record.well_formed), seed)
+
+
+@metric("probes", unit="percent", title="probed", about="of the questions that need a look at stored values")
+def probe_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
     """Of the questions that can't be answered without looking at stored values, the share that was probed at all.
 
     A probe is a tool call before the answer. None when no question is known to need one.
@@ -162,7 +219,8 @@ def probe_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | N
     return mean_by_question(needing, lambda record: float(record.tool_calls > 0), seed)
 
 
-def listing_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+@metric("listing", unit="percent", title="lists all first", about="first turns that list every table's columns")
+def listing_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
     """The share of questions whose first turn lists every table's columns: the reward hack of TRUST-SQL, 5.4.
 
     None where the agent has no explore phase.
@@ -171,20 +229,17 @@ def listing_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate |
     return mean_by_question(exploring, lambda record: float(bool(record.lists_first)), seed)
 
 
-def unverified_share(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+@metric("unverified", unit="percent", title="unverified", about="proposed schemas with a name that nothing had shown")
+def unverified_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
     """Of the questions with a proposed schema, the share with a name that nothing had shown (TRUST-SQL, 3.2)."""
     proposing = [record for record in records if record.unverified is not None]
     return mean_by_question(proposing, lambda record: float(bool(record.unverified)), seed)
 
 
-def syntax_rate(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
+@metric("syntax", unit="percent", title="runs", about="answers that the engine runs to the end", table="likeness")
+def syntax_rate(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
     """The share of questions whose final SQL ran (SQL-Trail, equation 8 and table 6's "Syntax Acc")."""
     return mean_by_question(records, lambda record: float(record.executable), seed)
-
-
-def format_rate(records: Iterable[EpisodeRecord], seed: int = 0) -> Estimate | None:
-    """The share of questions with every turn well-formed and a final SQL present."""
-    return mean_by_question(records, lambda record: float(record.well_formed), seed)
 
 
 def linking(records: Iterable[EpisodeRecord]) -> LinkingMeans | None:
@@ -205,6 +260,45 @@ def linking(records: Iterable[EpisodeRecord]) -> LinkingMeans | None:
         jaccard=mean(lambda link: link.jaccard),
         n=len(links),
     )
+
+
+LINKING: Mapping[str, tuple[str, str]] = {
+    "table_precision": ("tables P", "precision of the tables named"),
+    "table_recall": ("tables R", "recall of the gold tables"),
+    "column_precision": ("columns P", "precision of the columns named"),
+    "column_recall": ("columns R", "recall of the gold columns"),
+    "exact": ("schema exact", "gold's tables and columns, no more and no fewer"),
+    "jaccard": ("schema Jaccard", "similarity of tables and columns together"),
+}
+
+
+def _of_linking(field: str) -> Callable[..., float | None]:
+    """A field of `LinkingMeans` as a metric's function."""
+
+    def measure(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
+        means = linking(records)
+        return None if means is None else float(getattr(means, field))
+
+    return measure
+
+
+for _field, (_title, _about) in LINKING.items():
+    metric(f"linking_{_field}", unit="percent", title=_title, about=_about, table="likeness")(_of_linking(_field))
+metric("linking_n", unit="count", title="episodes with a gold schema", about="what the means are over", table="")(
+    _of_linking("n")
+)
+
+
+@metric(
+    "bigrams",
+    unit="percent",
+    title="bigrams",
+    about="Jaccard similarity of token bigrams with the gold SQL",
+    table="likeness",
+)
+def bigrams(records: Sequence[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
+    """Mean likeness to the gold SQL's text (SQL-Trail, equation 9)."""
+    return sum(record.bigrams for record in records) / len(records) if records else None
 
 
 def data_efficiency(before: float, after: float, examples: int) -> float:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.evaluation import metrics
-from pipelines.evaluation.metrics import KPoint, LinkingMeans, Spread
+from pipelines.evaluation.metrics import KPoint, Measure, Spread
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
@@ -42,15 +42,10 @@ class Summary:
         ex: of the greedy episodes, under each equality.
         sampled: mean EX of the sampled episodes, under the headline equality.
         points: pass@k, average@k and majority@k of the sampled episodes, by ascending k.
-        turns, tool_calls, tokens_in, tokens_out, reasoning_chars: of the greedy episodes, or of the sampled ones when
-            there are no others, as are all figures below.
-        probes: of the questions that need a probe, the share that was probed.
-        syntax: answers that ran; format: episodes that are well-formed throughout.
-        linking, bigrams: likeness to the gold schema and the gold SQL's text.
+        measured: the registered metrics by name (`evaluation/metrics.py`), of the greedy episodes, or of the sampled
+            ones when there are no others, as are all figures below; one that nothing is known of is not there.
         errors: wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
         by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
-        listing: episodes that list every table's columns in their first turn; unverified: proposals with a name that
-            nothing had shown. None where the agent has no such phases.
         left_out: questions of the benchmark that could not be asked, by the reason.
         n_unasked: episodes that were not asked, for the model had been given up; they count as wrong.
         ex_with_broken: EX of the headline with every broken episode counted as wrong; None where none is broken.
@@ -64,24 +59,13 @@ class Summary:
     ex: Mapping[str, Estimate]
     sampled: Estimate | None
     points: tuple[KPoint, ...]
-    turns: Spread | None
-    tool_calls: Spread | None
-    tokens_in: Spread | None
-    tokens_out: Spread | None
-    reasoning_chars: Spread | None
-    probes: Estimate | None
-    syntax: Estimate | None
-    format: Estimate | None
-    linking: LinkingMeans | None
-    bigrams: float | None
+    measured: Mapping[str, Measure]
     errors: Mapping[str, int]
     hints: Mapping[str, int]
     by_hardness: tuple[Level, ...]
     by_difficulty: tuple[Level, ...]
     by_database: tuple[Level, ...]
     by_links: tuple[Level, ...]
-    listing: Estimate | None = None
-    unverified: Estimate | None = None
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     n_unasked: int = 0
     ex_with_broken: float | None = None
@@ -102,6 +86,7 @@ def summarise(
     ks: Sequence[int] = KS,
     rule: Rule = PLAIN,
     seed: int = 0,
+    more: Sequence[str] = (),
 ) -> Summary:
     """The figures of one system's records, greedy and sampled together.
 
@@ -110,6 +95,7 @@ def summarise(
         ks: sample counts of the curves; those that no question has are left out.
         rule: who may vote for majority@k.
         seed: of the bootstrap.
+        more: metrics of plug-ins, by name, beside ours.
 
     Raises:
         ValueError: there are no records.
@@ -130,24 +116,13 @@ def summarise(
         ex=_accuracies(greedy, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
         points=tuple(_points(sampled, equality, ks, rule, seed)),
-        turns=metrics.cost(chief, lambda record: record.turns),
-        tool_calls=metrics.cost(chief, lambda record: record.tool_calls),
-        tokens_in=metrics.cost(chief, lambda record: record.tokens_in),
-        tokens_out=metrics.cost(chief, lambda record: record.tokens_out),
-        reasoning_chars=metrics.cost(chief, lambda record: record.reasoning_chars),
-        probes=metrics.probe_share(chief, seed),
-        syntax=metrics.syntax_rate(chief, seed),
-        format=metrics.format_rate(chief, seed),
-        linking=metrics.linking(chief),
-        bigrams=sum(record.bigrams for record in chief) / len(chief) if chief else None,
+        measured=metrics.measured(chief, equality, seed, more),
         errors=_errors(wrong),
         hints=_counts(kind for each in wrong for kind in {hint.kind for hint in each.hints}),
         by_hardness=_levels(good, lambda record: record.hardness, HARDNESS_LEVELS, equality, seed),
         by_difficulty=_levels(good, lambda record: record.difficulty, (), equality, seed),
         by_database=_levels(good, lambda record: record.database, (), equality, seed),
         by_links=_levels(good, _links, (), equality, seed),
-        listing=metrics.listing_share(chief, seed),
-        unverified=metrics.unverified_share(chief, seed),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
         ex_with_broken=_with_broken(records, equality) if len(good) < len(records) else None,
     )
@@ -214,9 +189,9 @@ def _level(name: str, records: Sequence[EpisodeRecord], equality: str, seed: int
         n=len({record.example_id for record in records}),
         ex=metrics.execution_accuracy(greedy, equality, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
-        turns=metrics.cost(chief, lambda record: record.turns),
-        tokens_out=metrics.cost(chief, lambda record: record.tokens_out),
-        reasoning_chars=metrics.cost(chief, lambda record: record.reasoning_chars),
+        turns=metrics.turns(chief),
+        tokens_out=metrics.tokens_out(chief),
+        reasoning_chars=metrics.reasoning_chars(chief),
     )
 
 
@@ -232,18 +207,18 @@ def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
         yield "n_left_out", sum(summary.left_out.values())
     for name, estimate in summary.ex.items():
         yield from _bounds(f"ex_{name}", estimate)
-    for name in ("sampled", "probes", "syntax", "format", "listing", "unverified"):
-        yield from _bounds(name, getattr(summary, name))
+    yield from _bounds("sampled", summary.sampled)
     for point in summary.points:
         yield f"pass_at_{point.k}", point.pass_at.value
         yield f"average_at_{point.k}", point.average_at.value
         yield f"majority_at_{point.k}", point.majority_at.value
-    for name in ("turns", "tool_calls", "tokens_in", "tokens_out", "reasoning_chars"):
-        spread: Spread | None = getattr(summary, name)
-        if spread is not None:
-            yield f"{name}_mean", spread.mean
-    if summary.linking is not None:
-        yield from ((f"linking_{key}", value) for key, value in dataclasses.asdict(summary.linking).items())
+    for name, measure in summary.measured.items():
+        if isinstance(measure, Spread):
+            yield f"{name}_mean", measure.mean
+        elif isinstance(measure, Estimate):
+            yield from _bounds(name, measure)
+        else:
+            yield name, measure
     yield from ((f"errors_{name}", count) for name, count in summary.errors.items())
     for level in summary.by_hardness:
         if level.ex is not None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pipelines.evaluation import numbers, tables
 from pipelines.evaluation.compare import Comparison
+from pipelines.evaluation.metrics import value_of
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
 from pipelines.evaluation.tables import Cell, Column, Table
@@ -89,7 +90,7 @@ def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> Table:
 
 def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
     majority = summary.points[-1].majority_at if summary.points else None
-    turns = summary.turns.mean if summary.turns else None
+    turns = value_of(summary.measured.get("turns"))
     return summary.ex.get(summary.equality), summary.sampled, majority, turns, summary.n_questions
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines import frames
 from pipelines.config import Protocol, Recipe, Sampling
 from pipelines.evaluation import evaluate, summary
-from pipelines.evaluation.metrics import execution_accuracy, scored
+from pipelines.evaluation.metrics import execution_accuracy, scored, value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule
 from pipelines.protocols.base import at_once
@@ -92,7 +92,8 @@ def evaluate_questions(
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in kept]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
     judged = records(ctx.folder, "greedy", "sampled")
-    figures = summary.summarise(judged, recipe.headline, recipe.evaluation.ks, Rule.of(recipe.evaluation), recipe.seed)
+    settings = recipe.evaluation
+    figures = summary.summarise(judged, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics)
     figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["test"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
@@ -174,9 +175,10 @@ def headline(figures: summary.Summary) -> dict[str, float]:
     if figures.points:
         last = figures.points[-1]
         found |= {"k": last.k, "majority": last.majority_at.value, "pass_at_k": last.pass_at.value}
-    for name, spread in (("turns", figures.turns), ("tokens", figures.tokens_out)):
-        if spread is not None:
-            found[name] = spread.mean
+    for name, metric in (("turns", "turns"), ("tokens", "tokens_out")):
+        value = value_of(figures.measured.get(metric))
+        if value is not None:
+            found[name] = value
     return found
 
 

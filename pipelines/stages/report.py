@@ -92,6 +92,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
         },
         ks=recipe.evaluation.ks,
         rule=Rule.of(recipe.evaluation),
+        metrics=recipe.evaluation.metrics,
         seed=recipe.seed,
     )
 
