@@ -262,7 +262,7 @@ from pipelines.plugins import dialect_code, plugin_code
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database
 recipe = recipes.load(RECIPE)
-print(sorted(plugin_code(recipe.slice("rewards", "data", "protocol", "execution", "evaluation", "rollout", "filter",
+print(sorted(plugin_code(recipe.slice("rewards", "data", "benchmark", "protocol", "execution", "evaluation", "rollout", "filter",
                                       "grpo", "sft"))), list(dialect_code(recipe.plugins)))
 with SqlEngine(Limits.of(recipe.execution)) as sql:
     places = Database("shop", "geopackage", DATABASE)

@@ -171,6 +171,7 @@ GIVEN: dict[str, Any] = {
     "protocol.name": "tool_call",
     "protocol.options": {"scout": True},
     "data.test.equality": "bird",
+    "data.test.equalities": ["bird"],
     "rewards.term": "skyrl",
     "rewards.options": {"easy": 1},
     "model.lora.rank": 8,
