@@ -262,8 +262,8 @@ from pipelines.plugins import dialect_code, plugin_code
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database
 recipe = recipes.load(RECIPE)
-print(sorted(plugin_code(recipe.slice("rewards", "data", "benchmark", "protocol", "execution", "evaluation", "rollout", "filter",
-                                      "grpo", "sft"))), list(dialect_code(recipe.plugins)))
+read = ("rewards", "data", "benchmark", "protocol", "execution", "evaluation", "rollout", "filter", "grpo", "sft")
+print(sorted(plugin_code(recipe.slice(*read))), list(dialect_code(recipe.plugins)))
 with SqlEngine(Limits.of(recipe.execution)) as sql:
     places = Database("shop", "geopackage", DATABASE)
     (verdict,) = sql.judge_many([Pair(places, "SELECT 1.001, TODAY()", "SELECT 1.002, TODAY()")], ["cents"])
