@@ -18,8 +18,8 @@ def listing(store: Store, every: bool) -> dict[str, Any]:
     if every:
         why = housekeeping.needed(store)
         found["stages"] = [
-            {"name": f"{one.stage}/{one.key}", "bytes": one.n_bytes, "needed": why.get((one.stage, one.key), "")}
-            for one in store.entries()
+            {"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")}
+            for name, n_bytes in housekeeping.sizes(store).items()
         ]
     return found
 

@@ -10,7 +10,7 @@ import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
-from pipelines.store import DAMAGED, MIN_FREE_MB, Entry, Store, folders, read_json, require_room, write_json
+from pipelines.store import DAMAGED, MIN_FREE_MB, WORK, Store, folders, read_json, require_room, write_json
 
-RUNS, PINS = ".runs", "pins.json"
+RUNS, PINS, GONE = ".runs", "pins.json", ".gone-"
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
 Name = tuple[str, str]  # stage, key
 
@@ -102,17 +102,23 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     return found[0]
 
 
-def needed(store: Store) -> dict[Name, str]:
-    """Every stage that must stay, with the first reason for it."""
-    entries = {(one.stage, one.key): one for one in store.entries()}
+def needed(store: Store, sealed: Mapping[Name, float] | None = None) -> dict[Name, str]:
+    """Every stage that must stay, with the first reason for it.
+
+    Only manifests that could decide something are read: of reports, of evaluations of champions, and of what is kept.
+
+    Args:
+        sealed: what `Store.made` tells, where it was asked already.
+    """
+    sealed = store.made() if sealed is None else sealed
     kept: dict[Name, str] = {}
-    for why, roots in _roots(store, entries):
-        for name in _closure(store, entries, roots):
+    for why, roots in _roots(store, sealed):
+        for name in _closure(store, sealed, roots):
             kept.setdefault(name, why)
     return kept
 
 
-def _roots(store: Store, entries: Mapping[Name, Entry]) -> Iterator[tuple[str, list[Name]]]:
+def _roots(store: Store, sealed: Mapping[Name, float]) -> Iterator[tuple[str, list[Name]]]:
     for run in live(store):
         yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
     yield "pinned", pins(store)
@@ -121,42 +127,49 @@ def _roots(store: Store, entries: Mapping[Name, Entry]) -> Iterator[tuple[str, l
         yield f"champion of {recipe}", champions
         evaluations = [
             name
-            for name, one in entries.items()
             for stage, key in champions
-            if one.stage == f"evaluate_{stage}" and one.manifest.get("inputs", {}).get(stage) == key
+            for name in sealed
+            if name[0] == f"evaluate_{stage}" and _manifest(store, name).get("inputs", {}).get(stage) == key
         ]
         yield f"evaluation of the champion of {recipe}", evaluations  # the next night holds its challenger against it
         nights = [row for row in ledger.lines() if row["event"] == "night"]
         yield f"batches of {recipe}", [(stage, key) for row in nights for stage, key in row.get("stages", [])]
-    newest: dict[tuple[str, str], Entry] = {}
-    for one in sorted(entries.values(), key=_made):
-        if one.stage == "report":
-            about = one.manifest.get("recipe", {})
-            newest[str(about.get("name")), str(about.get("benchmark.name"))] = one
-    for (recipe, benchmark), one in newest.items():
-        yield f"newest report of {recipe} on {benchmark}", [(one.stage, one.key)]
+    reports = sorted((name for name in sealed if name[0] == "report"), key=sealed.__getitem__)
+    newest: dict[tuple[str, str], Name] = {}
+    for name in reports:
+        about = _manifest(store, name).get("recipe", {})
+        newest[str(about.get("name")), str(about.get("benchmark.name"))] = name
+    for (recipe, benchmark), name in newest.items():
+        yield f"newest report of {recipe} on {benchmark}", [name]
 
 
-def _closure(store: Store, entries: Mapping[Name, Entry], roots: Iterable[Name]) -> Iterator[Name]:
+def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name]) -> Iterator[Name]:
     """The roots and all that they were made of, as far as the store has it."""
     todo, seen = list(roots), set()
     while todo:
         name = todo.pop()
-        if name in seen or name not in entries:
+        if name in seen or name not in sealed:
             continue
         seen.add(name)
         yield name
-        manifest = entries[name].manifest
+        manifest = _manifest(store, name)
         todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
         todo += [(stage, key) for stage, key in manifest.get("parts", [])]
-        base = _base(store, entries[name])
+        base = _base(store, name)
         if base is not None and base not in seen:  # its weights only: what it was made of is not read again
             yield base
 
 
-def _base(store: Store, entry: Entry) -> Name | None:
+def _manifest(store: Store, name: Name) -> dict[str, Any]:
+    """What a stage says of itself; {} where that is damaged."""
+    with contextlib.suppress(DataError):
+        return store.manifest(*name)
+    return {}
+
+
+def _base(store: Store, name: Name) -> Name | None:
     """The checkpoint of this store that a `model` stage refers to."""
-    source = base_of(entry.folder) if entry.stage == "model" else None
+    source = base_of(store.folder(*name)) if name[0] == "model" else None
     if source is None or not Path(source).is_relative_to(store.root):
         return None
     stage, key, *_ = Path(source).relative_to(store.root).parts
@@ -166,55 +179,72 @@ def _base(store: Store, entry: Entry) -> Name | None:
 def doomed(store: Store, days: float) -> list[Doomed]:
     """What nobody needs and nobody touched for so many days, finished stages and work folders alike."""
     before = time.time() - days * 86400
-    kept = needed(store)
-    found = [
-        Doomed(one.folder, _size(one.folder))
-        for one in store.entries()
-        if (one.stage, one.key) not in kept and _made(one) < before
-    ]
-    claimed_keys = {(stage, key) for run in live(store) for stage, key in run["stages"]}
-    for work in sorted(store.root.glob("*/.work-*")):
-        name = (work.parent.name, work.name.removeprefix(".work-"))
-        if work.is_dir() and name not in claimed_keys and work.stat().st_mtime < before and not _locked(work):
-            found.append(Doomed(work, _size(work)))
-    for aside in sorted(store.root.glob(f"*/{DAMAGED}*")):
-        if aside.stat().st_mtime < before:
-            found.append(Doomed(aside, _size(aside)))
-    graves = sorted(store.root.glob("*/.gone-*"))  # what an earlier gc was killed over
-    return [*found, *(Doomed(grave, _size(grave)) for grave in graves)]
+    sealed = store.made()
+    kept = needed(store, sealed)
+    folders = [store.folder(*name) for name, when in sealed.items() if name not in kept and when < before]
+    claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
+    folders += [place for place in _hidden(store) if _is_left(place, claims, before)]
+    return [Doomed(folder, _size(folder)) for folder in folders]
+
+
+def _hidden(store: Store) -> list[Path]:
+    """The folders beside finished stages: work folders, what was set aside, and what an earlier gc was killed over."""
+    kinds = [entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)]
+    starts = (WORK, DAMAGED, GONE)
+    return sorted(
+        Path(each.path)
+        for kind in kinds
+        for each in os.scandir(kind.path)
+        if each.name.startswith(starts) and each.is_dir(follow_symlinks=False)
+    )
+
+
+def _is_left(place: Path, claims: Container[Name], before: float) -> bool:
+    """Whether nobody needs a folder that is no finished stage."""
+    if place.name.startswith(GONE):
+        return True
+    if place.name.startswith(WORK) and ((place.parent.name, place.name.removeprefix(WORK)) in claims or _locked(place)):
+        return False
+    return place.stat().st_mtime < before
 
 
 def remove(one: Doomed) -> None:
     """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    grave = one.folder.with_name(f".gone-{one.folder.name.removeprefix('.gone-')}")
+    grave = one.folder.with_name(f"{GONE}{one.folder.name.removeprefix(GONE)}")
     one.folder.rename(grave)
     shutil.rmtree(grave)
 
 
 def usage(store: Store) -> dict[str, tuple[int, int]]:
     """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
-    count: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    for name in folders(store.root):
-        total[name] = _size(store.root / name)
-        count[name] = 0
-    count.update(stage for stage, _ in store.names())
+    count = Counter(stage for stage, _ in store.made())
+    total = Counter({name: _size(store.root / name) for name in folders(store.root)})
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
 
 
-def _made(one: Entry) -> float:
-    return (one.folder / "manifest.json").stat().st_mtime
+def sizes(store: Store) -> dict[Name, int]:
+    """Bytes of each finished stage, by stage and key."""
+    return {name: _size(store.folder(*name)) for name in store.made()}
 
 
 def _size(folder: Path) -> int:
+    """The bytes of all files under a folder, each looked at from the folder that it is in: paths are slow to follow."""
     total, todo = 0, [str(folder)]
     while todo:
-        with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as found:  # it may go while it is read
-            for each in found:
-                if each.is_dir(follow_symlinks=False):
-                    todo.append(each.path)
-                else:
-                    total += each.stat(follow_symlinks=False).st_size
+        place = todo.pop()
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # it may go while it is read
+            continue
+        try:
+            with contextlib.suppress(FileNotFoundError), os.scandir(descriptor) as entries:
+                for each in entries:
+                    if each.is_dir(follow_symlinks=False):
+                        todo.append(f"{place}/{each.name}")
+                    else:
+                        total += each.stat(follow_symlinks=False).st_size
+        finally:
+            os.close(descriptor)
     return total
 
 

@@ -17,8 +17,8 @@ import itertools
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +26,13 @@ from pipelines.errors import DataError, ResourceError
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
+WORK = ".work-"  # before the key of a stage that is being made
 DAMAGED = ".damaged-"  # before the key of a stage that was set aside
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
 # Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
 NOT_CONTENT = frozenset(
     {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One finished stage in the store."""
-
-    stage: str
-    key: str
-    folder: Path
-    manifest: Mapping[str, Any]
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of all that the stage wrote, in bytes."""
-        return sum(file["bytes"] for file in self.manifest["files"].values())
 
 
 class Store:
@@ -61,7 +47,7 @@ class Store:
 
     def work(self, stage: str, key: str) -> Path:
         """Where that stage is made; it holds what a killed run left."""
-        return self.root / stage / f".work-{key}"
+        return self.root / stage / f"{WORK}{key}"
 
     def has(self, stage: str, key: str) -> bool:
         """Whether that stage is complete: it has a manifest."""
@@ -112,16 +98,21 @@ class Store:
 
     def names(self) -> Iterator[tuple[str, str]]:
         """The (stage, key) of all finished stages, in order."""
+        yield from self.made()
+
+    def made(self) -> dict[tuple[str, str], float]:
+        """When each finished stage was sealed, in seconds since 1970, by (stage, key), in order.
+
+        One look at each manifest's entry and none into it: a store may hold 100,000 stages.
+        """
+        sealed: dict[tuple[str, str], float] = {}
         for stage in folders(self.root):
             for key in folders(self.root / stage):
-                if os.path.isfile(f"{self.root}/{stage}/{key}/{MANIFEST}"):
-                    yield stage, key
-
-    def entries(self) -> Iterator[Entry]:
-        """All finished stages whose manifest can be read, by stage and key; `damage` tells of the others."""
-        for stage, key in self.names():
-            with contextlib.suppress(DataError):
-                yield Entry(stage, key, self.folder(stage, key), self.manifest(stage, key))
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    facts = os.stat(f"{self.root}/{stage}/{key}/{MANIFEST}")
+                    if stat.S_ISREG(facts.st_mode):
+                        sealed[stage, key] = facts.st_mtime
+        return sealed
 
     def make(
         self, stage: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any], waiting: Callable[[], None]

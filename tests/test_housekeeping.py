@@ -143,8 +143,8 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
 def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
     for one in housekeeping.doomed(store, 0.0):
         housekeeping.remove(one)
-    assert {f"{one.stage}/{one.key}" for one in store.entries()} == {"data/d2", "sft/s2", "report/r2"}
-    assert all(store.damage(one.stage, one.key, whole=True) == [] for one in store.entries())
+    assert {"/".join(name) for name in store.names()} == {"data/d2", "sft/s2", "report/r2"}
+    assert all(store.damage(*name, whole=True) == [] for name in store.names())
     assert not list(store.root.glob("*/.gone-*"))
 
 
@@ -160,3 +160,34 @@ def test_usage_counts_all_bytes_by_kind(store: Store) -> None:
     found = housekeeping.usage(store)
     assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}
     assert all(size > 2000 for _, size in found.values())
+
+
+def test_a_large_store_is_collected_without_reading_every_manifest(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        make(store, "data", f"old{number}")
+    looked_at: list[str] = []
+    read = Store.manifest
+    monkeypatch.setattr(Store, "manifest", lambda store, *name: looked_at.append("/".join(name)) or read(store, *name))
+    assert len(gone(store)) == 103
+    assert sorted(looked_at) == ["data/d2", "report/r1", "report/r2", "report/r2", "sft/s2"]
+
+
+def test_a_damaged_manifest_neither_loses_what_is_kept_nor_keeps_what_is_not(store: Store) -> None:
+    housekeeping.pin(store, "sft/s1", True)
+    for stage, key in (("sft", "s1"), ("data", "d1")):
+        (store.folder(stage, key) / "manifest.json").write_text("{")
+    assert gone(store) == {"data/d1", "report/r1"}
+
+
+def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_path: Path) -> None:
+    before = housekeeping.sizes(store)["sft", "s1"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "large").write_bytes(bytes(10**6))
+    weights = store.folder("sft", "s1") / "model"
+    weights.mkdir()
+    (weights / "weights").write_bytes(bytes(5000))
+    link = weights / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    assert housekeeping.sizes(store)["sft", "s1"] == before + 5000 + link.lstat().st_size

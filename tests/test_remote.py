@@ -44,11 +44,12 @@ def there_and_back(url: str, folder: Path) -> None:
     storing.pull(other, url, ["sft"], said.append)
     assert said[-2:] == ["pulled sft/s1", "1 stage pulled"]
     assert other.manifest("sft", "s1") == here.manifest("sft", "s1")
-    (entry,) = other.entries()
-    assert other.damage(entry.stage, entry.key, whole=True) == []
-    assert (entry.folder / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 100
-    assert (entry.folder / "timing.jsonl").read_text() == "{}\n"
-    assert os.readlink(entry.folder / "parts" / "0") == "../../d1"
+    (name,) = other.names()
+    pulled = other.folder(*name)
+    assert other.damage(*name, whole=True) == []
+    assert (pulled / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 100
+    assert (pulled / "timing.jsonl").read_text() == "{}\n"
+    assert os.readlink(pulled / "parts" / "0") == "../../d1"
 
 
 def test_a_folder_as_object_storage(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path) -> None:
     assert list(files) == ["data.txt"]
     assert files["data.txt"]["bytes"] == 4
     assert files["data.txt"]["sha256"] == hashlib.sha256(b"rows").hexdigest()
-    (entry,) = store.entries()
-    assert store.damage(entry.stage, entry.key, whole=True) == []
-    (entry.folder / "data.txt").write_text("rowz")
-    assert store.damage(entry.stage, entry.key, whole=True) == ["data.txt"]
+    (name,) = store.names()
+    assert store.damage(*name, whole=True) == []
+    (store.folder(*name) / "data.txt").write_text("rowz")
+    assert store.damage(*name, whole=True) == ["data.txt"]
 
 
 def test_wall_clock_files_are_not_content(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def curated(taught: Path, root: Path, *overrides: str) -> dict[str, Any]:
     shutil.copytree(taught, root, symlinks=True)
     store = Store(root)
     walk(store, "gold_schema", *overrides)
-    return {one.stage: (one.key, one.manifest["files"]) for one in store.entries()}
+    return {stage: (key, store.manifest(stage, key)["files"]) for stage, key in store.names()}
 
 
 @pytest.fixture
