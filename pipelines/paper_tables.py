@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import pydantic
 
@@ -22,7 +20,6 @@ from pipelines.sections import Section
 
 FOLDER = recipes.CONF / "tables"
 Rows = Mapping[str, tuple[str, ...]]
-EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Form(Section):
@@ -42,7 +39,7 @@ class Form(Section):
 class Miniature(Form):
     """The same table in miniature; rows that are not given are the paper's."""
 
-    rows: Rows = EMPTY
+    rows: Rows = pydantic.Field(default_factory=dict)
 
 
 class PaperTable(Form):
@@ -63,17 +60,20 @@ class PaperTable(Form):
     baseline: str
     measures: tuple[str, ...]
     curves: tuple[str, ...] = CURVES
-    reported: Reported = EMPTY
-    absent: Mapping[str, str] = EMPTY
+    reported: Reported = pydantic.Field(default_factory=dict)
+    absent: Mapping[str, str] = pydantic.Field(default_factory=dict)
     note: str = ""
     miniature: Miniature | None = None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> PaperTable:
-        """Every row that the file speaks of is one, and every measure is known."""
-        for name in (self.baseline, *self.reported):
+        """Every row that the file speaks of is one, also in miniature, and every measure is known."""
+        small = self.miniature.rows if self.miniature is not None else {}
+        for name in (self.baseline, *self.reported, *small):
             if name not in self.rows:
                 raise ValueError(f"there is no row {name!r}")
+        if small and self.baseline not in small:
+            raise ValueError(f"the miniature has no row {self.baseline!r}, which is the baseline")
         for name in self.measures:
             measure(name)
         shown = {each for benchmarks in self.reported.values() for figures in benchmarks.values() for each in figures}
