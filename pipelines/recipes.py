@@ -6,7 +6,9 @@ ones win), then sets its own keys. Overrides come last. Unknown keys and wrong t
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -81,6 +83,19 @@ def _parse(text: str) -> Any:
         raise yaml.YAMLError("it nests too deep, or holds itself") from None
 
 
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str) -> Any:
+    """The same for the text of a file, which the cells of a sweep share; the caller copies it."""
+    return _parse(text)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deep") from None
+
+
 def _size(value: Any, known: dict[int, int]) -> int:
     """How many values there are when every alias is written out, each object counted once and looked up after that."""
     if not isinstance(value, dict | list | set):
@@ -98,7 +113,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         RecipeError: the file is missing, is not YAML, or is not a mapping; it names the line.
     """
     try:
-        value = _parse(path.read_text(encoding="utf-8"))
+        value = _copied(_parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
