@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from pipelines.evaluation import numbers
 from pipelines.evaluation.compare import Comparison
+from pipelines.evaluation.curves import SMOOTH, series, steps_to
 from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored, value_of
 from pipelines.evaluation.summary import Level, Summary
@@ -16,6 +17,7 @@ from pipelines.sql import diagnoses
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
 COMMON_HINTS = 14
+WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)}  # curves, by what each is smoothed
 
 
 def all_tables(data: ReportData) -> Iterator[Table]:
@@ -34,6 +36,7 @@ def all_tables(data: ReportData) -> Iterator[Table]:
         clues,
         links,
         databases,
+        thresholds,
     )
     return (table for maker in makers if (table := maker(data)) is not None and table.rows)
 
@@ -241,7 +244,10 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
         Column("EX greedy", "estimate"),
         Column("EX sampled", "estimate"),
         Column("turns", "mean"),
+        Column("± turns", "mean", "their standard deviation"),
+        Column("tokens in", "mean"),
         Column("tokens out", "mean"),
+        Column("reasoning", "mean", "mean characters of thinking"),
     )
     by_system: list[dict[str, Level]] = [
         {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
@@ -258,9 +264,26 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
 
 
 def _slice(system: str, level: Level) -> tuple[Cell, ...]:
-    turns = level.turns.mean if level.turns else None
-    tokens = level.tokens_out.mean if level.tokens_out else None
-    return level.name, system, level.n, level.ex, level.sampled, turns, tokens
+    costs = (level.tokens_in, level.tokens_out, level.reasoning_chars)
+    means = (cost.mean if cost else None for cost in costs)
+    turns = (level.turns.mean, level.turns.std) if level.turns else (None, None)
+    return level.name, system, level.n, level.ex, level.sampled, *turns, *means
+
+
+def thresholds(data: ReportData) -> Table:
+    """After how many steps a training's accuracy first reached a tenth and its multiples (SkyRL-SQL, figure 6)."""
+    levels = [tenth / 10 for tenth in range(1, 11)]
+    found = {
+        f"{stage}: {words}": [steps_to(points, level, window) for level in levels]
+        for stage, rows in data.curves.items()
+        for name, (words, window) in WATCHED.items()
+        if (points := series(rows, name))
+    }
+    reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in found.values())]
+    columns = (Column("curve"), *(Column(f"{100 * levels[place]:.0f} %", "count") for place in reached))
+    rows = tuple((name, *(steps[place] for place in reached)) for name, steps in found.items()) if reached else ()
+    note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
+    return Table("thresholds", "Steps to an accuracy", columns, rows, note)
 
 
 def errors(data: ReportData) -> Table:

@@ -82,6 +82,7 @@ SHARES: Mapping[str, Value] = {
     "format": lambda record, _: float(record.well_formed),
     "schema": lambda record, _: None if record.linking is None else record.linking.jaccard,
     "bigrams": lambda record, _: record.bigrams,
+    "single statement": lambda record, _: None if record.final_sql is None else float(record.tool_calls == 0),
     **{f"{name.replace('_', ' ')} errors": _error(name) for name in ERROR_CLASSES},
 }
 COSTS: Mapping[str, Value] = {

@@ -179,6 +179,13 @@ def turns(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -
     return cost(records, lambda record: record.turns)
 
 
+@metric("turns_deviation", unit="mean", title="± turns", about="their standard deviation over the questions")
+def turns_deviation(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
+    """How far apart episodes are in their turns: a budget by difficulty shows here."""
+    found = turns(records)
+    return None if found is None else found.std
+
+
 @metric("tool_calls", unit="mean", title="tool calls", about="mean executions before the answer")
 def tool_calls(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
     """Executions before the answer."""
@@ -207,6 +214,17 @@ def reasoning_chars(records: Iterable[EpisodeRecord], equality: str = "", seed: 
 def format_rate(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
     """The share of questions with every turn well-formed and a final SQL present."""
     return mean_by_question(records, lambda record: float(record.well_formed), seed)
+
+
+@metric("single_statement", unit="percent", title="single", about="answers by the first statement, none run before it")
+def single_statement_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
+    """Of the questions with an answer, the share answered by the first statement, with none run before it.
+
+    SkyRL-SQL (6.1, observation 4) calls an agent overconfident that commits to such an answer. None where there are no
+    answers.
+    """
+    answered = [record for record in records if record.final_sql is not None]
+    return mean_by_question(answered, lambda record: float(record.tool_calls == 0), seed)
 
 
 @metric("probes", unit="percent", title="probed", about="of the questions that need a look at stored values")

@@ -16,6 +16,7 @@ from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis
 from pipelines.types import HARDNESS_LEVELS, StopReason
 
 KS = (1, 2, 4, 8)
+BIRD_LEVELS = ("simple", "moderate", "challenging")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Level:
     ex: Estimate | None
     sampled: Estimate | None
     turns: Spread | None
+    tokens_in: Spread | None
     tokens_out: Spread | None
     reasoning_chars: Spread | None
 
@@ -120,7 +122,7 @@ def summarise(
         errors=_errors(wrong),
         hints=_counts(kind for each in wrong for kind in {hint.kind for hint in each.hints}),
         by_hardness=_levels(good, lambda record: record.hardness, HARDNESS_LEVELS, equality, seed),
-        by_difficulty=_levels(good, lambda record: record.difficulty, (), equality, seed),
+        by_difficulty=_levels(good, lambda record: record.difficulty, BIRD_LEVELS, equality, seed),
         by_database=_levels(good, lambda record: record.database, (), equality, seed),
         by_links=_levels(good, _links, (), equality, seed),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
@@ -190,6 +192,7 @@ def _level(name: str, records: Sequence[EpisodeRecord], equality: str, seed: int
         ex=metrics.execution_accuracy(greedy, equality, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
         turns=metrics.turns(chief),
+        tokens_in=metrics.tokens_in(chief),
         tokens_out=metrics.tokens_out(chief),
         reasoning_chars=metrics.reasoning_chars(chief),
     )
@@ -220,9 +223,12 @@ def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
         else:
             yield name, measure
     yield from ((f"errors_{name}", count) for name, count in summary.errors.items())
-    for level in summary.by_hardness:
-        if level.ex is not None:
-            yield f"ex_{summary.equality}_{level.name}", level.ex.value
+    for prefix, levels in (("", summary.by_hardness), ("difficulty_", summary.by_difficulty)):
+        for level in levels:
+            if level.ex is not None:
+                yield f"ex_{summary.equality}_{prefix}{level.name}", level.ex.value
+            if level.turns is not None:
+                yield f"turns_{prefix}{level.name}", level.turns.mean
 
 
 def _bounds(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float]]:

@@ -94,7 +94,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "grpo",
-        3,
+        4,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
@@ -117,7 +117,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        6,
+        7,
         ("name", "title", "benchmark.name"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),

@@ -269,6 +269,7 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "format_errors": [float(is_malformed(trajectory)) for trajectory in trajectories],
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],
+        "single_statement": [_is_single(trajectory) for trajectory in trajectories],
         "forced": [float(trajectory.forced) for trajectory in trajectories],
         "replaced": [float(paid is not now) for paid, now in zip(episodes, generation.episodes, strict=True)],
         "broken": [float(paid.outcome is None) for paid in episodes],
@@ -278,6 +279,13 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
             for name in terms
         },
     }
+
+
+def _is_single(trajectory: Trajectory) -> float:
+    """Whether the answer was the first statement of all; NaN where there is no answer."""
+    if trajectory.final_sql is None:
+        return float("nan")
+    return float(all(turn.status is None for turn in trajectory.turns))
 
 
 def format_errors(generation: Generation) -> Counter[str]:

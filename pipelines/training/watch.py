@@ -31,7 +31,18 @@ ORDER = (
         "kl",
         "clip_low",
     ),
-    *("clip_high", "drift_mean", "drift_max", "turns", "tokens", "forced", "format_errors", FAULT, "sql_errors"),
+    *(
+        "clip_high",
+        "drift_mean",
+        "drift_max",
+        "turns",
+        "single_statement",
+        "tokens",
+        "forced",
+        "format_errors",
+        FAULT,
+        "sql_errors",
+    ),
     *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "grad_norm", "learning_rate"),
 )
 SPENT = ("generate", "sql_wait", "reward", "train", "sync")

@@ -53,6 +53,8 @@ def test_a_group_is_paid_by_the_rubric(make):
     assert watched["term_format"] == [1.0, 1.0, 0.0, 1.0]
     assert watched["format_errors"] == [0.0, 0.0, 1.0, 0.0]
     assert len(watched["reasoning_chars"]) == 4
+    assert watched["single_statement"][:2] == watched["single_statement"][3:] * 2 == [1.0, 1.0]
+    assert math.isnan(watched["single_statement"][2]), "no answer is none of a single statement"
     assert format_errors(made) == {"no_action": 4}  # three turns and the forced one
 
 

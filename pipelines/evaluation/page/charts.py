@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from pipelines.evaluation import numbers
+from pipelines.evaluation.curves import moving_average
 from pipelines.evaluation.page.html import Html, tag
 from pipelines.evaluation.page.svg import (
     Frame,
@@ -25,7 +25,6 @@ from pipelines.evaluation.stats import Estimate
 
 WIDE = 1072.0  # the page's column, in pixels
 PERCENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-SMOOTH = 10  # steps of the moving average (SQL-Trail, figure 3)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     low, high = around([y for _, y in values])
     across = Scale(values[0][0], values[-1][0], frame.left, frame.right)
     up = Scale(low, high, frame.bottom, frame.top)
-    smooth = _moving_average(values)
+    smooth = moving_average(values)
     at = [(across(x), up(y)) for x, y in smooth]
     last = numbers.compact(smooth[-1][1])
     parts = [
@@ -153,14 +152,6 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     ]
     label = f"{name} by step: from {numbers.compact(values[0][1])} to {last}"
     return canvas(width, height, label, parts)
-
-
-def _moving_average(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    smooth = []
-    for index, (x, _) in enumerate(values):
-        window = [y for _, y in values[max(0, index + 1 - SMOOTH) : index + 1]]
-        smooth.append((x, math.fsum(window) / len(window)))
-    return smooth
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

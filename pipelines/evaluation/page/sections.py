@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.evaluation import contents, numbers
+from pipelines.evaluation.curves import SMOOTH, series
 from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.page import charts
 from pipelines.evaluation.page.html import Child, Html, join, tag
@@ -315,14 +315,15 @@ def _training(data: ReportData) -> Html:
         drawn = [_curve(rows, name, style) for name in names]
         stages.append(tag("h3", stage))
         stages.append(tag("div", [figure for figure in drawn if figure is not None], class_="multiples"))
-    words = f"Faint: every step. Firm: the mean of the last {charts.SMOOTH} steps."
-    return section("training", "Training curves", tag("p", words, class_="about"), stages)
+    words = f"Faint: every step. Firm: the mean of the last {SMOOTH} steps."
+    reached = contents.thresholds(data)
+    steps = _more(reached.title, table(reached, caption=False)) if reached.rows else None
+    return section("training", "Training curves", tag("p", words, class_="about"), stages, steps)
 
 
 def _curve(rows: Sequence[Mapping[str, float]], name: str, style: int) -> Html | None:
     """One number's curve; None for words, and for a number that is there once or is not finite."""
-    known = [row for row in rows if isinstance(row.get(name), int | float)]
-    values = [(float(row["step"]), float(row[name])) for row in known if math.isfinite(row[name])]
+    values = series(rows, name)
     if len(values) < 2:
         return None
     return tag("figure", tag("figcaption", name.replace("_", " ")), charts.training_curve(values, name, style))
