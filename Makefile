@@ -2,7 +2,10 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
-PIP_FLAGS = --quiet --disable-pip-version-check -c constraints.txt
+# Without --no-compile, pip compiles torch and the rest whole, 100 CPU seconds; Python compiles what it imports.
+PIP_FLAGS = --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# A process of tests for each core; a file's tests stay in one of them.
+SPREAD = -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: miniature recipes test lint services services-setup services-server services-rest conformance lock clean
 
@@ -15,7 +18,7 @@ recipes: $(VENV)/.run
 	$(BIN)/python benchmarks/recipes.py $(if $(SPIDER),--spider $(SPIDER))
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

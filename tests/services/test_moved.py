@@ -54,5 +54,6 @@ def test_a_deployment_outlives_the_folder_that_it_was_made_in(site: Site, tmp_pa
         done = site.deployment_run("synthesize/moved", SMALL_DATA, "--watch", store="made-here")
     finally:
         end(worker)
+        command(site, after, "prefect deployment delete synthesize/moved")  # other tests share the server
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((after / "made-here" / "synthesize").glob("*/manifest.json"))

@@ -131,6 +131,7 @@ def test_cancel_in_mid_grpo_leaves_no_process_and_frees_the_slot(site: Site) -> 
     assert {one["name"]: one["why"] for one in shown["stages"]}["grpo"] == "was interrupted: resumes"
 
 
+@pytest.mark.slow  # CI kills the flow with all others: test_killed.py
 def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site: Site) -> None:
     long = [*SMALL, "grpo.steps=6", "grpo.save_steps=1", "seed=1"]
     child = ("pipelines.training.child", str(site.store), "/grpo/")
@@ -178,6 +179,7 @@ def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
     )
 
 
+@pytest.mark.slow  # a figure of the machine: for people
 def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -> None:
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --until filter {quoted}"
