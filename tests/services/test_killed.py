@@ -34,9 +34,7 @@ def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 SLOW = pytest.mark.slow  # minutes each; CI kills all at once
 
 
-@pytest.mark.parametrize(
-    "victim", [*(pytest.param(name, marks=SLOW) for name in ("worker", "server", "child")), "all"]
-)
+@pytest.mark.parametrize("victim", [*(pytest.param(name, marks=SLOW) for name in ("worker", "server", "child")), "all"])
 def test_the_next_run_ends_with_the_same_store(
     site: Site, undisturbed: dict[str, Any], tmp_path: Path, victim: str
 ) -> None:
