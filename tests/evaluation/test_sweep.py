@@ -2,6 +2,10 @@
 
 import csv
 import dataclasses
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +91,46 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
     first = len(made)
     sweeping.fill(found, store, making(store, made), lambda line: None)
     assert made[first:] == ["grpo", "evaluate_grpo", "report"] * 2
+
+
+STOPPED = """
+import sys, time
+from pathlib import Path
+from test_sweep import ONE_SEED, making
+from flows import sweeping
+from pipelines.store import Store
+store, made = Store(Path(sys.argv[1])), []
+plain = making(store, made)
+def make(recipe):
+    if recipe.rewards[1].weight == 0:
+        print("in the second cell", flush=True)
+        store.make("grpo", next(step.key for step in sweeping.graph.plan(recipe, store) if step.name == "grpo"),
+                   lambda folder: (folder.joinpath("half").write_text("x"), time.sleep(600)), {}, lambda: None)
+    plain(recipe)
+sweeping.fill(sweeping.cells("miniature", ONE_SEED), store, make, lambda line: None)
+"""
+
+
+def test_a_sweep_that_is_killed_in_the_middle_of_a_stage_ends_with_the_same_table(tmp_path: Path) -> None:
+    """SIGKILL in the second cell's training; tests/services/test_sweep_killed.py does it to the real chain."""
+    killed, undisturbed = Store(tmp_path / "killed"), Store(tmp_path / "undisturbed")
+    search = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    command = [sys.executable, "-c", STOPPED, str(killed.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"in the second cell\n"
+        while not list(killed.root.glob("grpo/.work-*/half")):
+            time.sleep(0.01)
+        process.kill()
+    before = {path: path.stat().st_mtime_ns for path in killed.root.glob("*/*/manifest.json")}
+    assert len(before) == 15
+    found, empty = sweeping.of_recipe("miniature", ONE_SEED, None)
+    for store in (killed, undisturbed):
+        filled = sweeping.fill(found, store, making(store, []), lambda line: None)
+        sweeping.write(dataclasses.replace(empty, cells=tuple(filled)), store.root / "out")
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was made twice
+    for name in ("sweep.md", "sweep.csv", "sweep.html"):
+        assert (killed.root / "out" / name).read_bytes() == (undisturbed.root / "out" / name).read_bytes()
 
 
 def test_a_failed_cell_stands_in_the_table_with_its_error(tmp_path: Path) -> None:
