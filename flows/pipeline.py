@@ -222,11 +222,14 @@ def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -
         return walk(recipe, opened, graph.plan(recipe, opened, until), tracker)
 
 
-def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None) -> list[graph.StageResult]:
+def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, name: str = "") -> list[graph.StageResult]:
     """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run.
+
+    Args:
+        name: of the flow run; the recipe and its seed by default.
 
     Raises:
         UserError, BoundaryError: as the plain run does.
     """
     with prefect_server():
-        return resolved(f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)
+        return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)

@@ -13,7 +13,6 @@ from pipelines.errors import UserError
 
 if TYPE_CHECKING:
     from flows.sweeping import Cell
-    from pipelines.config import Recipe
     from pipelines.evaluation.sweep import Sweep
     from pipelines.store import Store
 
@@ -91,12 +90,12 @@ def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
 
     from flows import screen, sweeping
 
-    def make(loaded: Recipe) -> object:
+    def make(cell: Cell) -> object:
         if engine == "prefect":
             from flows.pipeline import run_with_prefect
 
-            return run_with_prefect(loaded, store)
-        return screen.run(loaded, store, None)
+            return run_with_prefect(cell.recipe, store, name=cell.name)
+        return screen.run(cell.recipe, store, None)
 
     with contextlib.ExitStack() as stack:
         if engine == "prefect":  # one server for all cells: each would start its own

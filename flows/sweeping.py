@@ -33,7 +33,6 @@ CHECKPOINTS = ("model", "sft", "grpo")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 PAGE = "sweep.html"
 Say = Callable[[str], None]
-Make = Callable[[Recipe], object]
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,9 @@ class Cell:
     def name(self) -> str:
         """Its values in the order of the axes."""
         return named(self.values) or self.recipe.name
+
+
+Make = Callable[[Cell], object]
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
         known = [failed[stage] for stage in before if stage in failed]
         if known:
             return Filled(cell.values, error=known[0])
-        make(cell.recipe)
+        make(cell)
         return _result(cell, store)
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
         said = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"

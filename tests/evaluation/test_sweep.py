@@ -27,7 +27,7 @@ WORDS = ("variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird")
 ONE_SEED = ("variant=none,no_turns,exec_only", "data.test.0.equality=bird")
 
 
-def making(store: Store, made: list[str], fails: str = "") -> Callable[[Recipe], None]:
+def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweeping.Cell], None]:
     """Makes stages as a run does, without training: evaluations hold the answers of the world's systems."""
 
     def build(step: graph.Step, recipe: Recipe, folder: Path) -> None:
@@ -39,9 +39,9 @@ def making(store: Store, made: list[str], fails: str = "") -> Callable[[Recipe],
             rows = [record(system, number, "greedy", 0) for number in range(QUESTIONS)]
             write_lines(folder / "records.jsonl", ({"pass": "greedy", "record": to_dict(row)} for row in rows))
 
-    def make(recipe: Recipe) -> None:
-        for step in graph.plan(recipe, store):
-            store.make(step.name, step.key, lambda folder: build(step, recipe, folder), {}, lambda: None)  # noqa: B023
+    def make(cell: sweeping.Cell) -> None:
+        for step in graph.plan(cell.recipe, store):
+            store.make(step.name, step.key, lambda folder: build(step, cell.recipe, folder), {}, lambda: None)  # noqa: B023
 
     return make
 
@@ -87,7 +87,7 @@ def test_what_cells_share_is_made_once_and_told_before(tmp_path: Path) -> None:
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
     found = sweeping.cells("miniature", ONE_SEED)
-    making(store, made)(found[0].recipe)  # and then it was killed
+    making(store, made)(found[0])  # and then it was killed
     first = len(made)
     sweeping.fill(found, store, making(store, made), lambda line: None)
     assert made[first:] == ["grpo", "evaluate_grpo", "report"] * 2
@@ -101,12 +101,12 @@ from flows import sweeping
 from pipelines.store import Store
 store, made = Store(Path(sys.argv[1])), []
 plain = making(store, made)
-def make(recipe):
-    if recipe.rewards[1].weight == 0:
+def make(cell):
+    if cell.recipe.rewards[1].weight == 0:
         print("in the second cell", flush=True)
-        store.make("grpo", next(step.key for step in sweeping.graph.plan(recipe, store) if step.name == "grpo"),
+        store.make("grpo", next(step.key for step in sweeping.graph.plan(cell.recipe, store) if step.name == "grpo"),
                    lambda folder: (folder.joinpath("half").write_text("x"), time.sleep(600)), {}, lambda: None)
-    plain(recipe)
+    plain(cell)
 sweeping.fill(sweeping.cells("miniature", ONE_SEED), store, make, lambda line: None)
 """
 
@@ -150,10 +150,10 @@ def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -
     found = sweeping.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
     plain = making(store, [])
 
-    def make(recipe: Recipe) -> None:
-        if not recipe.rewards[1].weight:
+    def make(cell: sweeping.Cell) -> None:
+        if not cell.recipe.rewards[1].weight:
             raise fault
-        plain(recipe)
+        plain(cell)
 
     first, second = sweeping.fill(found, store, make, lambda line: None)
     assert first.error == f"{type(fault).__name__}: {fault}"

@@ -17,7 +17,10 @@ def test_each_cell_is_a_flow_run_of_its_own(site: Site) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["failed"] == {}
     runs = site.api("flow_runs/filter", {"flows": {"name": {"any_": ["run"]}}, "sort": "START_TIME_DESC", "limit": 2})
-    assert [(run["name"], run["state"]["type"]) for run in runs] == [("miniature seed 0", "COMPLETED")] * 2
+    assert {run["name"]: run["state"]["type"] for run in runs} == {
+        "protocol.cell_chars=20": "COMPLETED",
+        "protocol.cell_chars=24": "COMPLETED",
+    }
     page = (site.folder / "sweep" / "sweep.html").read_text(encoding="utf-8")
     assert "2 cells in 2 rows." in page
     plain = site.run(command.replace("--engine prefect", f"--out {site.folder}/plain"))
