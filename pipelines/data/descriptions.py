@@ -4,6 +4,7 @@ BIRD            <db_id>/database_description/<table>.csv beside <db_id>.sqlite: 
 Spider          tables.json above the folder of databases: natural names; only those that say more than the name
 KaggleDBQA      its tables.json has descriptions too, which go before the natural names
 DuckDB, PostgreSQL    COMMENT ON TABLE, COMMENT ON COLUMN
+MySQL, MariaDB        COMMENT of a table and of a column; views have none
 """
 
 from __future__ import annotations

@@ -25,12 +25,16 @@ SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NO
 
 
 def comments(database: Database) -> dict[tuple[str, str], str]:
-    """What COMMENT ON says of tables and columns, by (table, column), lower-cased; a table's own under column "".
+    """What the database's makers say of tables and columns, by (table, column), lower-cased; a table's under column "".
+
+    Nothing where its engine has no comments.
 
     Raises:
-        DataError: the database is missing or cannot be read, or its engine has no comments.
+        DataError: the database is missing or cannot be read.
     """
     dialect = DIALECTS[database.engine]
+    if not dialect.comments_query:
+        return {}
     try:
         with dialect.catalog(database.location, VIEW_SECONDS) as opened:
             rows = list(opened.query(dialect.comments_query))

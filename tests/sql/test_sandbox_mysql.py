@@ -11,8 +11,10 @@ from clocks import timed
 from copies import to_mysql
 from shops import build_shop
 
+from pipelines.data.descriptions import describe
+from pipelines.sql import catalogs
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
+from pipelines.sql.schema import introspect, render
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 pytestmark = pytest.mark.services
@@ -195,3 +197,24 @@ def test_the_schema_is_read(shop: Database) -> None:
     tables = {table.name: table for table in introspect(shop, 1).tables}
     assert [column.name for column in tables["customer"].columns] == ["id", "name", "city", "credit"]
     assert tables["customer"].columns[1].values == ("Ada",)
+
+
+def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql_port: int) -> None:
+    """The word VIEW, which the server gives as the comment of each view, is none."""
+    owner = pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True)
+    with contextlib.closing(owner), owner.cursor() as cursor:
+        for statement in (
+            "CREATE DATABASE told",
+            "CREATE TABLE told.farm (Id int PRIMARY KEY COMMENT 'its number\n in the register', plain int)"
+            " COMMENT 'all farms'",
+            "CREATE VIEW told.small AS SELECT plain AS size FROM told.farm",
+            "CREATE USER IF NOT EXISTS teller@'%' IDENTIFIED BY 'secret'",
+            "GRANT SELECT, SHOW VIEW ON told.* TO teller@'%'",
+        ):
+            cursor.execute(statement)
+    told = Database("told", "mysql", f"mysql://teller:secret@127.0.0.1:{mysql_port}/told")
+    assert catalogs.comments(told) == {("farm", ""): "all farms", ("farm", "id"): "its number in the register"}
+    shown = render(describe(introspect(told), told), "ddl").lower()
+    assert "all farms" in shown
+    assert "its number in the register" in shown
+    assert "-- view" not in shown

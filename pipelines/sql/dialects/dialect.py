@@ -57,7 +57,8 @@ class Dialect(abc.ABC):
         columns_query: table, column and type of every column, in order.
         views_query: the names of views.
         keys_query: table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
-        comments_query: table, column ("" for the table itself) and what the database's makers say of it.
+        comments_query: table, column ("" for the table itself) and what the database's makers say of it; "" where the
+            engine has no comments.
         needs_packages: whether its session needs more than Python's standard library.
     """
 

@@ -89,9 +89,9 @@ class Mysql(Dialect):
         " WHERE table_schema = database() AND (constraint_name = 'PRIMARY' OR referenced_table_name IS NOT NULL)"
         " ORDER BY table_name, constraint_name, ordinal_position"
     )
-    comments_query = (
+    comments_query = (  # a view's comment is the word VIEW
         "SELECT table_name, '', table_comment FROM information_schema.tables"
-        " WHERE table_schema = database() AND table_comment <> '' UNION ALL"
+        " WHERE table_schema = database() AND table_comment <> '' AND table_type <> 'VIEW' UNION ALL"
         " SELECT table_name, column_name, column_comment FROM information_schema.columns"
         " WHERE table_schema = database() AND column_comment <> ''"
     )
