@@ -7,25 +7,11 @@ from pathlib import Path
 
 from flows.opening import FIRST_RUN
 from pipelines.config import Recipe
-from pipelines.errors import DataError
+from pipelines.databases import named
+from pipelines.errors import BoundaryError, DataError
 from pipelines.evaluation.text import plain
-from pipelines.sql.dialects.dialect import of_file
 from pipelines.store import Store
-from pipelines.types import Database, Example, StopReason, Turn, text_of
-
-
-def database_of(file: Path, hint: str = "Pass --database FILE.sqlite.") -> Database:
-    """The database in a file that a command was given, named as the file.
-
-    Args:
-        hint: how the command takes it.
-
-    Raises:
-        DataError: there is no such file.
-    """
-    if not file.is_file():
-        raise DataError(f"no such database: {file}", hint)
-    return Database(file.stem, of_file(file) or "sqlite", str(file.resolve()))
+from pipelines.types import StopReason, Turn, text_of
 
 
 def newest_model(recipe: Recipe, store: Store) -> Path:
@@ -47,35 +33,41 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
 
 
 def ask(
-    recipe: Recipe, store: Store, question: str, database: Path, model: Path | None, show: Callable[[str], None]
+    recipe: Recipe, store: Store, question: str, database: str, model: Path | None, show: Callable[[str], None]
 ) -> None:
     """Answer a question about a database with the greedy policy, showing each turn.
 
+    Args:
+        database: a file, an address, or a name of databases/.
+
     Raises:
         DataError: there is no such database or model, or the model gave no answer.
+        BoundaryError: the database went away.
     """
-    where = database_of(database)
+    where = named.find(database)
     folder = model or newest_model(recipe, store)
-    example = Example("ask", question, where, gold_sql="")
+    example = where.example(question)
 
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
     from pipelines.rollout.policies.making import local_policy
-    from pipelines.stages.inputs import schemas, sql_engine
 
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
-    with sql_engine(recipe, workers=1) as sql:
+    with where.sql(recipe.execution) as sql:
+        schema = where.schema(sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions)
         rollout = RolloutEngine(
             local_policy(str(folder), alone),
             build(recipe.protocol),
             sql,
             sampling,
             recipe.protocol.max_turns_eval,
-            schemas(recipe),
+            lambda _: schema,
         )
         rollout.on_turn = lambda turn: show(_shown(turn))
         (trajectory,) = rollout.run([EpisodeRequest(example, 0, recipe.seed)])
+        if trajectory.stop is StopReason.BROKEN:
+            raise BoundaryError(f"no answer: {str(trajectory.failure).replace('_', ' ')}", "Is the database there?")
         if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
             raise DataError(
                 f"the prompt is {len(trajectory.token_ids):,} tokens, as long as the model's context or longer",

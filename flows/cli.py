@@ -147,9 +147,35 @@ def check(
 
 
 @app.command(rich_help_panel="Use")
+def connect(
+    database: Annotated[str, typer.Argument(help="A file, or an address such as postgresql://reader@host/shop.")],
+    name: Annotated[str | None, typer.Option(help="What to call it; by default its own name.")] = None,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Connect as a role that may write, too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read a database and write databases/NAME.yaml: what the agent is told of it, for you to edit.
+
+    It says what will hurt (no keys, codes, mixed dates, cryptic names) and refuses a role that can write.
+
+    Examples:
+
+      sqltrain connect shop.sqlite
+
+      sqltrain connect postgresql://reader@localhost:5432/shop --name shop
+    """
+    from flows import connecting
+
+    facts = connecting.connect(database, name, allow_writes)
+    if as_json:
+        emit(facts)
+
+
+@app.command(rich_help_panel="Use")
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
-    database: Annotated[Path, typer.Option(help="An SQLite or DuckDB file.")],
+    database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     overrides: Overrides = None,
     recipe: Annotated[str, typer.Option(help="The recipe whose model answers.")] = "miniature",
     model: Annotated[Path | None, typer.Option(help="A checkpoint folder instead; asked as its card says.")] = None,
@@ -269,7 +295,7 @@ def report(
 
 @app.command(rich_help_panel="Data and teachers")
 def invent(
-    database: Annotated[Path, typer.Option(help="A SQLite or DuckDB file.")],
+    database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     teacher: Annotated[str, typer.Option(help="The endpoint that writes SQL and questions (docs/teachers.md).")],
     count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many questions.")] = 100,
     checker: Annotated[str | None, typer.Option(help="Another endpoint, which answers back.")] = None,
@@ -316,7 +342,7 @@ def judge(
 
 @app.command(rich_help_panel="Use")
 def mcp(
-    databases: Annotated[list[Path], typer.Argument(help="SQLite or DuckDB files.")],
+    databases: Annotated[list[str], typer.Argument(help="Files, addresses, or names of databases/.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that one answer shows.")] = 10,
 ) -> None:

@@ -7,45 +7,46 @@ import os
 from pathlib import Path
 
 from flows import screen
-from flows.asking import database_of
 from flows.progress import Bars
 from pipelines.config import Recipe
+from pipelines.databases import named
+from pipelines.databases.named import Named
 from pipelines.errors import DataError
 from pipelines.store import Store, write_atomic
 from pipelines.types import Example
 
 
 def invent(
-    recipe: Recipe, store: Store, database: Path, count: int, teacher: str, checker: str | None, out: Path
+    recipe: Recipe, store: Store, database: str, count: int, teacher: str, checker: str | None, out: Path
 ) -> dict[str, float]:
     """Write up to `count` examples to `out` and say how the drafts ended.
 
     Args:
+        database: a file, an address, or a name of databases/.
         recipe: its seed, and its limits of SQL execution.
         teacher, checker: endpoints of `conf/local/endpoints.yaml`; without a checker the teacher answers itself back.
 
     Raises:
         DataError: there is no such database, `out` cannot be written, or nothing could be made.
     """
-    where = database_of(database)
+    where = named.find(database)
     _check_writable(out)
-    from pipelines.sql.schema import introspect
     from pipelines.stages.context import RESPONSES
-    from pipelines.stages.inputs import sql_engine
     from pipelines.teachers.asking import Asker
     from pipelines.teachers.invent import Inventor
 
     asker = Asker.named(teacher, store.root / RESPONSES)
     other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker
-    with sql_engine(recipe) as sql, Bars(screen.console) as bars:
+    with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(screen.console) as bars:
         bars.begin("invent", count, "questions")
-        made = Inventor(where, introspect(where, values=3), sql, asker, other, recipe.seed).make(count, bars.advance)
+        schema = where.schema(sql, values=3)
+        made = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
     if not made.examples:
         reasons = ", ".join(f"{reason} {n}" for reason, n in made.counts.most_common())
         raise DataError(
             f"no question could be made of {database}: {reasons}", "Try another teacher, or more questions."
         )
-    write_atomic(out, "".join(_line(example) for example in made.examples))
+    write_atomic(out, "".join(_line(example, where) for example in made.examples))
     screen.say(f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
     for one in dict.fromkeys((asker, other)):
         screen.say(one.bill())
@@ -63,8 +64,8 @@ def _check_writable(out: Path) -> None:
         raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no right to'}", hint)
 
 
-def _line(example: Example) -> str:
-    """One line of the JSONL reader's format, with what made it beside."""
-    row = {"id": example.id, "question": example.question, "database": example.database.location}
+def _line(example: Example, where: Named) -> str:
+    """One line of the JSONL reader's format, with what made it beside; no password is in it."""
+    row = {"id": example.id, "question": example.question, "database": where.address}
     more = {"sql": example.gold_sql, "hardness": example.hardness, **example.meta}
     return json.dumps({**row, **more}, ensure_ascii=False) + "\n"

@@ -8,7 +8,6 @@ has no authentication, so it binds to this machine alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,12 +16,12 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from flows.asking import database_of
 from pipelines.config import Execution, Protocol
+from pipelines.databases import named
+from pipelines.databases.named import Named
 from pipelines.errors import DataError
 from pipelines.protocols import observations, tools
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
+from pipelines.sql.engine import SqlEngine
 from pipelines.types import Database, is_sayable
 
 SHOWN = Protocol()  # the limits of an observation
@@ -31,18 +30,18 @@ LOOK_SECONDS = 0.1  # between two looks whether the client is still there
 HOST = "127.0.0.1"  # no authentication: other machines need a proxy that asks who calls
 
 
-def open_databases(files: Sequence[Path]) -> dict[str, Database]:
-    """The databases that the tool serves, by the names of their files.
+def open_databases(texts: Sequence[str]) -> dict[str, Named]:
+    """The databases that the tool serves, by their names; each text is a file, an address, or a name of databases/.
 
     Raises:
         DataError: one is missing, or two have the same name.
     """
-    databases: dict[str, Database] = {}
-    for file in files:
-        database = database_of(file, "Pass a file: sqltrain mcp FILE.sqlite")
-        if database.id in databases:
-            raise DataError(f"two databases are named {file.stem!r}", "Rename one of the files")
-        databases[database.id] = database
+    databases: dict[str, Named] = {}
+    for text in texts:
+        found = named.find(text, "Pass a file: sqltrain mcp FILE.sqlite")
+        if found.database.id in databases:
+            raise DataError(f"two databases are named {found.database.id!r}", "Rename one of them.")
+        databases[found.database.id] = found
     return databases
 
 
@@ -108,7 +107,7 @@ def _error(message: str) -> tuple[str, bool]:
     return observations.json_text({"error": message}), True
 
 
-def serve(files: Sequence[Path], execution: Execution, rows: int = 10, port: int | None = None) -> None:
+def serve(texts: Sequence[str], execution: Execution, rows: int = 10, port: int | None = None) -> None:
     """Serve databases until the client leaves (stdin and stdout) or the server is stopped (HTTP at /mcp).
 
     Args:
@@ -117,11 +116,11 @@ def serve(files: Sequence[Path], execution: Execution, rows: int = 10, port: int
     Raises:
         DataError: see `open_databases`; or a file is no database.
     """
-    databases = open_databases(files)
-    for database in databases.values():
-        introspect(database)  # a file that is no database is said now, not to each caller
-    with SqlEngine(Limits.of(execution)) as sql:
-        server = SqlTool(databases, sql, rows).server()
+    databases = open_databases(texts)
+    with named.sandbox(databases.values(), execution) as sql:
+        for each in databases.values():
+            each.schema(sql)  # a file that is no database is said now, not to each caller
+        server = SqlTool({name: each.database for name, each in databases.items()}, sql, rows).server()
         if port is None:
             anyio.run(_serve_stdio, server)
         else:

@@ -25,8 +25,8 @@ from pipelines.protocols import tools
 from pipelines.sql.engine import Limits, SqlEngine
 
 SERVE = (
-    "import sys; from pathlib import Path; from flows.mcp import serve; from pipelines.config import Execution; "
-    "serve([Path(sys.argv[1])], Execution(timeout_s=60), 10, int(sys.argv[2]) if sys.argv[2:] else None)"
+    "import sys; from flows.mcp import serve; from pipelines.config import Execution; "
+    "serve([sys.argv[1]], Execution(timeout_s=60), 10, int(sys.argv[2]) if sys.argv[2:] else None)"
 )
 
 TIMEOUT = 60.0
@@ -55,6 +55,10 @@ def music(tmp_path: Path) -> Path:
     return path
 
 
+def _opened(*files: Path) -> dict[str, Any]:
+    return {name: each.database for name, each in open_databases([str(file) for file in files]).items()}
+
+
 async def call(server: Any, *queries: str, **more: str) -> list[tuple[dict[str, Any], bool]]:
     """What the tool said to each query, and whether it called that an error."""
     answers = []
@@ -68,7 +72,7 @@ async def call(server: Any, *queries: str, **more: str) -> list[tuple[dict[str, 
 @pytest.fixture
 def served(music: Path) -> Iterator[Any]:
     with SqlEngine(Limits(timeout_s=1)) as sql:
-        yield SqlTool(open_databases([music]), sql, rows=10).server()
+        yield SqlTool(_opened(music), sql, rows=10).server()
 
 
 def test_the_tool_is_the_agents_own(served: Any) -> None:
@@ -125,7 +129,7 @@ def test_of_several_databases_a_call_names_one(music: Path, tmp_path: Path) -> N
     other = tmp_path / "other.sqlite"
     other.write_bytes(music.read_bytes())
     with SqlEngine(Limits(timeout_s=1)) as sql:
-        server = SqlTool(open_databases([music, other]), sql, rows=10).server()
+        server = SqlTool(_opened(music, other), sql, rows=10).server()
         ((answer, failed),) = asyncio.run(call(server, "SELECT 1"))
         assert (answer, failed) == ({"error": "db_name must be one of: music, other"}, True)
         ((answer, failed),) = asyncio.run(call(server, "SELECT 1", db_name="other"))
@@ -134,12 +138,12 @@ def test_of_several_databases_a_call_names_one(music: Path, tmp_path: Path) -> N
 
 def test_mistakes_are_named(music: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such database"):
-        open_databases([tmp_path / "none.sqlite"])
+        open_databases([str(tmp_path / "none.sqlite")])
     with pytest.raises(DataError, match="two databases are named 'music'"):
-        open_databases([music, music])
+        open_databases([str(music), str(music)])
     (tmp_path / "words.sqlite").write_text("no database")
     with pytest.raises(DataError, match="words"):
-        serve([tmp_path / "words.sqlite"], Execution())
+        serve([str(tmp_path / "words.sqlite")], Execution())
 
 
 @pytest.mark.services
@@ -195,7 +199,7 @@ def test_calls_whose_clients_left_hold_nobody(over_http: int) -> None:
 
 def test_a_call_that_is_cancelled_ends_its_statement(music: Path) -> None:
     async def impatient(sql: SqlEngine) -> None:
-        (database,) = open_databases([music]).values()
+        (database,) = _opened(music).values()
         await sql.execute(database, "SELECT 1")
         slow = [asyncio.create_task(sql.execute(database, ENDLESS)) for _ in range(6)]
         await asyncio.sleep(0.3)

@@ -15,8 +15,9 @@ from pipelines import recipes
 from pipelines.evaluation import text
 from pipelines.evaluation.tables import Column, Table
 from pipelines.protocols.base import build
+from pipelines.rollout.policies import making
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.stages import graph, policies
+from pipelines.stages import graph
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind
 
@@ -93,7 +94,7 @@ def test_an_error_is_one_line_whatever_it_names(
 ) -> None:
     code, _, err = sqltrain(monkeypatch, capsys, "ask", "how many ?", "--database", f"/none/{HOSTILE}.sqlite")
     assert code == 2
-    assert err == f"error: no such database: /none/{SHOWN}.sqlite. Pass --database FILE.sqlite.\n"
+    assert err == f"error: no such database: /none/{SHOWN}.sqlite. Pass a file, an address, or a name of databases/.\n"
 
 
 def test_an_answer_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +107,9 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.M
     recipe = recipes.load("miniature")
     protocol = build(recipe.protocol)
     said = protocol.write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
-    monkeypatch.setattr(policies, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
+    monkeypatch.setattr(making, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
     shown: list[str] = []
-    asking.ask(recipe, Store(tmp_path / "store"), "q", path, tmp_path, shown.append)
+    asking.ask(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)
     assert shown[-4:] == [
         '\nSQL: SELECT a AS "\\x1b[31mcol"\nFROM t',
         "\\x1b[31mcol",

@@ -167,6 +167,11 @@ def _view(query: str) -> Named | None:
     return _named(query.replace("`", '"')) if query else None
 
 
+def is_reader(grant: str) -> bool:
+    """Whether a line of SHOW GRANTS lets its user read and do nothing else."""
+    return _GRANT.match(grant) is not None and "WITH GRANT OPTION" not in grant
+
+
 def _with_lists(row: Sequence[Any]) -> Sequence[Any]:
     """A row of keys, one column each, as one with lists of columns."""
     table, kind, column, to_table, to_column = row
@@ -233,7 +238,7 @@ class MysqlSession(Session):
                 grants = [str(row[0]) for row in cursor.fetchall()]
         except (pymysql.Error, OSError, ValueError):
             raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
-        if not all(map(_GRANT.match, grants)) or any("WITH GRANT OPTION" in grant for grant in grants):
+        if not all(map(is_reader, grants)):
             connection.close()
             raise OpenFailure("too_privileged", "the user of this connection may do more than read; use a plain one")
         return connection

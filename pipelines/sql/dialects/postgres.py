@@ -66,7 +66,7 @@ _AS_TEXT = """
     daterange tsrange tstzrange int4multirange int8multirange nummultirange datemultirange tsmultirange tstzmultirange
 """
 # What a role may be or hold that would make it more than a reader.
-_PRIVILEGES = """
+PRIVILEGES = """
 SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls
     OR pg_has_role(current_user, 'pg_read_server_files', 'member')
     OR pg_has_role(current_user, 'pg_write_server_files', 'member')
@@ -198,7 +198,7 @@ class PostgresSession(Session):
                 application_name="sqltrain",
                 prepare_threshold=None,
             )
-            row = connection.execute(_PRIVILEGES).fetchone()
+            row = connection.execute(PRIVILEGES).fetchone()
         except psycopg.Error:
             raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
         if row is None or row[0]:

@@ -1,0 +1,102 @@
+"""`sqltrain connect`: read a database once, say what will hurt, and write the card that a person edits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from flows import screen
+from flows.progress import Bars
+from pipelines.databases import addresses, card, named, reading, roles
+from pipelines.databases.findings import Finding
+from pipelines.errors import DataError
+from pipelines.evaluation.text import plain
+from pipelines.registry import DIALECTS
+from pipelines.sql.dialects.dialect import of_address
+
+SHOWN = 5  # findings of one kind that are printed
+
+
+def connect(text: str, name: str | None, allow_writes: bool) -> dict[str, Any]:
+    """Write or renew `databases/NAME.yaml`, and say what was found, as JSON values.
+
+    Args:
+        text: a file, an address, or the name of a card.
+        allow_writes: connect with a role that may write, too.
+
+    Raises:
+        DataError: it cannot be opened or read, its role may write, or the card's name is taken.
+    """
+    where = named.find(text, "Pass a file, or an address such as postgresql://reader@host/shop.")
+    title = name or (text if where.card is not None and "/" not in text else where.database.id)
+    place = card.place(_checked(title))
+    old = card.read(place) if place.is_file() else None
+    if old is not None and old.location != where.address:
+        raise DataError(f"{place} describes another database", "Pass --name for this one.")
+    _check_role(where, allow_writes)
+    with Bars(screen.console) as bars:
+        bars.begin("read", 1, "tables")
+        found = reading.read(where, _variable(text, title))
+        bars.advance(1)
+    known = found.card if old is None else card.merged(found.card, old)
+    card.write(place, known)
+    _tell(found, where)
+    _next(text, title, place.as_posix(), known.password_env)
+    return {
+        "name": title,
+        "card": place.as_posix(),
+        "engine": known.engine,
+        "tables": len(known.tables),
+        "columns": sum(len(table.columns) for table in known.tables.values()),
+        "findings": dict(Counter(one.kind for one in found.findings)),
+    }
+
+
+def _checked(name: str) -> str:
+    if not name or not all(sign.isalnum() or sign in "_-" for sign in name):
+        raise DataError(f"{name!r} cannot be the name of a card", "Pass --name with letters, digits, _ and - only.")
+    return name
+
+
+def _variable(text: str, name: str) -> str | None:
+    """Where the password is to come from, when the address that was given holds one."""
+    if of_address(text) is None or addresses.parted(text)[1] is None:
+        return None
+    return f"{name.upper().replace('-', '_')}_PASSWORD"
+
+
+def _check_role(where: named.Named, allow_writes: bool) -> None:
+    role, schema = reading.role(where)
+    if not role.writes:
+        return
+    screen.say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
+    screen.say("an administrator makes a role that only reads with:")
+    for line in roles.grants(where.database.engine, where.address, schema):
+        screen.say(f"  {line}")
+    if role.is_turned_away:
+        raise DataError("the sandbox runs nothing for a role that may do so much", "Connect as a role that only reads.")
+    if not allow_writes:
+        raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
+
+
+def _tell(found: reading.Found, where: named.Named) -> None:
+    tables = found.card.tables.values()
+    rows = sum(table.rows or 0 for table in tables)
+    columns = sum(len(table.columns) for table in tables)
+    title = DIALECTS[where.database.engine].title
+    screen.say(f"{where.database.id}: {title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
+    by_kind: dict[str, list[Finding]] = {}
+    for one in found.findings:
+        by_kind.setdefault(one.kind, []).append(one)
+    for kind, each in by_kind.items():
+        screen.say(f"{kind}: {len(each)}")
+        for one in each[:SHOWN]:
+            screen.say(f"  {plain(one.where)}: {plain(one.said)}")
+        if len(each) > SHOWN:
+            screen.say(f"  ... and {len(each) - SHOWN} more")
+
+
+def _next(text: str, name: str, place: str, variable: str | None) -> None:
+    screen.say(f'wrote {place}: edit it, then ask with: sqltrain ask "..." --database {name}')
+    if variable is not None and of_address(text) is not None:
+        screen.say(f"the password is not in it: set the environment variable {variable}")

@@ -1,0 +1,99 @@
+"""Addresses of database servers: taking the password out, and putting one in that an environment variable holds."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from pipelines.errors import DataError, ResourceError
+
+OWN_VARIABLE = {"postgres": "PGPASSWORD", "mysql": "MYSQL_PWD"}  # what the servers' own clients read
+HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/shop."
+
+
+def parted(address: str) -> tuple[str, str | None]:
+    """An address without its password, and the password.
+
+    Raises:
+        DataError: this is no address; what it says is not quoted, for it may hold a password.
+    """
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:
+        raise DataError("this is no address of a database server", HINT) from None
+    if not parts.path.strip("/"):
+        raise DataError("the address names no database", HINT)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    password = next((value for key, value in options if key == "password"), None)
+    query = urlencode([(key, value) for key, value in options if key != "password"], quote_via=quote)
+    user, _, given = parts.netloc.rpartition("@")[0].partition(":")
+    host = parts.netloc.rpartition("@")[2]
+    bare = parts._replace(netloc=f"{user}@{host}" if user else host, query=query).geturl()
+    return bare, unquote(given) if given else password
+
+
+def complete(address: str, engine: str, password: str | None) -> str:
+    """The address that a driver gets: with the password, which then is in this process's memory alone."""
+    if password is None:
+        return address
+    if engine == "postgres":
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import make_conninfo
+
+        try:
+            return make_conninfo(address, password=password)
+        except ProgrammingError:  # its message may quote a password
+            raise DataError("this is no address of a PostgreSQL server", HINT) from None
+    parts = urlsplit(address)
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+
+
+def password_of(engine: str, variable: str | None) -> str | None:
+    """The password in an environment variable; None where none is to be had.
+
+    Raises:
+        ResourceError: the card names a variable that is not set.
+    """
+    if variable is None:
+        return os.environ.get(OWN_VARIABLE.get(engine, ""))
+    password = os.environ.get(variable)
+    if password is None:
+        raise ResourceError(f"the environment variable {variable} is not set", "It holds the database's password.")
+    return password
+
+
+def name_of(address: str) -> str:
+    """A short name for a database: the last part of its address, made of letters, digits and `_`."""
+    last = unquote(urlsplit(address).path).rstrip("/").rpartition("/")[2].partition(".")[0]
+    return re.sub(r"\W+", "_", last).strip("_").lower() or "database"
+
+
+def reason(error: Exception) -> str:
+    """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
+    said = str(error).lower()
+    known = {
+        ("password", "1045", "access denied"): "the server refuses this user or password",
+        ("no such file", "unable to open"): "there is no such file",
+        ("does not exist", "unknown database", "1049"): "the server has no such database or user",
+        (
+            "refused",
+            "resolve",
+            "timeout",
+            "timed out",
+            "not known",
+            "unreachable",
+            "2003",
+        ): "the server does not answer",
+        (
+            "not a database",
+            "not a valid duckdb",
+            "no duckdb",
+            "could not read",
+            "file is encrypted",
+        ): "it is no database",
+        ("lock",): "another process writes to it",
+    }
+    return next((words for marks, words in known.items() if any(mark in said for mark in marks)), type(error).__name__)

@@ -1,0 +1,204 @@
+"""The card of a database, `databases/NAME.yaml`: what it holds, what it means, and what of it is hidden.
+
+`sqltrain connect` writes it and a person edits it. What prompts show of the schema comes from here and from nowhere
+else, so a table that nobody has looked at is not shown. No password is ever in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from pipelines.config import Section
+from pipelines.errors import DataError, RecipeError
+from pipelines.recipes import read_yaml
+from pipelines.sql.dialects.hiding import Told
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table
+from pipelines.store import write_atomic
+from pipelines.types import EngineName
+
+FOLDER = Path("databases")
+HEAD = """\
+# What the agent is told of this database. Edit descriptions, synonyms, metrics and notes; set `hidden: true` on tables
+# and columns that no question may reach. `sqltrain connect {name}` reads the catalogue again and keeps what you wrote.
+"""
+NOTES_CHARS = 4_000  # of the notes that a prompt shows
+Part = TypeVar("Part", "ColumnCard", "TableCard")
+
+
+class ColumnCard(Section):
+    """A column.
+
+    Attributes:
+        key: whether it is (part of) the primary key.
+        synonyms: other words that people use for it.
+        hidden: whether no statement, prompt or answer may hold it.
+        values: some stored values, shown in prompts.
+    """
+
+    type: str = ""
+    key: bool = False
+    description: str = ""
+    synonyms: tuple[str, ...] = ()
+    hidden: bool = False
+    values: tuple[str | int | float, ...] = ()
+
+
+class Reference(Section):
+    """A foreign key: `column` holds a `to_column` of `to_table`."""
+
+    column: str
+    to_table: str
+    to_column: str
+
+
+class TableCard(Section):
+    """A table or view; `rows` is null where counting took too long."""
+
+    description: str = ""
+    synonyms: tuple[str, ...] = ()
+    hidden: bool = False
+    rows: int | None = None
+    columns: dict[str, ColumnCard] = pydantic.Field(default_factory=dict)
+    references: tuple[Reference, ...] = ()
+
+
+class Card(Section):
+    """A database.
+
+    Attributes:
+        engine: "sqlite", "duckdb", "postgres" or "mysql".
+        location: a file, or an address without a password.
+        password_env: the environment variable that holds the password; null where none is needed, or where the
+            driver's own sources (PGPASSWORD, a password file, MYSQL_PWD) have it.
+        notes: what every prompt says beside the schema; Markdown.
+        metrics: definitions by name ("revenue: sum of amount over paid orders"): a question gets those that it names.
+    """
+
+    engine: EngineName
+    location: str
+    password_env: str | None = None
+    notes: str = ""
+    metrics: dict[str, str] = pydantic.Field(default_factory=dict)
+    tables: dict[str, TableCard] = pydantic.Field(default_factory=dict)
+
+    @property
+    def hidden(self) -> Told | None:
+        """Hidden tables, and hidden columns by table; None where nothing is hidden."""
+        tables = tuple(name for name, table in self.tables.items() if table.hidden)
+        columns = {
+            name: names
+            for name, table in self.tables.items()
+            if (names := tuple(column for column, facts in table.columns.items() if facts.hidden))
+        }
+        return (tables, columns) if tables or columns else None
+
+    def shown(self) -> Schema:
+        """The schema as prompts show it: without what is hidden, and without keys that name it."""
+        shown = {name: _shown(table) for name, table in self.tables.items() if not table.hidden}
+        return Schema(
+            tuple(
+                Table(
+                    name,
+                    tuple(_column(column, facts) for column, facts in columns.items()),
+                    tuple(
+                        ForeignKey(key.column, key.to_table, key.to_column)
+                        for key in self.tables[name].references
+                        if key.column in columns and key.to_column in shown.get(key.to_table, {})
+                    ),
+                    _words(self.tables[name].description, self.tables[name].synonyms),
+                )
+                for name, columns in shown.items()
+                if columns
+            )
+        )
+
+    def evidence(self, question: str) -> str:
+        """What a prompt says beside the schema: the notes, and the metrics that the question names."""
+        asked = _plain(question)
+        metrics = [f"{name} = {said}" for name, said in self.metrics.items() if _plain(name) in asked]
+        return "\n".join(filter(None, [self.notes.strip()[:NOTES_CHARS], *metrics]))
+
+
+def _shown(table: TableCard) -> dict[str, ColumnCard]:
+    return {name: column for name, column in table.columns.items() if not column.hidden}
+
+
+def _column(name: str, facts: ColumnCard) -> Column:
+    return Column(name, facts.type, facts.key, facts.values, _words(facts.description, facts.synonyms))
+
+
+def _words(description: str, synonyms: tuple[str, ...]) -> str:
+    also = f"also called {', '.join(synonyms)}" if synonyms else ""
+    return "; ".join(filter(None, (" ".join(description.split()), also)))
+
+
+def _plain(text: str) -> str:
+    """The words of a text between single spaces, so that whole words are found in it."""
+    words = re.findall(r"[^\W_]+", text.lower())
+    return f" {' '.join(words)} "
+
+
+def place(name: str) -> Path:
+    """Where the card of that name lies, in the working folder."""
+    return FOLDER / f"{name}.yaml"
+
+
+def read(path: Path) -> Card:
+    """A card from its file.
+
+    Raises:
+        DataError: it cannot be read, or has an unknown key or a wrong type; the message names it.
+    """
+    try:
+        return Card.model_validate(read_yaml(path))
+    except RecipeError as error:
+        raise DataError(error.message, error.hint) from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
+
+
+def write(path: Path, card: Card) -> None:
+    """Write a card, whole or not at all.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
+    order = ("engine", "location", "password_env", "notes", "metrics", "tables")
+    ordered = {key: value[key] for key in order if key in value}
+    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, HEAD.format(name=path.stem) + text)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror}", "Run it in a folder of your own.") from None
+
+
+def merged(fresh: Card, old: Card) -> Card:
+    """A catalogue that was read again, with what a person wrote before: nothing that was hidden comes back."""
+    tables = {name: _merged_table(table, old.tables.get(name)) for name, table in fresh.tables.items()}
+    said = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
+    return fresh.model_copy(update={**said, "tables": tables})
+
+
+def _merged_table(fresh: TableCard, old: TableCard | None) -> TableCard:
+    if old is None:
+        return fresh
+    columns = {name: _kept(column, old.columns.get(name)) for name, column in fresh.columns.items()}
+    return _kept(fresh, old).model_copy(update={"columns": columns})
+
+
+def _kept(fresh: Part, old: Part | None) -> Part:
+    """A table or a column with the words and the mark that a person gave it."""
+    if old is None:
+        return fresh
+    said: Mapping[str, Any] = {"synonyms": old.synonyms, "hidden": old.hidden}
+    return fresh.model_copy(update={**said, "description": old.description or fresh.description})

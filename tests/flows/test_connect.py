@@ -1,0 +1,187 @@
+"""`sqltrain connect`: the card that it writes, what it warns of, and what prompts take from an edited card."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import sqltrain
+
+from pipelines.config import Execution
+from pipelines.databases import addresses, card, named
+from pipelines.databases.findings import examine
+from pipelines.errors import DataError, ResourceError
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
+
+SHOP = """
+CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
+CREATE TABLE purchase (id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customer(id), amount INTEGER,
+    status INTEGER, bought TEXT);
+CREATE TABLE "odd ""名"" select" (x1 INTEGER);
+CREATE VIEW mails AS SELECT id, email AS contact FROM customer;
+CREATE VIEW broken AS SELECT missing FROM nowhere;
+INSERT INTO customer VALUES (1,'Ada','ada@x.org','Paris'),(2,'Bo','bo@x.org','Oslo'),(3,'Cy','cy@x.org','Paris');
+INSERT INTO purchase VALUES (1,1,3,1,'2024-05-01'),(2,1,1,2,'01/05/2024'),(3,2,3,1,NULL),(4,3,7,2,'2024-06-01');
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection:
+        connection.executescript(SHOP)
+    return tmp_path / "shop.sqlite"
+
+
+def test_a_card_says_what_is_there_and_what_will_hurt(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite", "--json")
+    assert code == 0
+    known = yaml.safe_load(Path("databases/shop.yaml").read_text(encoding="utf-8"))
+    assert (known["engine"], known["location"]) == ("sqlite", str(shop))
+    assert known["tables"]["customer"]["rows"] == 3
+    assert known["tables"]["customer"]["columns"]["city"] == {"type": "TEXT", "values": ["Paris", "Oslo"]}
+    assert "ada@x.org" not in Path("databases/shop.yaml").read_text(encoding="utf-8")
+    assert known["tables"]["purchase"]["references"] == [
+        {"column": "customer_id", "to_table": "customer", "to_column": "id"}
+    ]
+    for said in ("customer.email: looks like personal data", "purchase.status: holds codes (1, 2)", "several forms"):
+        assert said in out
+    assert 'odd "名" select: no rows' in out
+
+
+def test_an_edited_card_is_what_the_prompt_shows_and_survives_a_second_look(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
+    place = Path("databases/shop.yaml")
+    known = yaml.safe_load(place.read_text(encoding="utf-8"))
+    known["tables"]["customer"]["columns"]["email"]["hidden"] = True
+    known["tables"]["customer"]["synonyms"] = ["client"]
+    known["tables"]["purchase"]["hidden"] = True
+    known["metrics"] = {"big order": "amount over 5", "churn": "no order in 90 days"}
+    place.write_text(yaml.safe_dump(known), encoding="utf-8")
+    sqltrain(monkeypatch, capsys, "connect", "shop")
+    for text in ("shop", str(shop), "shop.sqlite"):  # however a command is told of it
+        where = named.find(text)
+        with where.sql(Execution()) as sql:
+            shown = render(where.schema(sql), "ddl")
+            refused = sql.execute_many([(where.database, "SELECT email FROM customer")])[0]
+        assert "CREATE TABLE customer ( -- also called client" in shown
+        assert not any(word in shown for word in ("email", "contact", "purchase", "@"))
+        assert refused.error_class == "hidden"
+    assert named.find("shop").example("Who made a BIG order ?").evidence == "big order = amount over 5"
+
+
+def test_a_renewed_card_keeps_what_is_hidden() -> None:
+    column = card.ColumnCard(type="TEXT", hidden=True, description="mine")
+    old = card.Card(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"a": column})})
+    fresh = card.Card(
+        engine="sqlite", location="x", tables={"t": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
+    )
+    table = card.merged(fresh, old).tables["t"]
+    assert (table.rows, table.columns["a"].hidden, table.columns["a"].description) == (2, True, "mine")
+
+
+@pytest.mark.parametrize(
+    "command", [["connect"], ["mcp"], ["ask", "q", "--database"], ["invent", "--teacher", "t", "--database"]]
+)
+@pytest.mark.parametrize(
+    ("database", "message"),
+    [
+        ("own.csv", "own.csv is no SQLite or DuckDB file"),
+        ("none.sqlite", "no such database: none.sqlite"),
+        ("mysql://u:pw@localhost:1/", "the address names no database"),
+        ("postgresql://u:pw@[x/y", "this is no address"),
+    ],
+)
+def test_a_wrong_database_is_one_plain_line(
+    command: list[str], database: str, message: str, shop: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    Path("own.csv").write_text("a,b\n1,2\n")
+    code, _, err = sqltrain(monkeypatch, capsys, *command, database)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert message in err
+    assert "pw" not in err
+
+
+def test_a_card_with_a_mistake_is_named(shop: Path) -> None:
+    card.FOLDER.mkdir()
+    card.place("shop").write_text("engine: sqlite\nlocation: shop.sqlite\ntables: {a: {hiden: true}}\n")
+    with pytest.raises(DataError, match=r"shop\.yaml: tables\.a\.hiden: Extra inputs"):
+        named.find("shop")
+
+
+def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("mysql://me:p%40ss@host:3306/shop", "mysql://me@host:3306/shop?password=p%40ss"):
+        assert addresses.parted(given) == ("mysql://me@host:3306/shop", "p@ss")
+    assert addresses.complete("mysql://me@host/shop", "mysql", "p@ss") == "mysql://me:p%40ss@host/shop"
+    assert "password=p@ss" in addresses.complete("postgresql://me@host/shop", "postgres", "p@ss")
+    monkeypatch.delenv("SHOP_PASSWORD", raising=False)
+    with pytest.raises(ResourceError, match="SHOP_PASSWORD is not set"):
+        addresses.password_of("mysql", "SHOP_PASSWORD")
+
+
+def test_findings_are_few_on_a_plain_table() -> None:
+    table = Table(
+        "orders",
+        (Column("id", "INTEGER", True), Column("customer_id", "INTEGER")),
+        (ForeignKey("customer_id", "customer", "id"),),
+    )
+    other = Table("customer", (Column("id", "INTEGER", True), Column("cst_nm", "TEXT")))
+    samples = {"orders": {"id": [1, 2, 3, 4], "customer_id": [1, 1, 1, 2]}, "customer": {"cst_nm": ["Ada", "Bob"]}}
+    found = examine(Schema((table, other)), samples, {"orders": 4, "customer": 2})
+    assert [(one.kind, one.where) for one in found] == [("cryptic name", "customer.cst_nm")]
+
+
+@pytest.mark.services
+def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "sql"))
+    from servers import binaries, make_reader, postgres
+
+    programs = binaries()
+    if programs is None:
+        pytest.skip("PostgreSQL's programs are not installed")
+
+    def run(address: str, *more: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "flows.cli", "connect", address, *more]
+        paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **paths, **environment}, capture_output=True, text=True
+        )
+
+    with postgres(programs) as admin:
+        import psycopg
+
+        make_reader(programs, admin, "reader", "secret")
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute("CREATE TABLE item (id int PRIMARY KEY, name text); INSERT INTO item VALUES (1, 'pen')")
+            connection.execute(
+                "COMMENT ON COLUMN item.name IS 'as on the label'; GRANT USAGE ON SCHEMA public TO reader"
+            )
+            connection.execute("GRANT SELECT ON item TO reader; CREATE ROLE writer LOGIN PASSWORD 'w'")
+            connection.execute("GRANT CONNECT ON DATABASE postgres TO writer; GRANT USAGE ON SCHEMA public TO writer")
+            connection.execute("GRANT SELECT, INSERT ON item TO writer")
+        port = admin.partition("port=")[2].partition(" ")[0]
+        host = f"127.0.0.1:{port}/postgres"
+        refused = run(f"postgresql://owner@{host}")
+        assert refused.returncode == 2
+        assert 'GRANT SELECT ON ALL TABLES IN SCHEMA "public" TO "postgres_reader";' in refused.stdout
+        writer = run(f"postgresql://writer:w@{host}")
+        assert (writer.returncode, "write to item" in writer.stdout) == (2, True)
+        assert not (tmp_path / "databases").exists()
+        assert run(f"postgresql://writer:w@{host}", "--allow-writes", "--name", "open").returncode == 0
+        done = run(f"postgresql://reader:secret@{host}", "--name", "items")
+        assert done.returncode == 0, done.stderr
+        known = (tmp_path / "databases" / "items.yaml").read_text()
+        assert "secret" not in known
+        assert "password_env: ITEMS_PASSWORD" in known
+        assert "as on the label" in known
+        assert run("items", ITEMS_PASSWORD="secret").returncode == 0
+        assert "ITEMS_PASSWORD is not set" in run("items").stderr
