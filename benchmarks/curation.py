@@ -27,9 +27,10 @@ import psutil
 from pipelines import frames, recipes
 from pipelines.config import Recipe
 from pipelines.curation import leakage
+from pipelines.frames import DATA
 from pipelines.stages import curate
 from pipelines.stages.context import Context, Silent
-from pipelines.stages.inputs import DATA, LEAKAGE
+from pipelines.stages.inputs import LEAKAGE
 from pipelines.store import write_json
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 

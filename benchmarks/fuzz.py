@@ -28,10 +28,11 @@ from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
 from pipelines.registry import EQUALITIES
 from pipelines.sql import analyst
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.compare import Gold
 from pipelines.sql.dialects.base import Raw
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 _WORDS = """SELECT FROM WHERE GROUP BY ORDER LIMIT JOIN LEFT ON USING WITH AS UNION ALL DISTINCT CASE WHEN THEN END NOT

@@ -39,7 +39,7 @@ from pipelines.config import Recipe, Source
 from pipelines.data import base
 from pipelines.protocols.base import build
 from pipelines.registry import reward
-from pipelines.sql.schema import introspect
+from pipelines.sql.catalogs import introspect
 from pipelines.training import grpo, rollouts
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan

@@ -35,13 +35,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from pipelines import recipes
 from pipelines.config import Recipe, Source
 from pipelines.data import base
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.loading import load
 from pipelines.protocols.base import build
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.stages.inputs import schemas, sql_engine
 from pipelines.training import grpo, settings, sft
 from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import make_tiny

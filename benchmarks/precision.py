@@ -32,7 +32,7 @@ from pipelines.config import Recipe, Source
 from pipelines.data import base
 from pipelines.loading import load
 from pipelines.protocols.base import build
-from pipelines.sql.schema import introspect
+from pipelines.sql.catalogs import introspect
 from pipelines.training import launch, model, settings, sft
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 from pipelines.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, write_jsonl

@@ -31,8 +31,8 @@ from pipelines.loading import load
 from pipelines.protocols.react import React
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.transformers import TransformersPolicy
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.training.model import make_tiny
 from pipelines.types import Action, ActionKind
 

@@ -26,9 +26,10 @@ from pipelines.config import Protocol, Sampling
 from pipelines.protocols.base import build
 from pipelines.rollout.endpoints import Endpoint
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.rollout.policies.openai import OpenAIPolicy
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema
+from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.types import Database, Example
 
 PROBE = "<reasoning>I look at the cities.</reasoning>\n<sql>SELECT DISTINCT city FROM singer</sql>"

@@ -17,8 +17,8 @@ from pathlib import Path
 from pipelines.config import Source
 from pipelines.data import base, values
 from pipelines.rollout.policies.oracle import lookups
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import Database, Example
 
 KS = (1, 5, 10)

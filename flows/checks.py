@@ -77,9 +77,9 @@ def _note_margin(recipe: Recipe, say: Say) -> None:
 
 def _gold(recipe: Recipe, pool: dict[str, Example], bars: Bars) -> tuple[list[str], dict[str, Any]]:
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
+    from pipelines.databases.of_recipe import schemas, sql_engine
     from pipelines.rewards.outcome import judge_trajectories
     from pipelines.rewards.rubric import Rubric
-    from pipelines.stages.inputs import schemas, sql_engine
 
     answers = [_answer(example) for example in pool.values()]
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
@@ -130,8 +130,8 @@ def _short(outcome: Outcome, rubric: Any) -> str:
 
 def _health(recipe: Recipe, pool: list[Example], say: Say) -> dict[str, Any]:
     """The report of `pipelines/sql/health.py` over all pools."""
+    from pipelines.databases.of_recipe import sql_engine
     from pipelines.sql.health import counts, examine, lines
-    from pipelines.stages.inputs import sql_engine
 
     with sql_engine(recipe) as sql:
         report = examine(pool, sql)

@@ -9,13 +9,14 @@ from flows import screen
 from flows.progress import Bars
 from pipelines.config import Recipe
 from pipelines.curation.filtering import shuffled
+from pipelines.databases.of_recipe import sql_engine
 from pipelines.errors import DataError
 from pipelines.evaluation.text import plain
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.stages import graph
-from pipelines.stages.context import RESPONSES
-from pipelines.stages.inputs import examples, sql_engine, trajectories
+from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store
+from pipelines.teachers.log import RESPONSES
 from pipelines.types import Example, Outcome, Trajectory
 
 BATCH = 512  # trajectories between two moves of the bar

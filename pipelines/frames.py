@@ -17,6 +17,7 @@ from pipelines.types import Record, from_dict, to_dict
 
 # Nested values whose shape differs from row to row travel as JSON text: a Parquet column has one type.
 _AS_JSON = ("meta", "prompt", "turns")
+DATA = "data.parquet"  # the file of a stage's records, in its folder
 WINDOW = 4096  # rows of a Parquet row group: what is decoded to read any one of them
 LAYOUT: Mapping[str, Any] = {"compression": "zstd", "statistics": False, "row_group_size": WINDOW}
 

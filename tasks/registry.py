@@ -53,7 +53,7 @@ def note_accuracy(child: Child, result: StageResult) -> None:
 
     A version is known by its figures on the first benchmark; those on another have its name before them.
     """
-    from tasks.tracking import dataset_facts
+    from tasks.facts import dataset_facts
 
     tracker = child.tracker
     asked = [facts for need in child.needs if need.kind == "test" and (facts := dataset_facts(need))]
@@ -107,7 +107,7 @@ def _log(tracker: Tracker, result: StageResult, run_id: str) -> LoggedModel:
 
 def _params(recipe: Recipe, stage: str) -> dict[str, str]:
     """The settings of the training stage, flat."""
-    from tasks.tracking import flatten
+    from tasks.facts import flatten
 
     settings = flatten(recipe.slice("model", stage, "seed"))
     return {key: value[:LONGEST] for key, value in list(settings.items())[:PARAMS]}

@@ -63,10 +63,10 @@ class Agent:
         Args:
             rows: a pandas frame with the columns of the signature.
         """
+        from pipelines.databases.of_recipe import schemas, sql_engine
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
         from pipelines.rollout.policies.making import local_policy
-        from pipelines.stages.inputs import schemas, sql_engine
 
         questions = [_example(number, row) for number, row in enumerate(rows.to_dict("records"))]
         recipe = self.recipe

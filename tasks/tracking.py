@@ -20,33 +20,20 @@ from pipelines.config import Recipe
 from pipelines.recipes import digest
 from pipelines.stages import graph
 from pipelines.stages.graph import StageResult, Step
-from pipelines.store import MANIFEST, Store, read_json
+from pipelines.store import Store
 from tasks import connection
 from tasks.curves import Follower, Row, read_rows, to_metrics
+from tasks.facts import MAX_KEY, MAX_PARAM, dataset_facts, flatten
 from tasks.recording import Recorder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# MLflow's own limits: of one batch, of one value, of one name.
-BATCH_METRICS, BATCH_PARAMS, MAX_PARAM, MAX_KEY = 1000, 100, 6000, 250
+# MLflow's own limits of one batch.
+BATCH_METRICS, BATCH_PARAMS = 1000, 100
 TRAINING = ("sft", "grpo")
 EVALUATION = "evaluate_"
 SMALL_FILES = ("contract.json", "contract.html")
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Nested mappings and lists as dotted keys: `{"sft": {"betas": [0, 1]}}` gives `sft.betas.0` and `sft.betas.1`."""
-    if isinstance(value, Mapping) and value:
-        items: Sequence[tuple[Any, Any]] = list(value.items())
-    elif isinstance(value, (list, tuple)) and value:
-        items = list(enumerate(value))
-    else:
-        return {prefix[:MAX_KEY]: str(value)[:MAX_PARAM]} if prefix else {}
-    whole: dict[str, str] = {}
-    for key, item in items:
-        whole |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    return whole
 
 
 class Tracker:
@@ -305,12 +292,6 @@ class Child:
         inputs = [DatasetInput(dataset, context) for dataset in datasets if dataset is not None]
         if inputs:
             self.tracker.client.log_inputs(self.run_id, inputs)
-
-
-def dataset_facts(step: Step) -> tuple[str, str] | None:
-    """The name and the digest of a stage's dataset; None when it has none."""
-    facts = read_json(step.folder / MANIFEST).get("files", {}).get("data.parquet")
-    return None if facts is None else (step.name, facts["sha256"][:16])
 
 
 def _dataset(step: Step) -> Any:

@@ -22,9 +22,9 @@ from pipelines.protocols.base import build
 from pipelines.registry import OPTIMIZERS, REWARDS, Registry
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies import making
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects.dialect import of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.stages import graph
 from pipelines.store import Store
 from pipelines.training import grpo

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.import_graph import circles, imported, of_modules, of_rooms
+
 ROOT = Path(__file__).resolve().parent.parent
 FORBIDDEN = {
     "pipelines": {"tasks", "flows", "prefect", "mlflow", "great_expectations"},
     "tasks": {"flows"},
     "flows": set(),
 }
+# The folders of pipelines/, each above those before it.
+ORDER = (
+    *("sql", "data", "databases", "protocols", "rewards", "evaluation", "curation", "rollout", "environment"),
+    *("teachers", "training", "stages", "nightly"),
+)
 LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
 FILES = sorted(path for room in FORBIDDEN for path in (ROOT / room).rglob("*.py"))
 
@@ -43,6 +50,32 @@ def test_nothing_imports_the_command_line(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert "flows.cli" not in modules
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """At the top of a file or in a function: both count."""
+    assert circles(of_modules()) == []
+
+
+def test_no_room_imports_another_that_imports_it() -> None:
+    assert circles(of_rooms()) == []
+
+
+def test_each_room_imports_only_from_rooms_below_it() -> None:
+    """By the order in which ORDER lists them; what it does not list is a single module, and in no circle."""
+    place = {f"pipelines.{name}": number for number, name in enumerate(ORDER)}
+    edges = [(name, need) for name, needs in of_rooms().items() for need in needs if {name, need} <= place.keys()]
+    assert len(edges) > 20
+    assert [f"{name} imports {need}" for name, need in edges if place[need] > place[name]] == []
+    folders = {path.name for path in (ROOT / "pipelines").iterdir() if (path / "__init__.py").is_file()}
+    assert set(ORDER) == folders
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
+    assert circles(graph) == [["a", "b", "c"]]
+    text = "import a.b\nif TYPE_CHECKING:\n    import d\ndef f():\n    from a import c, x\n"
+    assert imported(ast.parse(text), dict.fromkeys(("a", "a.b", "a.c", "d"))) == {"a.b", "a.c"}
 
 
 def test_help_loads_no_heavy_library() -> None:

@@ -15,8 +15,9 @@ from pipelines.errors import RecipeError
 from pipelines.protocols.base import at_once, build
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema
 from pipelines.stages.evaluate import ONCE, passes
 from pipelines.types import ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 

@@ -7,16 +7,9 @@ import itertools
 import re
 from collections.abc import Iterable
 
+from pipelines.sql.lexical import KEYWORDS
 from pipelines.types import Trajectory
 
-KEYWORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "select from where group by having order limit offset join left right full outer cross natural on using union "
-        "all intersect except distinct and or not in exists between like ilike is null case when then else end "
-        "asc desc with recursive over partition rows values true false ",
-    )
-)
 _WORD = re.compile(r"\w+")
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _TOKEN = re.compile(

@@ -8,9 +8,12 @@ reads; LLM extractors can be added as callables. A schema is accepted when two e
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines import frames
 from pipelines.types import Database, Example, SchemaItems
 
 if TYPE_CHECKING:
@@ -106,3 +109,16 @@ def _listed(items: SchemaItems | None) -> dict[str, Any]:
     if items is None:
         return {"tables": [], "columns": []}
     return {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns)]}
+
+
+def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:
+    """Accepted gold schemas by example id; None where the recipe has no such stage."""
+    if folder is None:
+        return None
+    rows = frames.read(folder / frames.DATA).iter_rows(named=True)
+    parsed = ({name: json.loads(value) for name, value in row.items()} for row in rows)
+    return {
+        row["example_id"]: SchemaItems(frozenset(row["tables"]), frozenset((t, c) for t, c in row["columns"]))
+        for row in parsed
+        if row["accepted"]
+    }

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import random
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,14 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipelines.config import Section, Source
 from pipelines.data import corrections
 from pipelines.errors import DataError
+from pipelines.fields import BadRow, is_plain_name
 from pipelines.registry import DIALECTS, READERS
-from pipelines.types import Database, Example, ExecutionStatus, is_sayable
+from pipelines.types import Database, Example, ExecutionStatus
 
 if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
 
 csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
-LONGEST_NAME = 200  # bytes of a database's name: file systems take 255, with suffixes
 EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
 REACH = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
 Options = TypeVar("Options", bound=Section)
@@ -213,19 +212,6 @@ def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
     return str(place)
 
 
-class BadRow(Exception):
-    """A row that cannot become an example.
-
-    Args:
-        reason: a short stable word.
-        detail: one line for a person.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
-
-
 def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
     """Make an example of each (name, row); a `BadRow` goes to quarantine under that name."""
     loaded = Loaded([], [])
@@ -237,30 +223,6 @@ def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> 
     return loaded
 
 
-def text_field(row: Any, *names: str, required: bool = True) -> str:
-    """The first of a row's fields that holds text, stripped; "" when none does and it is not required.
-
-    Raises:
-        BadRow: the row is no JSON object, the field is not valid text, or it is required and missing or empty.
-    """
-    if not isinstance(row, dict):
-        raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")
-    found = [row[name] for name in names if row.get(name) is not None]
-    if found and not isinstance(found[0], str):
-        raise BadRow("wrong_type", f"{names[0]} is a {type(found[0]).__name__}, not text")
-    text: str = found[0].strip() if found else ""
-    if not is_sayable(text):
-        raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
-    if required and not text:
-        raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
-    return text
-
-
-def is_plain_name(id: str) -> bool:
-    """Whether a database's name may be part of a path, and with a suffix is no longer than a file's name may be."""
-    return bool(re.fullmatch(r"[\w.+ -]+", id)) and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME
-
-
 def named(rows: Iterable[Any], *fields: str) -> list[str]:
     """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
     found = set()
@@ -270,6 +232,18 @@ def named(rows: Iterable[Any], *fields: str) -> list[str]:
             if values and isinstance(values[0], str):
                 found.add(values[0].strip())
     return sorted(found)
+
+
+def split_files(folder: Path, name: str, hint: str) -> list[Path]:
+    """A split's file of each database, in the folders of their names; the folder's own where one file has them all.
+
+    Raises:
+        DataError: there is none.
+    """
+    files = sorted(folder.glob(f"*/{name}")) or [path for path in [folder / name] if path.is_file()]
+    if not files:
+        raise DataError(f"no {name} under {folder}", hint)
+    return files
 
 
 def database_file(folder: Path, id: str) -> Path:

@@ -18,20 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import (
-    BadRow,
-    Loaded,
-    collect,
-    database_file,
-    is_plain_name,
-    link,
-    named,
-    read_json_list,
-    read_options,
-    source_folder,
-    text_field,
-)
+from pipelines.data.base import Loaded, collect, database_file, link, named, read_json_list, read_options, source_folder
 from pipelines.data.jsonl import has_password
+from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 

@@ -15,19 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import (
-    BadRow,
-    Loaded,
-    check_file,
-    collect,
-    is_plain_name,
-    link,
-    named,
-    read_json_list,
-    source_folder,
-    text_field,
-)
-from pipelines.errors import DataError
+from pipelines.data.base import Loaded, check_file, collect, link, named, read_json_list, source_folder, split_files
+from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import reader
 from pipelines.sql.ehrsql import is_unanswerable, repaired
 from pipelines.types import Database, Example
@@ -66,7 +55,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 def files(source: Source) -> Iterator[Path]:
     """The question files and the databases that they name."""
     home = _home(source_folder(source))
-    yield from _files(home, source.split)
+    yield from split_files(home, FILES[source.split], HINT)
     for id in filter(is_plain_name, named((row for _, row in _rows(home, source.split)), "db_id")):
         yield _database(home, id)
 
@@ -76,15 +65,8 @@ def _home(folder: Path) -> Path:
     return nested if nested.is_dir() else folder
 
 
-def _files(home: Path, split: str) -> list[Path]:
-    found = sorted(home.glob(f"*/{FILES[split]}")) or [path for path in [home / FILES[split]] if path.is_file()]
-    if not found:
-        raise DataError(f"no {FILES[split]} under {home}", HINT)
-    return found
-
-
 def _rows(home: Path, split: str) -> Iterator[tuple[str, Any]]:
-    for file in _files(home, split):
+    for file in split_files(home, FILES[split], HINT):
         for index, row in enumerate(read_json_list(file, HINT)):
             yield f"{file.parent.name}/{file.name}[{index}]", row
 

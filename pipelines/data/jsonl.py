@@ -16,18 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import (
-    BadRow,
-    Loaded,
-    check_file,
-    collect,
-    link,
-    named,
-    read_options,
-    source_folder,
-    text_field,
-)
+from pipelines.data.base import Loaded, check_file, collect, link, named, read_options, source_folder
 from pipelines.errors import DataError
+from pipelines.fields import BadRow, text_field
 from pipelines.registry import reader
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
 from pipelines.types import Database, Example

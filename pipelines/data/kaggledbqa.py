@@ -15,19 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import (
-    Loaded,
-    collect,
-    database_file,
-    is_plain_name,
-    link,
-    named,
-    read_json_list,
-    source_folder,
-    text_field,
-)
+from pipelines.data.base import Loaded, collect, database_file, link, named, read_json_list, source_folder
 from pipelines.data.descriptions import tables_of
 from pipelines.errors import DataError
+from pipelines.fields import is_plain_name, text_field
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 

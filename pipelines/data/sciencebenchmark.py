@@ -17,20 +17,18 @@ from typing import Any
 
 from pipelines.config import Section, Source
 from pipelines.data.base import (
-    BadRow,
     Loaded,
     collect,
     database_file,
-    is_plain_name,
     link,
     named,
     read_json_list,
     read_options,
     source_folder,
-    text_field,
+    split_files,
 )
 from pipelines.data.jsonl import has_password
-from pipelines.errors import DataError
+from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 
@@ -66,7 +64,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 def files(source: Source) -> Iterator[Path]:
     """The question files and the databases that they name."""
     options, folder = read_options(ScienceOptions, source), source_folder(source)
-    yield from _files(folder, source.split)
+    yield from split_files(folder, FILES[source.split], HINT)
     if options.address is None:
         rows = (row for _, (_, row) in _rows(folder, source.split))
         for id in filter(is_plain_name, named(rows, "db_id")):
@@ -84,15 +82,8 @@ def _database(id: str, folder: Path, address: str | None, root: Path, source: So
     return Database(id, "postgres", f"{address.rstrip('/')}/{id}")
 
 
-def _files(folder: Path, split: str) -> list[Path]:
-    found = sorted(folder.glob(f"*/{FILES[split]}")) or [path for path in [folder / FILES[split]] if path.is_file()]
-    if not found:
-        raise DataError(f"no {FILES[split]} under {folder}", HINT)
-    return found
-
-
 def _rows(folder: Path, split: str) -> Iterator[tuple[str, Any]]:
-    for file in _files(folder, split):
+    for file in split_files(folder, FILES[split], HINT):
         home = file.stem if file.parent == folder else f"{file.parent.name}_{file.stem}"
         for index, row in enumerate(read_json_list(file, HINT)):
             yield f"{file.relative_to(folder)}[{index}]", (f"{home}_{index}", row)

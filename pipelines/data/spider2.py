@@ -21,18 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import (
-    BadRow,
-    Loaded,
-    check_file,
-    collect,
-    link,
-    named,
-    read_options,
-    source_folder,
-    text_field,
-)
+from pipelines.data.base import Loaded, check_file, collect, link, named, read_options, source_folder
 from pipelines.errors import DataError
+from pipelines.fields import BadRow, text_field
 from pipelines.registry import reader
 from pipelines.types import Database, Example, read_lines
 

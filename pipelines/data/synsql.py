@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from pipelines.config import Section, Source
-from pipelines.data.base import Loaded, collect, database_file, link, read_options, source_folder, text_field
+from pipelines.data.base import Loaded, collect, database_file, link, read_options, source_folder
 from pipelines.errors import DataError
+from pipelines.fields import text_field
 from pipelines.registry import reader
 from pipelines.types import Database, Example
 

@@ -53,7 +53,7 @@ class Named:
             DatabaseError: it is away.
         """
         from pipelines.data.descriptions import describe
-        from pipelines.sql.schema import introspect
+        from pipelines.sql.catalogs import introspect
 
         if self.card is None:
             read = introspect(self.database, values)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pipelines import recipes
 from pipelines.config import Recipe
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
 from pipelines.protocols.base import build
 from pipelines.registry import DIALECTS
@@ -27,8 +28,6 @@ from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
 from pipelines.sql.dialects.dialect import of_file
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
 from pipelines.types import Database, Example, Outcome, StopReason, Trajectory
 
 Messages = list[dict[str, str]]
@@ -128,13 +127,13 @@ class Environment:
         self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, max_turns: int | None = None
     ) -> None:
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
-        self.sql = SqlEngine(Limits.of(self.recipe.execution), workers)
+        self.sql = sql_engine(self.recipe, workers)
         self.rows = self.recipe.protocol.observation_rows
         self._protocol = build(self.recipe.protocol)
         self._rubric = Rubric(self.recipe.rewards)
         cap = max_turns or self.recipe.protocol.max_turns
         self._rules = Rules(self._protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
-        self._schemas: dict[str, Schema] = {}
+        self.schema = schemas(self.recipe)  # of a database, read once
         self._begun = 0
 
     def __enter__(self) -> Self:
@@ -160,12 +159,6 @@ class Environment:
         prompt = self._protocol.prompt(example, self.schema(example.database), self._rules.max_turns)
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self._rules, POLICY, f"session-{self._begun}", prompt, None))
-
-    def schema(self, database: Database) -> Schema:
-        """A database's schema, read once."""
-        if database.location not in self._schemas:
-            self._schemas[database.location] = introspect(database, self.recipe.protocol.schema_values)
-        return self._schemas[database.location]
 
     def score(self, trajectory: Trajectory, example: Example) -> Step:
         """The last step of an episode: its final SQL held against gold, and paid by the recipe's panel."""

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.material import ReportData, System
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import SqlEngine, Verdict
-from pipelines.sql.schema import introspect, render
+from pipelines.sql.schema import render
 from pipelines.sql.score_files import Gold
 from pipelines.types import Database, Example, ExecutionStatus
 

@@ -44,8 +44,9 @@ def write(data: ReportData, path: Path) -> None:
 def with_results(data: ReportData) -> ReportData:
     """The same with the schemas and the first rows of wrong results, of the databases that are there."""
     from pipelines.evaluation.evaluate import previews
+    from pipelines.sql.catalogs import introspect
     from pipelines.sql.engine import Limits, SqlEngine
-    from pipelines.sql.schema import introspect, render
+    from pipelines.sql.schema import render
 
     schemas: dict[str, str] = {}
     for example in data.examples.values():

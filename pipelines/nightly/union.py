@@ -16,10 +16,10 @@ from pathlib import Path
 import polars as pl
 
 from pipelines import frames
+from pipelines.frames import DATA
 from pipelines.recipes import digest
 from pipelines.sql.dialects.dialect import servers
 from pipelines.stages.data import note_leakage
-from pipelines.stages.inputs import DATA
 from pipelines.store import Store, read_json, write_json
 
 VERSION = 2

@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.curation.duplicates import KEYWORDS
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
+from pipelines.sql.lexical import KEYWORDS
 from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
 
 PHASES = {

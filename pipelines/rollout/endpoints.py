@@ -26,8 +26,8 @@ import pydantic
 from pipelines.config import Positive, Section, Teacher
 from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
 from pipelines.recipes import LOCAL, read_yaml
-from pipelines.teachers.limits import Pace
-from pipelines.teachers.retry import Breaker, delay, retry_after
+from pipelines.rollout.pace import Pace
+from pipelines.rollout.retry import Breaker, delay, retry_after
 
 ENDPOINTS = LOCAL / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers

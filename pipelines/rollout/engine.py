@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -236,3 +237,9 @@ def _check_hope(done: Mapping[int, Trajectory]) -> None:
     if len(done) == HOPELESS and all(trajectory.stop is StopReason.BROKEN for trajectory in done.values()):
         classes = sorted({str(trajectory.failure) for trajectory in done.values()})
         raise BoundaryError(f"the first {HOPELESS} episodes all broke: {', '.join(classes)}", "The log says more.")
+
+
+def episode_seed(seed: int, example_id: str, sample: int) -> int:
+    """A seed of 63 bits for one episode: the same whatever else runs beside it, and in whatever order."""
+    text = f"{seed}\0{example_id}\0{sample}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -43,8 +43,8 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
     return {(table.lower(), column.lower()): " ".join(str(said).split()) for table, column, said in rows}
 
 
-def read(database: Database, values: int) -> Schema:
-    """The schema of a database, with up to `values` example values a column.
+def introspect(database: Database, values: int = 0) -> Schema:
+    """Read the schema of a database, with up to `values` example values a column.
 
     Raises:
         DataError: it is missing or cannot be read.

@@ -5,6 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 
+KEYWORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "select from where group by having order limit offset join left right full outer cross natural on using union "
+        "all intersect except distinct and or not in exists between like ilike is null case when then else end "
+        "asc desc with recursive over partition rows values true false ",
+    )
+)
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|--[^\n]*|/\*.*?(?:\*/|$)|\d+(?:\.\d+)?|\w+|<>|[<>!=]=|\|\||::|->>?|\S""",
     re.DOTALL,

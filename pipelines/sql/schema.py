@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.types import Database, Scalar, SchemaItems, text_of
+from pipelines.types import Scalar, SchemaItems, text_of
 
 Style = Literal["ddl", "compact", "names"]
 VALUE_CHARS = 40
@@ -53,17 +53,6 @@ class Schema:
     """The tables of a database, in its own order."""
 
     tables: tuple[Table, ...]
-
-
-def introspect(database: Database, values: int = 0) -> Schema:
-    """Read the schema of a database, with up to `values` example values a column.
-
-    Raises:
-        DataError: it is missing or cannot be read.
-    """
-    from pipelines.sql import catalogs
-
-    return catalogs.read(database, values)
 
 
 def quoted(name: str) -> str:

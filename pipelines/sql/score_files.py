@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.data.base import BadRow, is_plain_name, text_field
 from pipelines.errors import DataError
+from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.sql import ehrsql
 
 BIRD_SEPARATOR = "\t----- bird -----\t"

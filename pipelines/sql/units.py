@@ -59,7 +59,7 @@ def value_units(names: Names, gold_sql: str, predicted_sql: str) -> Units:
 
 
 def _columns(database: Database) -> spider.Columns:
-    from pipelines.sql.schema import introspect
+    from pipelines.sql.catalogs import introspect
 
     try:
         schema = introspect(database)

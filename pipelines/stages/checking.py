@@ -18,8 +18,9 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Recipe, Source
 from pipelines.data import base
+from pipelines.databases.of_recipe import sql_engine
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import sql_engine, write_lines
+from pipelines.stages.inputs import write_lines
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import SHARDS, read_json, write_json
 from pipelines.types import Example

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from pipelines.config import Recipe
 from pipelines.store import read_json, write_json
+from pipelines.teachers.log import RESPONSES
 
-RESPONSES = "responses"  # the folder of a store that keeps what endpoints answered
 # A base model that is not ours to copy: its path or hub name, or the way from this folder to a checkpoint of the store.
 REFERENCE = "reference.json"
 

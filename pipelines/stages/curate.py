@@ -19,21 +19,13 @@ from pipelines import frames
 from pipelines.config import Recipe
 from pipelines.curation import card, duplicates, filtering
 from pipelines.curation import gold_schema as consensus
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
+from pipelines.frames import DATA
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.stages.context import Context
 from pipelines.stages.experts import llm_extractors
-from pipelines.stages.inputs import (
-    COSTS,
-    DATA,
-    LEAKAGE,
-    examples_at,
-    json_line,
-    rows_of,
-    schemas,
-    sql_engine,
-    write_lines,
-)
+from pipelines.stages.inputs import COSTS, LEAKAGE, examples_at, json_line, rows_of, write_lines
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import read_json, write_atomic, write_json
 from pipelines.types import SchemaItems, Trajectory, from_dict, to_dict

@@ -13,12 +13,14 @@ from pipelines import frames
 from pipelines.config import Source
 from pipelines.curation import leakage
 from pipelines.data import base, corrections
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
+from pipelines.frames import DATA
 from pipelines.stages import checking
 from pipelines.stages.checking import Checked, Part
 from pipelines.stages.context import Context
 from pipelines.stages.experts import ask_experts
-from pipelines.stages.inputs import DATA, LEAKAGE, each_example, examples, schemas, sql_engine, write_lines
+from pipelines.stages.inputs import LEAKAGE, each_example, examples, write_lines
 from pipelines.store import SHARDS, write_json
 from pipelines.types import Example
 

@@ -13,22 +13,15 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Recipe
 from pipelines.curation import difficulty
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
+from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import judge_trajectories
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.making import policy, prepare
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import (
-    DATA,
-    episode_seed,
-    examples,
-    schemas,
-    single_thread,
-    sql_engine,
-    trajectories,
-    write_lines,
-)
+from pipelines.stages.inputs import examples, single_thread, trajectories, write_lines
 from pipelines.stages.shards import Run, Shards
 from pipelines.types import Example, Outcome
 

@@ -9,30 +9,24 @@ from typing import Any
 
 from pipelines import frames
 from pipelines.config import Protocol, Recipe, Sampling
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation import evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, scored, value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.voting import Rule
+from pipelines.frames import DATA
 from pipelines.protocols.base import at_once
 from pipelines.protocols.base import build as build_protocol
 from pipelines.recipes import digest
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.making import policy, prepare
 from pipelines.sql.engine import Pair
 from pipelines.sql.ves import r_ves
 from pipelines.stages.answers import TIMING, Answers, Line, note_time
 from pipelines.stages.context import Context, checkpoint_of
-from pipelines.stages.inputs import (
-    DATA,
-    episode_seed,
-    examples,
-    gold_schemas,
-    schemas,
-    single_thread,
-    sql_engine,
-    write_lines,
-)
+from pipelines.stages.inputs import examples, single_thread, write_lines
 from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
 from pipelines.stages.shards import Run, Shards
@@ -212,7 +206,7 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
         return OraclePolicy(build_protocol(recipe.protocol), 0.0)
     if name.startswith(ENDPOINT):
         from pipelines.rollout.endpoints import endpoint
-        from pipelines.rollout.policies.openai import OpenAIPolicy
+        from pipelines.teachers.policy import OpenAIPolicy
 
         entry = name.removeprefix(ENDPOINT)
         protocol = build_protocol(recipe.protocol)
@@ -224,7 +218,7 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
 
 def _counted(model: Policy) -> tuple[int, int]:
     """Prompt and completion tokens of an endpoint's answers since the last call, whichever run bought them."""
-    from pipelines.rollout.policies.openai import OpenAIPolicy
+    from pipelines.teachers.policy import OpenAIPolicy
 
     if not isinstance(model, OpenAIPolicy):
         return 0, 0

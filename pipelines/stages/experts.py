@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from pipelines.curation.gold_schema import Extractor
 from pipelines.data.base import Rejected, resolve
+from pipelines.databases.of_recipe import schemas
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import COSTS, schemas
+from pipelines.stages.inputs import COSTS
 from pipelines.stages.sources import GOLD
 from pipelines.store import write_json
 from pipelines.types import Example

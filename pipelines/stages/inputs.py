@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,12 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.data.base import resolve
-from pipelines.types import Database, Example, SchemaItems, Trajectory
+from pipelines.frames import DATA
+from pipelines.types import Example, Trajectory
 
 if TYPE_CHECKING:
-    from pipelines.config import Recipe
-    from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.schema import Schema
+    pass
 
-DATA = "data.parquet"
 COSTS = "costs.json"  # what endpoints' answers cost, by endpoint
 LEAKAGE = "leakage.json"  # of the data stage: what `curation/leakage.py` reports of each training pool
 
@@ -64,37 +62,6 @@ def trajectories(folder: Path) -> list[Trajectory]:
     return frames.from_frame(frames.read(folder / DATA), Trajectory)
 
 
-def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
-    """Schemas by database, each read once."""
-    from pipelines.data.descriptions import describe
-    from pipelines.sql.schema import introspect
-
-    known: dict[str, Schema] = {}
-
-    def schema(database: Database) -> Schema:
-        if database.location not in known:
-            read = introspect(database, recipe.protocol.schema_values)
-            known[database.location] = describe(read, database) if recipe.protocol.schema_descriptions else read
-        return known[database.location]
-
-    return schema
-
-
-def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
-    """The recipe's sandbox; close it (it is a context manager)."""
-    from pipelines.sql.engine import Limits, SqlEngine
-
-    return SqlEngine(Limits.of(recipe.execution), workers or recipe.hardware.sql_workers)
-
-
-def episode_seed(seed: int, example_id: str, sample: int) -> int:
-    """A seed of 63 bits for one episode: the same whatever else runs beside it, and in whatever order."""
-    from hashlib import blake2b
-
-    text = f"{seed}\0{example_id}\0{sample}".encode()
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
-
-
 def write_lines(path: Path, rows: Iterable[Any]) -> int:
     """Write JSON lines and return how many."""
     count = 0
@@ -116,16 +83,3 @@ def single_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:
-    """Accepted gold schemas by example id; None where the recipe has no such stage."""
-    if folder is None:
-        return None
-    rows = frames.read(folder / DATA).iter_rows(named=True)
-    parsed = ({name: json.loads(value) for name, value in row.items()} for row in rows)
-    return {
-        row["example_id"]: SchemaItems(frozenset(row["tables"]), frozenset((t, c) for t, c in row["columns"]))
-        for row in parsed
-        if row["accepted"]
-    }

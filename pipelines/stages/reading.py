@@ -11,8 +11,9 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.evaluation.material import System
+from pipelines.frames import DATA
 from pipelines.stages.answers import Latency
-from pipelines.stages.inputs import DATA, examples
+from pipelines.stages.inputs import examples
 from pipelines.store import MANIFEST, Store
 from pipelines.types import Example, Trajectory, read_jsonl, read_lines, write_jsonl
 

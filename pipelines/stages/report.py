@@ -11,16 +11,18 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.config import Recipe, Source
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation import report
 from pipelines.evaluation.evaluate import previews
 from pipelines.evaluation.material import ReportData, System
 from pipelines.evaluation.voting import Rule
+from pipelines.frames import DATA
 from pipelines.sql.schema import render
 from pipelines.stages import reading
 from pipelines.stages.answers import latencies
 from pipelines.stages.context import Context
 from pipelines.stages.evaluate import EFFICIENCY, ONCE, records
-from pipelines.stages.inputs import DATA, examples, schemas, sql_engine
+from pipelines.stages.inputs import examples
 from pipelines.stages.selection import SELECTED
 from pipelines.store import read_json, write_json
 from pipelines.types import Trajectory, read_lines

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.voting import signature
 from pipelines.registry import EQUALITIES
 from pipelines.stages.answers import Line
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import schemas, sql_engine
 from pipelines.types import Example, ExecutionResult, ExecutionStatus, from_dict, to_dict
 
 SELECTED = "selected"  # the pass of the answers that were chosen

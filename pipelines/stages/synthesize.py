@@ -9,17 +9,19 @@ from typing import Any
 
 from pipelines import frames
 from pipelines.config import Recipe, Teacher
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import BoundaryError
+from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import judge_trajectories
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
-from pipelines.rollout.policies.openai import OpenAIPolicy
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import COSTS, DATA, episode_seed, examples, schemas, sql_engine
+from pipelines.stages.inputs import COSTS, examples
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import read_json, write_json
 from pipelines.teachers.mix import pick, teacher_policies
+from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.teachers.star import HintedPolicy
 from pipelines.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 

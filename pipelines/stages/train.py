@@ -10,10 +10,13 @@ from typing import Any
 from pipelines import frames
 from pipelines.checkpoint import write_card
 from pipelines.curation.filtering import shuffled
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import schemas
 from pipelines.errors import RecipeError
+from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
 from pipelines.stages.context import REFERENCE, Context
-from pipelines.stages.inputs import DATA, examples, gold_schemas, schemas, trajectories
+from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import write_json
 from pipelines.training.launch import train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan

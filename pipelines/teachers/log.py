@@ -25,6 +25,7 @@ from typing import Any
 
 from pipelines.errors import ResourceError
 
+RESPONSES = "responses"  # the folder of a store that keeps what endpoints answered
 SYNC_S = 1.0  # a power cut loses at most so much; kill -9 loses nothing that was written
 POLL_S = 0.02
 MOST_POLL_S = 0.5

@@ -31,7 +31,7 @@ def teacher_policies(teachers: Sequence[Teacher], protocol: Protocol, responses:
     Raises:
         RecipeError: see `teacher_policy`.
     """
-    from pipelines.rollout.policies.openai import OpenAIPolicy
+    from pipelines.teachers.policy import OpenAIPolicy
 
     policies = [teacher_policy(one, protocol, responses) for one in teachers]
     first: dict[str, OpenAIPolicy] = {}
@@ -51,6 +51,6 @@ def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path) -> Pol
         from pipelines.rollout.policies.oracle import OraclePolicy
 
         return OraclePolicy(protocol, teacher.error_rate)
-    from pipelines.rollout.policies.openai import OpenAIPolicy
+    from pipelines.teachers.policy import OpenAIPolicy
 
     return OpenAIPolicy.named(teacher, responses, protocol)

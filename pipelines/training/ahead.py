@@ -79,8 +79,8 @@ class Ahead:
 
 def _serve(plan_json: str, examples: list[Example], shared: dict[str, Tensor], pipe: Any, parent: int) -> None:
     """Sample what is asked for, until the trainer closes its end."""
+    from pipelines.databases.of_recipe import sql_engine
     from pipelines.processes import die_with_parent
-    from pipelines.stages.inputs import sql_engine
 
     die_with_parent(parent)
     plan = Plan.model_validate_json(plan_json)

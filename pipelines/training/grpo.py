@@ -10,11 +10,11 @@ import datasets
 from trl.trainer.grpo_config import GRPOConfig
 
 from pipelines.config import Grpo, Recipe, Sampling
+from pipelines.databases.of_recipe import sql_engine
 from pipelines.errors import DataError, RecipeError
 from pipelines.registry import POLICIES
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
-from pipelines.stages.inputs import sql_engine
 from pipelines.training import batching, datafile, model, settings
 from pipelines.training.ahead import Ahead
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from pipelines.config import Recipe
+from pipelines.curation.gold_schema import gold_schemas
 from pipelines.curation.rules import broken_rule, is_malformed
+from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import Schemas, judge_trajectories
 from pipelines.rewards.rubric import Rewards, Rubric
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
-from pipelines.stages.context import RESPONSES
-from pipelines.stages.inputs import episode_seed, gold_schemas, schemas
 from pipelines.teachers.judge import Grader
+from pipelines.teachers.log import RESPONSES
 from pipelines.training import advantages
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask

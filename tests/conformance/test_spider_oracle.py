@@ -11,8 +11,8 @@ from pipelines.data import base
 from pipelines.protocols.base import build
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.schema import introspect
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SPIDER = SHARED / "spider"

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from pipelines.curation.gold_schema import GoldSchema, ask, consensus, static_extractors
-from pipelines.sql.schema import introspect
+from pipelines.sql.catalogs import introspect
 from pipelines.types import Database, Example, SchemaItems
 
 NAME = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))

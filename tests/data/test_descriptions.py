@@ -9,8 +9,9 @@ import pytest
 
 from pipelines import recipes
 from pipelines.data.descriptions import describe
-from pipelines.sql.schema import introspect, render
-from pipelines.stages.inputs import schemas
+from pipelines.databases.of_recipe import schemas
+from pipelines.sql.catalogs import introspect
+from pipelines.sql.schema import render
 from pipelines.types import Database
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", "../shared/data"))

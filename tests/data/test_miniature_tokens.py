@@ -9,8 +9,8 @@ from pipelines.data.miniature.world import FORMS, stored
 from pipelines.protocols.base import build
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.training import model
 
 pytestmark = pytest.mark.slow

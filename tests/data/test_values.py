@@ -8,8 +8,9 @@ import pytest
 from pipelines import recipes
 from pipelines.data.values import ValueIndex, closeness, retrieve, show
 from pipelines.protocols.base import build
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema
 from pipelines.types import Database, Example
 
 

@@ -1,6 +1,7 @@
 """The environment pays what our own rollout engine and panel pay for the same turns, for every recipe."""
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.types import Example, Trajectory
+from pipelines.types import Database, Example, Trajectory
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
 
@@ -144,3 +145,19 @@ def test_skyrl_gym_runs_an_episode_and_pays_the_same_reward(questions: list[Exam
             step = environment.step(answer)
         rewards.append(step["reward"])
     assert rewards == [1.0, 0.0, -1.0]  # SkyRL-SQL, section 4.1
+
+
+def test_the_prompt_shows_what_columns_mean_where_the_recipe_asks_for_it(tmp_path: Path) -> None:
+    """As in our own rollouts: `protocol.schema_descriptions` holds here too."""
+    shop = tmp_path / "shop.sqlite"
+    with sqlite3.connect(shop) as connection:
+        connection.execute("CREATE TABLE item (price REAL)")
+    (tmp_path / "database_description").mkdir()
+    head = "original_column_name,column_name,column_description,data_format,value_description\n"
+    (tmp_path / "database_description" / "item.csv").write_text(f"{head}price,price,what a customer pays,real,\n")
+    question = Example("q", "how much?", Database("shop", "sqlite", str(shop)), "SELECT price FROM item")
+    prompts = []
+    for said in ("true", "false"):
+        with Environment("sql_trail", [f"protocol.schema_descriptions={said}"]) as environment:
+            prompts.append("\n".join(message["content"] for message in environment.reset(question).messages))
+    assert ["what a customer pays" in prompt for prompt in prompts] == [True, False]

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from pipelines.evaluation import evaluate
 from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Diagnosis, Failure
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Column, Schema, Table, introspect
+from pipelines.sql.schema import Column, Schema, Table
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 
 CASES = Path(__file__).with_name("error_cases.txt")

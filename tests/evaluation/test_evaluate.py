@@ -19,9 +19,9 @@ from pipelines.evaluation.metrics import value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import (
     Action,
     ActionKind,

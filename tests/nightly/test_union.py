@@ -6,10 +6,13 @@ import pytest
 
 from pipelines import frames, recipes
 from pipelines.config import Recipe
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.frames import DATA
 from pipelines.nightly.union import Part, sources, unite
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.stages.inputs import DATA, examples, gold_schemas, sql_engine, trajectories
+from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store
 
 from . import farms

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.rewards.outcome import judge_trajectories
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import (
     Action,
     ActionKind,

@@ -17,8 +17,8 @@ from pipelines.protocols import knowledge
 from pipelines.protocols.base import build
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.rewards.rubric import Rubric
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import (
     Action,
     ActionKind,

@@ -15,8 +15,8 @@ from pipelines.protocols.react import React
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.policies.base import Policy
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, Query, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, Trajectory
 
 TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"

@@ -14,8 +14,8 @@ from pipelines.protocols.knowledge import unverified
 from pipelines.protocols.probes import is_probe, lists_everything
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy, lookups
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import ActionKind, Database, Example, ExecutionStatus
 
 PROTOCOLS = {

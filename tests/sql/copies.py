@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects.sqlite import open_readonly
-from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, quoted
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, quoted
 from pipelines.types import Database
 
 Kind = Literal["integer", "real", "text", "blob"]

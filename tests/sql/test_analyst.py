@@ -9,11 +9,12 @@ from pipelines.curation.duplicates import sql_shape
 from pipelines.rewards.outcome import judge_trajectories
 from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.diagnoses import Failure
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.health import examine
 from pipelines.sql.lexical import bigrams
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema
 from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,10 +17,10 @@ from pipelines.config import Source
 from pipelines.data.miniature.reader import read
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.items import schema_items
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects.base import REFUSED
 from pipelines.sql.dialects.guard import check
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
-from pipelines.sql.schema import introspect
 from pipelines.types import Database, Example
 
 DATABASES = 6

@@ -13,8 +13,9 @@ from shops import build_shop
 
 from pipelines.data.descriptions import describe
 from pipelines.sql import catalogs
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect, render
+from pipelines.sql.schema import render
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 pytestmark = pytest.mark.services

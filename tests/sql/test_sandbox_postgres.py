@@ -10,8 +10,8 @@ from clocks import timed
 from servers import Server
 
 from pipelines.errors import DataError
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import introspect
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 pytestmark = pytest.mark.services

@@ -14,8 +14,9 @@ from servers import Server
 
 from pipelines.errors import DataError
 from pipelines.sql import catalogs
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects import sqlite
-from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
 from pipelines.types import Database, SchemaItems
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS y FROM c WHERE x < 0"

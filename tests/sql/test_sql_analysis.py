@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pipelines.sql.analysis.authorizer import read_items
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.items import schema_items
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.lexical import bigrams, is_ordered
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.schema import Schema
 from pipelines.types import HARDNESS_LEVELS, Database, SchemaItems
 
 

@@ -11,8 +11,9 @@ from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
 from tasks import connection, registry, traces, tracking
+from tasks.facts import flatten
 from tasks.step import run_step
-from tasks.tracking import Tracker, flatten
+from tasks.tracking import Tracker
 
 
 def walk(recipe: Recipe, store: Store, tracker: Tracker | None = None) -> Tracker:

@@ -9,8 +9,9 @@ from teacher_server import TeacherServer, scripted_replies
 from teacher_world import KEY, make, recipe_of  # noqa: F401
 
 from pipelines.config import Recipe
+from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
-from pipelines.stages.inputs import examples, schemas
+from pipelines.stages.inputs import examples
 from pipelines.store import Store
 
 

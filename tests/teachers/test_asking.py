@@ -9,9 +9,9 @@ import pytest
 from teacher_server import TeacherServer
 
 from pipelines.errors import BoundaryError, ResourceError
+from pipelines.rollout import retry
 from pipelines.rollout.endpoints import Endpoint, within
 from pipelines.rollout.policies.base import Message
-from pipelines.teachers import retry
 from pipelines.teachers.asking import Asker
 
 

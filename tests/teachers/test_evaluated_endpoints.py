@@ -10,9 +10,10 @@ from teacher_world import make, recipe_of
 
 from flows import evaluating
 from pipelines.config import Recipe
+from pipelines.databases.of_recipe import schemas
 from pipelines.errors import ResourceError
 from pipelines.protocols.base import build
-from pipelines.stages.inputs import examples, schemas
+from pipelines.stages.inputs import examples
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind
 

@@ -16,17 +16,21 @@ from teacher_world import make, recipe_of
 
 from pipelines.config import RewardTerm
 from pipelines.curation import gold_schema
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import schemas
 from pipelines.errors import BoundaryError
 from pipelines.evaluation.voting import signature
 from pipelines.protocols.base import build
 from pipelines.protocols.observations import defuse
 from pipelines.rewards import judge as judging
+from pipelines.rollout import retry
 from pipelines.rollout.endpoints import Endpoint
+from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Column, Schema, Table, introspect
-from pipelines.stages.inputs import examples, gold_schemas, schemas, trajectories
+from pipelines.sql.schema import Column, Schema, Table
+from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store, read_json
-from pipelines.teachers import cleaning, judge, linker, prompts, retry, selector
+from pipelines.teachers import cleaning, judge, linker, prompts, selector
 from pipelines.teachers.asking import Asker
 from pipelines.teachers.star import HINT
 from pipelines.types import (

@@ -13,8 +13,8 @@ import pytest
 from teacher_world import KEY, make, recipe_of
 
 from pipelines.errors import BoundaryError, ResourceError
+from pipelines.rollout import retry
 from pipelines.store import Store
-from pipelines.teachers import retry
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = """

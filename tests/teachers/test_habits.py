@@ -14,11 +14,11 @@ import pytest
 from pipelines.config import Protocol, Sampling
 from pipelines.errors import ResourceError
 from pipelines.protocols.base import build
+from pipelines.rollout import retry
 from pipelines.rollout.endpoints import Endpoint
 from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.openai import OpenAIPolicy
-from pipelines.teachers import retry
 from pipelines.teachers.asking import Asker
+from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.types import ActionKind, Database, Example
 
 CASE = (("system", "You write SQL."), ("user", "How many?"))

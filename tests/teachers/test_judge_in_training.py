@@ -5,9 +5,10 @@ from typing import Any
 
 from teacher_world import make, recipe_of
 
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.stages.inputs import examples, schemas, sql_engine
+from pipelines.stages.inputs import examples
 from pipelines.store import Store
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Rollouts

@@ -7,8 +7,9 @@ from email.utils import formatdate
 import pytest
 
 from pipelines.errors import ResourceError
-from pipelines.teachers import retry
-from pipelines.teachers.limits import Budget, Rate
+from pipelines.rollout import retry
+from pipelines.rollout.pace import Rate
+from pipelines.teachers.limits import Budget
 from pipelines.teachers.log import Spent
 
 

@@ -19,8 +19,9 @@ import yaml
 from teacher_world import make, recipe_of
 
 from pipelines.config import RewardTerm
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.rewards.outcome import judge_trajectories
-from pipelines.stages.inputs import examples, schemas, sql_engine, trajectories
+from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store, read_json
 from pipelines.teachers import judge
 

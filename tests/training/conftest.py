@@ -12,7 +12,7 @@ import pytest
 from pipelines.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
 from pipelines.config import Protocol as ProtocolConfig
 from pipelines.protocols.base import build
-from pipelines.sql.schema import introspect
+from pipelines.sql.catalogs import introspect
 from pipelines.training.model import make_tiny
 from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build
 from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.stages.inputs import schemas, sql_engine
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Generation, Paid, Rollouts, cut, facts, format_errors
 from pipelines.types import StopReason, Trajectory

@@ -18,7 +18,8 @@ from pipelines.registry import DIALECTS
 from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.sql import analyst
-from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.catalogs import introspect
+from pipelines.sql.schema import Schema
 from pipelines.types import Action, ActionKind, Example, SchemaItems
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pipelines.errors import RecipeError, ResourceError
 from pipelines.rollout import endpoints
 from pipelines.rollout.endpoints import Endpoint
 from pipelines.rollout.engine import EpisodeRequest
-from pipelines.rollout.policies.openai import OpenAIPolicy
 from pipelines.teachers.answers import close_tag
+from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.types import Example, StopReason
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"

@@ -1,0 +1,78 @@
+"""Which of the project's modules imports which, read from their text, and the circles in that."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+Graph = Mapping[str, frozenset[str]]
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """Every module of pipelines/, tasks/ and flows/ by name; a package goes by its `__init__.py`."""
+    paths = [path for room in ("pipelines", "tasks", "flows") for path in (ROOT / room).rglob("*.py")]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def imported(tree: ast.AST, known: Mapping[str, object]) -> set[str]:
+    """The modules that a text imports, at its top and in its functions; not what only type checkers import."""
+    names: set[str] = set()
+    for node in _run(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= parts & known.keys() or {node.module}
+    return names & known.keys()
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            yield from _run(node)
+
+
+@functools.cache
+def of_modules() -> Graph:
+    """What each module imports."""
+    known = modules()
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
+    return {name: frozenset(imported(tree, known) - {name}) for name, tree in trees.items()}
+
+
+def room(module: str) -> str:
+    """The folder of pipelines/ that a module is in, or the module itself; tasks/ and flows/ are a room each."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "pipelines" else parts[0]
+
+
+def of_rooms() -> Graph:
+    """What each room imports from others."""
+    rooms: dict[str, set[str]] = {}
+    for name, needs in of_modules().items():
+        rooms.setdefault(room(name), set()).update(room(other) for other in needs)
+    return {name: frozenset(needs - {name}) for name, needs in rooms.items()}
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The groups of names that each reach all others of their group, sorted."""
+    reached = {name: _reached(graph, name) for name in graph}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def _reached(graph: Graph, start: str) -> set[str]:
+    todo, seen = list(graph[start]), {start}
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += graph.get(name, frozenset())
+    return seen
