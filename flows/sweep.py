@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipelines.evaluation.sweep import Sweep
     from pipelines.store import Store
 
+ENGINES = ("plain", "prefect", "workers")
 What = Annotated[
     str,
     typer.Argument(
@@ -39,7 +40,10 @@ def sweep(
     baseline: Annotated[str | None, typer.Option(help="AXIS=VALUE: the row that others are held against.")] = None,
     miniature: Annotated[bool, typer.Option("--miniature", help="A paper's table on the generated world.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what will be made.")] = False,
-    engine: Annotated[str, typer.Option(help="plain: this process. prefect: one flow a cell.")] = "plain",
+    engine: Annotated[
+        str,
+        typer.Option(help="plain: this process. prefect: a flow a cell. workers: all at once, on a server's workers."),
+    ] = "plain",
     out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,8 +62,8 @@ def sweep(
     from flows import screen, sweeping
     from pipelines.recipes import digest
 
-    if engine not in ("plain", "prefect"):
-        raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
+    if engine not in ENGINES:
+        raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(ENGINES)}.")
     words, store = split(axes or [])
     cells, empty = _opened(what, words, baseline, miniature)
     for line in sweeping.outlook(cells, store):
@@ -97,6 +101,12 @@ def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
             return run_with_prefect(cell.recipe, store, name=cell.name)
         return screen.run(cell.recipe, store, None)
 
+    if engine == "workers":
+        from flows.sweep_workers import ask
+
+        return dataclasses.replace(
+            empty, cells=tuple(sweeping.gather(cells, store, ask(cells, store, screen.say), screen.say))
+        )
     with contextlib.ExitStack() as stack:
         if engine == "prefect":  # one server for all cells: each would start its own
             from tasks.server import prefect_server

@@ -42,11 +42,14 @@ class Cell:
     Attributes:
         values: its value on each axis.
         recipe: what they make.
+        source: the recipe's name, and `overrides` what is laid over it.
         after: the stage whose evaluation it shows: model, sft or grpo; "" for the last that the recipe has.
     """
 
     values: Mapping[str, str]
     recipe: Recipe
+    source: str
+    overrides: tuple[str, ...]
     after: str = ""
 
     @property
@@ -89,7 +92,8 @@ def _cell(name: str, picked: Sequence[Choice], options: Sequence[Sequence[Choice
     if any(each not in CHECKPOINTS for each in after):
         raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
     overrides = [override for word in said if (override := _override(word))]
-    return Cell({one.axis: one.value for one in shown}, recipes.load(name, overrides), after[-1] if after else "")
+    values = {one.axis: one.value for one in shown}
+    return Cell(values, recipes.load(name, overrides), name, tuple(overrides), after[-1] if after else "")
 
 
 def _choices(word: str) -> list[Choice]:
@@ -157,20 +161,36 @@ def fill(found: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Fill
     return filled
 
 
+def gather(found: Sequence[Cell], store: Store, wait: Make, say: Say) -> list[Filled]:
+    """Take in cells that others make, each as it ends."""
+    filled = []
+    for cell in found:
+        filled.append(_attempt(cell, store, wait))
+        say(f"{cell.name}: {filled[-1].error or 'made'}")
+    return filled
+
+
 def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
-    before: dict[tuple[str, str], int] = {}
     try:
         before = _work(graph.plan(cell.recipe, store), store)
-        known = [failed[stage] for stage in before if stage in failed]
-        if known:
-            return Filled(cell.values, error=known[0])
+    except SqltrainError as error:
+        return Filled(cell.values, error=str(error))
+    known = [failed[stage] for stage in before if stage in failed]
+    if known:
+        return Filled(cell.values, error=known[0])
+    filled = _attempt(cell, store, make)
+    if filled.error:
+        moved = (stage for stage in before if not store.has(*stage) and _touched(*stage, store) != before[stage])
+        failed |= dict.fromkeys(moved, filled.error)
+    return filled
+
+
+def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
+    try:
         make(cell)
         return _result(cell, store)
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
         said = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
-        failed |= {
-            stage: said for stage in before if not store.has(*stage) and _touched(*stage, store) != before[stage]
-        }
         return Filled(cell.values, error=said)
 
 

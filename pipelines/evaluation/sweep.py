@@ -211,7 +211,8 @@ def _difference(row: Row, rows: Sequence[Row], sweep: Sweep, of: Measure) -> Pai
 def _note(sweep: Sweep) -> str:
     parts = ["Intervals are 95 %."]
     if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
-        parts.append(f"The difference is from {named(sweep.baseline)}, question by question.")
+        said = sweep.baseline.get(ROW) or named(sweep.baseline)
+        parts.append(f"The difference is from {said}, question by question.")
     if len(sweep.seeds) > 1:
         parts.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
     if sweep.reported and BENCHMARK not in sweep.axes:

@@ -27,3 +27,16 @@ def test_each_cell_is_a_flow_run_of_its_own(site: Site) -> None:
     assert plain.returncode == 0, plain.stderr
     for name in ("sweep.md", "sweep.csv"):  # every stage is there: the same table, without a flow
         assert (site.folder / "plain" / name).read_bytes() == (site.folder / "sweep" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_share_the_cells_and_make_what_is_common_once(site: Site) -> None:
+    words = " ".join(f"'{one}'" for one in (*SMALL, *CHAIN))
+    store = site.folder / "shared"
+    done = site.run(f"sqltrain sweep miniature protocol.cell_chars=20,24 {words} store={store} --engine workers")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = site.api("flow_runs/filter", {"flows": {"name": {"any_": ["retrain"]}}, "limit": 50})
+    names = ("protocol.cell_chars=20", "protocol.cell_chars=24")
+    assert [run["state"]["type"] for run in runs if run["name"] in names] == ["COMPLETED"] * 2
+    assert len(list(store.glob("data/*/manifest.json"))) == 1
+    assert len(list(store.glob("evaluate_model/*/manifest.json"))) == 2

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pipelines.evaluation import measures, numbers, sweep
 from pipelines.evaluation.page import charts
 from pipelines.evaluation.page.document import KEYS, bar, shell
-from pipelines.evaluation.page.html import Child, Html, tag
+from pipelines.evaluation.page.html import Child, Html, join, tag
 from pipelines.evaluation.page.sections import section, table
 from pipelines.evaluation.page.svg import Frame, Scale, around, axis_x, band, canvas, grid_y, polyline, ticks
 from pipelines.evaluation.stats import Estimate
@@ -56,7 +56,7 @@ def _sections(found: Sweep) -> Iterator[tuple[str, str, Html]]:
         yield (
             "absent",
             "Absent",
-            section("absent", "Rows of the paper's that no cell fills", _pairs(found.absent.items())),
+            section("absent", "Rows of the paper that no cell fills", _pairs(found.absent.items())),
         )
     drawn = sweep.curves(found)
     if drawn:
@@ -64,9 +64,11 @@ def _sections(found: Sweep) -> Iterator[tuple[str, str, Html]]:
 
 
 def _table(found: Sweep) -> Html:
+    """The table under its note: a wide one scrolls, and would take its caption along."""
     source = sweep.table(found)
     rows = tuple((*row[:-1], _cut(row[-1])) for row in source.rows)
-    return table(dataclasses.replace(source, rows=rows))
+    shown = table(dataclasses.replace(source, rows=rows), caption=False)
+    return join(tag("p", source.note, class_="about"), shown)
 
 
 def _cut(error: object) -> str | None:

@@ -1,0 +1,58 @@
+"""The cells of a sweep as flow runs that the workers of a Prefect server share; the store holds what they made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flows.sweeping import Cell
+from pipelines.errors import BoundaryError
+from pipelines.store import Store
+
+DEPLOYMENT = "retrain/miniature"  # the whole chain; it takes any recipe, and overrides as a form does
+POLL_S = 2.0
+
+
+def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Callable[[Cell], object]:
+    """Ask for a flow run of every cell at once. What two cells share is made by one, for which the other waits.
+
+    Returns what waits for one cell's run, and raises BoundaryError when that did not complete.
+
+    Raises:
+        BoundaryError: the server has no such deployment.
+    """
+    from prefect.deployments import run_deployment
+    from prefect.exceptions import ObjectNotFound
+
+    runs: dict[str, Any] = {}
+    for cell in cells:
+        form = {"recipe": cell.source, "overrides": list(cell.overrides), "store": str(store.root.resolve())}
+        try:
+            run: Any = run_deployment(DEPLOYMENT, parameters=form, timeout=0, as_subflow=False, flow_run_name=cell.name)
+        except ObjectNotFound:
+            hint = "Deploy it, and start a worker: infra/README.md."
+            raise BoundaryError(f"the Prefect server has no deployment {DEPLOYMENT}", hint) from None
+        runs[cell.name] = run.id
+        say(f"{cell.name}: flow run {run.name}")
+    return lambda cell: _wait(cell.name, runs[cell.name], say)
+
+
+def _wait(name: str, run_id: Any, say: Callable[[str], None]) -> None:
+    """Wait for the end of a cell's flow run.
+
+    Raises:
+        BoundaryError: it did not complete.
+    """
+    from prefect.client.orchestration import get_client
+
+    from tasks.patience import patiently
+
+    with get_client(sync_client=True) as client:
+        while True:
+            state = patiently(lambda: client.read_flow_run(run_id).state, name, say)
+            if state is not None and state.is_final():
+                break
+            time.sleep(POLL_S)
+    if not state.is_completed():
+        raise BoundaryError(f"its flow run ended as {state.name}: {state.message}", f"See flow run {run_id}.")
