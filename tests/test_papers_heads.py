@@ -1,0 +1,113 @@
+"""What the heads of the recipes of SQL-Trail, SkyRL-SQL and MTIR-SQL say, run: a sentence that is not so fails here."""
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines import recipes
+from pipelines.config import Recipe
+from pipelines.data import base
+from pipelines.protocols.base import Protocol, build
+from pipelines.sql.schema import introspect
+from pipelines.training.advantages import group_advantages
+from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
+
+FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
+LOOK = Action(ActionKind.SQL, "SELECT age FROM stock", "r")
+ROLE = "You are an expert in text-to-SQL."
+
+
+def load(name: str, *overrides: str) -> Recipe:
+    return recipes.load(name, overrides)
+
+
+def speaking(name: str, *overrides: str) -> Protocol:
+    return build(load(name, *overrides).protocol)
+
+
+def system(folder: Path, name: str, *overrides: str) -> str:
+    """The whole prompt of a recipe, for a question about one small table."""
+    path = folder / "shop.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS stock (id INTEGER PRIMARY KEY)")
+    connection.close()
+    asked = Example("q1", "how many?", Database("shop", "sqlite", str(path)), "SELECT count(*) FROM stock")
+    return "\n".join(text for _, text in speaking(name, *overrides).prompt(asked, introspect(asked.database), 5))
+
+
+def test_a_failed_query_shows_its_message_and_only_an_unreadable_action_the_fixed_sentence() -> None:
+    """SQL-Trail, figure 9 against line 20 of algorithm 1."""
+    protocol = speaking("sql_trail")
+    shown = protocol.observe(LOOK, FAILED, 9)
+    assert "no such column: age" in shown
+    assert shown.count("You have 9 turns left to complete the task.") == 1
+    unread = protocol.observe(protocol.parse("<reasoning>r</reasoning> what now?"), None, 9)
+    assert "not valid. Think again" in unread
+    assert "not valid" not in shown
+
+
+def test_skyrl_sqls_agent_is_told_the_turns_left_after_a_look_and_mtir_sqls_never() -> None:
+    assert "You have 4 turns left" in speaking("skyrl_sql").observe(LOOK, FAILED, 4)
+    call = json.dumps({"name": "execute_sql_query", "arguments": {"sql": LOOK.content}})
+    mtir = speaking("mtir_sql")
+    observed = mtir.observe(mtir.parse(f"<think>t</think>\n<tool_call>\n{call}\n</tool_call>"), FAILED, 4)
+    assert "4" not in observed
+    assert "turn" not in observed
+
+
+def test_a_thinking_model_s_prompt_lacks_what_speaks_of_thinking_and_nothing_else(tmp_path: Path) -> None:
+    """SkyRL-SQL, D.2: the role and the rules stay."""
+    many, one = (f"variant={name}" for name in ("qwen3_8b", "single_turn"))
+    asked, thinking = system(tmp_path, "skyrl_sql"), system(tmp_path, "skyrl_sql", many)
+    once = system(tmp_path, "skyrl_sql", many, one, "protocol.prompt=single_bare")
+    for prompt in (asked, thinking, once):
+        assert prompt.startswith(ROLE)
+        assert "Select exactly what the question asks for" in prompt
+    assert "<think>" in asked
+    assert "<think>" not in thinking + once
+    rules = [line for line in asked.splitlines() if line.startswith(("1.", "2.")) and "<think>" not in line][:2]
+    assert set(rules) <= set(thinking.splitlines())
+
+
+def test_the_batches_are_of_questions() -> None:
+    """SkyRL-SQL, section 5: "approximately 14 epochs"; MTIR-SQL's steps are an epoch of what its two sources hold."""
+    skyrl, mtir = load("skyrl_sql"), load("mtir_sql").grpo
+    epochs = skyrl.grpo.steps * skyrl.grpo.questions_per_step / sum(one.count or 0 for one in skyrl.data.rl)
+    assert 13.5 < epochs < 14
+    assert mtir.steps == math.ceil((8659 + 9428) / mtir.questions_per_step)
+
+
+@pytest.mark.parametrize(("name", "pool", "others"), [("mtir_sql", 0, True), ("sql_trail", 1, False)])
+def test_which_of_spiders_training_questions_are_read(tmp_path: Path, name: str, pool: int, others: bool) -> None:
+    (tmp_path / "train_spider.json").write_text("[]")
+    (tmp_path / "train_others.json").write_text("[]")
+    read = {path.name for path in base.files(load(name, f"data.rl.{pool}.path={tmp_path}").data.rl[pool]) or ()}
+    assert "train_spider.json" in read
+    assert ("train_others.json" in read) is others
+
+
+def test_without_a_deviation_the_advantage_is_leave_one_out_up_to_the_factor() -> None:
+    """MTIR-SQL's variant rloo: r minus the mean of the others is G / (G - 1) times r minus the mean of all."""
+    recipe = load("mtir_sql", "variant=rloo").grpo
+    group = recipe.group
+    rewards = torch.tensor([1.2, -0.8, 0.0, -0.1, 1.2])
+    others = (rewards.sum() - rewards) / (group - 1)
+    found = group_advantages(rewards, group, recipe.scale)
+    assert torch.allclose(found * group / (group - 1), rewards - others)
+
+
+def test_a_thinking_models_figures_are_sampled_at_its_own_temperature() -> None:
+    """SkyRL-SQL, table 5; the other models are asked greedily, for which each evaluation has a pass."""
+    thinking = load("skyrl_sql", "variant=qwen3_8b").evaluation
+    assert (thinking.sampling.temperature, thinking.samples) == (0.6, 8)
+
+
+def test_variants_with_and_without_a_kl_term() -> None:
+    """MTIR-SQL: equation 2 has none; the paper's GRPO has one, without a coefficient."""
+    betas = {name: load("mtir_sql", f"variant={name}").grpo.beta for name in ("grpo", "grpo_kl", "single_turn")}
+    assert betas == {"grpo": 0.0, "grpo_kl": 0.04, "single_turn": 0.0}
+    assert load("mtir_sql").grpo.beta == 0.0
