@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.evaluation import measures, seeds
+from pipelines.evaluation.curves import SMOOTH, Points, moving_average, series
 from pipelines.evaluation.measures import Measure, Run
 from pipelines.evaluation.stats import Estimate, Paired
 from pipelines.evaluation.tables import Cell, Column, Table
@@ -15,7 +16,6 @@ SEED = "seed"  # the axis that a row averages over
 BENCHMARK, ROW = "benchmark", "row"
 MEASURES = ("greedy", "majority", "turns")  # of a sweep that names none
 CURVES = ("reward", "ex", "turns")  # that the page shows first
-SMOOTH = 10  # steps of the moving average (SQL-Trail, figure 3)
 Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -> measure -> the paper's own figure
 
 
@@ -236,23 +236,13 @@ def _line(row: Row, name: str) -> Line | None:
     """A number's mean over seeds with the lowest and the highest seed, each smoothed before."""
     at: dict[float, list[float]] = {}
     for cell in row.cells:
-        for step, value in smoothed(_series(cell, name)):
+        for step, value in smoothed(series(cell.curves, name)):
             at.setdefault(step, []).append(value)
     points = [(step, math.fsum(values) / len(values), min(values), max(values)) for step, values in sorted(at.items())]
     return Line(row.name, tuple(points)) if len(points) > 1 else None
 
 
-def _series(cell: Filled, name: str) -> list[tuple[float, float]]:
-    known = [(step["step"], step[name]) for step in cell.curves if isinstance(step.get(name), int | float)]
-    return [(float(step), float(value)) for step, value in known if math.isfinite(value)]
-
-
-def smoothed(values: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def smoothed(values: Points) -> Points:
     """The moving average of a number that every step logs, over a fifth of a short run; a rarer one stays as it is."""
     dense = len(values) > 1 and values[-1][0] - values[0][0] == len(values) - 1
-    window = min(SMOOTH, max(1, len(values) // 5)) if dense else 1
-    means = []
-    for index, (step, _) in enumerate(values):
-        part = [value for _, value in values[max(0, index + 1 - window) : index + 1]]
-        means.append((step, math.fsum(part) / len(part)))
-    return means
+    return moving_average(values, min(SMOOTH, max(1, len(values) // 5))) if dense else values

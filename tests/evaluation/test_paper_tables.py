@@ -43,6 +43,16 @@ def test_every_table_is_a_sweep_of_real_cells(name: str, miniature: bool, tmp_pa
     assert len(shown.rows) == len(cells)
 
 
+@pytest.mark.parametrize("name", paper_tables.names())
+def test_the_command_in_a_files_head_is_its_own(name: str) -> None:
+    text = (paper_tables.FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    shown = [shlex.split(line) for line in re.findall(r"^# (?:Command)? +(sqltrain .+)$", text, re.MULTILINE)]
+    assert shown
+    for command in shown:
+        assert command[:3] == ["sqltrain", "sweep", name]
+        recipes.load(paper_tables.load(name).recipe, [word for word in command[3:] if word != "--miniature"])
+
+
 def empty_of(empty: sweeping.Sweep, values: list[dict[str, str]]) -> sweeping.Sweep:
     from dataclasses import replace
 
