@@ -42,7 +42,16 @@ FilterRule = Annotated[str, pydantic.AfterValidator(FILTER_RULES.check)]
 
 
 class TinyModel(Section):
-    """A Qwen3-architecture decoder trained from scratch, with its own byte-level BPE tokenizer."""
+    """A Qwen3-architecture decoder trained from scratch, with its own byte-level BPE tokenizer.
+
+    Attributes:
+        width: size of the hidden states.
+        layers: number of blocks.
+        heads: attention heads of each block; they share `width`.
+        ffn: size of the hidden layer of each block's MLP.
+        vocabulary: tokens of the tokenizer, the protocol's tags included.
+        context: longest sequence, in tokens.
+    """
 
     width: Positive = 128
     layers: Positive = 4
@@ -53,7 +62,13 @@ class TinyModel(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters (PEFT)."""
+    """Low-rank adapters (PEFT) on every linear layer but the head.
+
+    Attributes:
+        rank: of each adapter's two matrices.
+        alpha: adapters are scaled by alpha / rank.
+        dropout: share of an adapter's inputs that is dropped while it is trained.
+    """
 
     rank: Positive = 32
     alpha: Positive = 64
@@ -61,10 +76,15 @@ class Lora(Section):
 
 
 class Model(Section):
-    """What is trained: `source: tiny` is made from scratch, anything else is a local path or a hub name.
+    """What is trained.
 
-    `compute_dtype` is what products are computed in. Weights under training are kept in float32 whatever it is: at the
-    rates of fine-tuning, bfloat16 rounds nearly all updates away. With `lora`, the frozen base is held in it.
+    Attributes:
+        source: "tiny" is made from scratch; anything else is a local path or a hub name.
+        tiny: the sizes of `source: tiny`.
+        lora: train low-rank adapters and hold the base in `compute_dtype`; null trains all weights.
+        compute_dtype: what products are computed in. Weights under training are kept in float32 whatever it is: at the
+            rates of fine-tuning, bfloat16 rounds nearly all updates away.
+        revision: the commit of a hub model; null takes the newest.
     """
 
     source: str = "tiny"
@@ -122,17 +142,23 @@ class Benchmark(Source):
 
 
 class Data(Section):
-    """Where questions come from: `sft` for the teacher, `rl` pools for GRPO, `test` for the reported figures.
+    """Where questions come from.
 
-    Each benchmark of `test` has stages of its own. The first is the one that a recipe's headline, its champion and the
-    table of a sweep are about; what a text there names (`local/spider_dk`) are the benchmarks of that file of `conf/`.
-
-    `max_bad_share` is the contract at the door: a larger share of quarantined rows stops the run. `drop_empty` leaves
-    training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1). `cleaners` names endpoints that check each
-    training pair: one that all of them call bad is left out (Reasoning-SQL, 4.1). `linker` names the endpoint that
-    chooses each question's part of the schema, for `protocol.schema_view: filtered`; "gold" is the gold SQL's own part.
-    `values` is how many stored values that a question speaks of are put before the example values of their columns in
-    the prompt (CodeS, CHESS); 0 for none.
+    Attributes:
+        sft: the questions that the teacher answers.
+        rl: the pools of questions that difficulty scoring and GRPO draw on.
+        dev: held-out questions that settings are chosen by and that GRPO is measured on while it trains.
+        test: the benchmarks of the reported figures, each with stages of its own. The first is the one that a recipe's
+            headline, its champion and the table of a sweep are about; what a text there names (`local/spider_dk`) are
+            the benchmarks of that file of `conf/`.
+        max_bad_share: the contract at the door: a larger share of quarantined rows stops the run.
+        drop_empty: leave training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1).
+        cleaners: endpoints that check each training pair: one that all of them call bad is left out (Reasoning-SQL,
+            4.1).
+        linker: the endpoint that chooses each question's part of the schema, for `protocol.schema_view: filtered`;
+            "gold" is the gold SQL's own part.
+        values: how many stored values that a question speaks of are put before the example values of their columns in
+            the prompt (CodeS, CHESS); 0 for none.
     """
 
     sft: Source = Source(split="train")
@@ -159,6 +185,7 @@ class Protocol(Section):
     """How the agent speaks (see `pipelines/protocols/`).
 
     Attributes:
+        name: which protocol, by its registered name.
         prompt: a prompt of `conf/protocols/prompts/`: "full" for real models, "brief" for the tiny one.
         max_turns: the turn cap T while training data is made and the policy is trained.
         max_turns_eval: the turn cap in evaluation.
@@ -198,6 +225,7 @@ class Execution(Section):
         timeout_s: wall clock of one statement, in seconds.
         max_rows, max_bytes: of one result; more is cut (observations) or refused (verdicts).
         memory_mb: address space that a worker may add, in MiB.
+        equality: the equality of rewards, of filtering and, where a benchmark names none, of the reported figures.
     """
 
     timeout_s: Annotated[float, pydantic.Field(gt=0)] = 30.0
@@ -208,7 +236,14 @@ class Execution(Section):
 
 
 class Sampling(Section):
-    """How tokens are drawn. Temperature 0 is greedy."""
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: draw among the likeliest tokens that together have this probability.
+        turn_tokens: most tokens of one turn.
+        episode_tokens: most tokens of a whole episode, its prompt and observations included.
+    """
 
     temperature: Annotated[float, pydantic.Field(ge=0)] = 1.0
     top_p: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0
@@ -219,8 +254,13 @@ class Sampling(Section):
 class Teacher(Section):
     """What writes demonstrations: the scripted oracle, or an OpenAI-compatible endpoint.
 
-    `endpoint` names an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment
-    variable that holds the key). `share` is its part of a mix.
+    Attributes:
+        kind: the oracle, which knows the gold SQL, or an endpoint.
+        endpoint: an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment variable of the key).
+        concurrency: requests in flight at once.
+        sampling: how an endpoint draws its tokens, and its token budgets.
+        error_rate: share of the oracle's episodes with a mistake that it then puts right.
+        share: its part of a mix.
     """
 
     kind: Literal["oracle", "endpoint"] = "oracle"
@@ -232,11 +272,13 @@ class Teacher(Section):
 
 
 class Synthesis(Section):
-    """Teacher trajectory synthesis: `samples` episodes a question.
+    """Teacher trajectory synthesis.
 
     Attributes:
+        teacher: what writes the demonstrations.
         mix: several teachers, each with its share of the episodes, in place of `teacher`.
         every: each teacher of the mix answers every sample of every question, whatever its share (TRUST-SQL, A.2).
+        samples: episodes a question.
         rationalise: run what ended wrong once more with the gold SQL as a hint that is not trained on (STaR).
     """
 
@@ -248,10 +290,14 @@ class Synthesis(Section):
 
 
 class Filter(Section):
-    """Format and execution filtering, then SQL-Trail's selection (A.6): `keep` of them, `priority` levels first.
+    """Format and execution filtering, then SQL-Trail's selection of demonstrations (A.6).
 
-    `per_plan` keeps so many of those that do the same on the same database but for wording and values. `drop` names
-    filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
+    Attributes:
+        keep: maximum number of demonstrations; null keeps all.
+        per_plan: maximum near-duplicates kept (same database and plan; wording and literals differ); null for no bound.
+        priority: hardness levels that are kept first where `keep` binds.
+        per_example: maximum demonstrations of one question; null for no bound.
+        drop: filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
     """
 
     keep: Positive | None = None
@@ -262,7 +308,11 @@ class Filter(Section):
 
 
 class GoldSchema(Section):
-    """Consensus gold schemas: `extractors` names endpoints that are asked beside the two static ones."""
+    """Consensus gold schemas.
+
+    Attributes:
+        extractors: endpoints that are asked beside the two static extractors.
+    """
 
     extractors: tuple[str, ...] = ()
 
@@ -270,8 +320,16 @@ class GoldSchema(Section):
 class Optimizer(Section):
     """Which optimiser, and its schedule.
 
-    `muon` puts matrices on Muon and the rest on AdamW at the rate of its option `lr_rest`: for tiny models from
-    scratch. `options` are what only that kind knows.
+    Attributes:
+        kind: which optimiser, by its registered name. `muon` puts matrices on Muon and the rest on AdamW, at the rate
+            of its option `lr_rest`: for tiny models from scratch.
+        options: what only that kind knows.
+        lr: the highest rate.
+        betas: AdamW's two decay rates.
+        weight_decay: of each step, times the rate.
+        warmup_ratio: share of the steps in which the rate rises from 0.
+        clip: the norm that gradients are cut at.
+        schedule: how the rate falls after the warm-up.
     """
 
     kind: Annotated[str, pydantic.AfterValidator(OPTIMIZERS.check)] = "adamw"
@@ -285,7 +343,16 @@ class Optimizer(Section):
 
 
 class Sft(Section):
-    """Supervised fine-tuning on token-exact samples; null `stages.sft` in a recipe without it."""
+    """Supervised fine-tuning on token-exact samples; leave `sft` out of `stages` in a recipe without it.
+
+    Attributes:
+        batch: samples of an optimiser step.
+        micro_batch: samples of one forward pass; a batch is cut into such parts.
+        epochs: passes over the samples.
+        max_tokens: longer samples are left out.
+        optimizer: which optimiser, and its schedule.
+        save_steps: a checkpoint every so many steps.
+    """
 
     batch: Positive = 128
     micro_batch: Positive = 8
@@ -299,12 +366,14 @@ class Difficulty(Section):
     """pass@G scoring with the SFT policy and SQL-Trail's RL selection (A.6, equation 13).
 
     Attributes:
+        group: episodes a question (G).
         candidates: questions scored; null scores all of the pool.
         keep: size of the difficulty-balanced set, in ascending S(q); null keeps all.
         explore: size of the exploration set (pass@G = 0).
         explore_parts: how many of it come from the SFT pool and from each RL pool in order, the balanced set being of
             the first RL pool (SQL-Trail, A.6); () takes all from the RL pools as they come.
         max_pass: keep only questions whose pass rate is below this (TRUST-SQL: 6/8); null for no bound.
+        sampling: how the episodes are drawn.
     """
 
     group: Positive = 6
@@ -317,7 +386,14 @@ class Difficulty(Section):
 
 
 class RewardTerm(Section):
-    """One term of the panel: a registered function, its weight, and the track it pays."""
+    """One term of the panel.
+
+    Attributes:
+        term: which term, by its registered name.
+        weight: it is multiplied by this and added to the others.
+        track: the tokens that it pays: all of an episode, or those up to the proposed schema.
+        options: what only that term knows.
+    """
 
     term: Annotated[str, pydantic.AfterValidator(REWARDS.check)]
     weight: float = 1.0
@@ -329,10 +405,12 @@ class Grpo(Section):
     """Multi-turn GRPO.
 
     Attributes:
+        group: episodes a question.
         questions_per_step: prompts of one generation; each is expanded `group` times.
         updates_per_rollout: optimiser steps on one generation (1 is on-policy).
         steps: optimiser steps in all, where `epochs` is null.
         epochs: passes over the questions, however many are left for RL; null counts by `steps`.
+        micro_batch: episodes of one forward pass; a generation is cut into such parts.
         clip_low, clip_high: epsilon bounds (SQL-Trail, equation 2); on-policy no ratio leaves 1, and neither acts.
         beta: KL coefficient; 0 for none.
         scale: what the advantage is divided by: its group's standard deviation, the whole generation's
@@ -352,6 +430,8 @@ class Grpo(Section):
             nothing. Rollouts in process need none.
         bounds: an episode is left out when the mean ratio of policy and sampler over its tokens leaves them; null keeps
             all. They act where `importance_cap` does.
+        sampling: how the episodes are drawn.
+        optimizer: which optimiser, and its schedule.
         held_out: questions of the dev pool that the policy answers greedily while it trains, by which one sees whether
             rewards are hacked; 0 for none.
         held_out_steps: how often: before the first step and after every so many.
@@ -389,6 +469,9 @@ class Evaluation(Section):
     """The reported figures: one greedy episode a question, then `samples` (or none) for majority@k and pass@k.
 
     Attributes:
+        samples: sampled episodes a question; 0 for none.
+        ks: the k of pass@k, average@k and majority@k.
+        sampling: how the samples are drawn; the token budgets also of the greedy episode.
         forced_single_turn: also a greedy pass in which the agent must answer at once.
         equalities: judged beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
         empty: in a vote, whether results without rows count, or only where there are no others.
@@ -416,6 +499,7 @@ class Rollout(Section):
     Attributes:
         policy: `transformers` decodes in process; `vllm` asks a server; or a plug-in's.
         options: what only that policy knows.
+        servers: base URLs of the vLLM servers.
         slots: episodes decoded together by one process.
         processes: processes that share a stage's shards.
         dask: scoring, filtering and gold schemas go to a Dask cluster: "local", or a scheduler's address.
@@ -436,8 +520,14 @@ class Rollout(Section):
 class Hardware(Section):
     """What trains: this machine's GPU where it has one, else its CPU.
 
-    `launch` prefixes the training child (torchrun, deepspeed).
-    `slot` names the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
+    Attributes:
+        device: "auto" takes a GPU where there is one; "cuda" fails without.
+        threads: of torch on the CPU, in the training child.
+        sql_workers: processes that run SQL where a stage is not shared by several processes.
+        python: the Python of the training child, where it is another environment than the flows'; null for the same.
+        launch: what the training child is started with (torchrun, deepspeed).
+        deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
+        slot: the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
     """
 
     device: Literal["cpu", "cuda", "auto"] = "auto"
@@ -452,8 +542,29 @@ class Hardware(Section):
 class Recipe(Section):
     """Everything that decides a run's result. Each stage's key hashes only the slice that it reads.
 
-    `reported` holds the paper's own figures, which docs/recipes.md shows. `name` is also that of folders and of files.
-    `plugins` names Python files or modules that add parts (docs/extending.md); they are imported when it is read.
+    Attributes:
+        name: of the recipe, of its folders and of its files.
+        title: of the report and of lists.
+        reported: the paper's own figures, which docs/recipes.md shows.
+        seed: of everything that is drawn.
+        plugins: Python files or modules that add parts (docs/extending.md); they are imported when the recipe is read.
+        stages: those that a run makes.
+        model: what is trained.
+        data: where questions come from.
+        protocol: how the agent speaks.
+        execution: limits of the SQL sandbox.
+        synthesis: what writes demonstrations.
+        filter: which demonstrations are kept.
+        gold_schema: who says which tables and columns a question needs.
+        sft: supervised fine-tuning.
+        difficulty: how questions are scored and chosen for GRPO.
+        rewards: the panel: what GRPO pays an episode for.
+        grpo: reinforcement learning.
+        evaluation: what is asked and judged for the reported figures.
+        rollout: how many episodes are in flight, and with what.
+        contracts: thresholds at the stages' doors.
+        nightly: retraining on new questions.
+        hardware: what trains.
     """
 
     name: Annotated[str, pydantic.Field(pattern=r"^\w[\w.-]{0,59}$")]

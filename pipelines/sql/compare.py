@@ -177,7 +177,10 @@ def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> flo
     return float(ehrsql.same_answer(gold.rows, predicted.rows))
 
 
-equality("r_ves", graded=True, timed=True)(bird)
+@equality("r_ves", graded=True, timed=True)
+def r_ves(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
+    """BIRD's R-VES: a prediction that is right as `bird` says is paid by its speed against the gold query."""
+    return bird(gold, predicted, facts)
 
 
 @equality("spider2", by_file=True)

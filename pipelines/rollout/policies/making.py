@@ -36,7 +36,7 @@ def _give(checkpoint: str, recipe: Recipe, must: bool) -> None:
 
 @register("vllm", give=_give)
 def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
-    """VLLM servers, which must hold the checkpoint.
+    """Servers of vLLM, which must hold the checkpoint.
 
     Raises:
         ResourceError: no server is named; in a run of it, when a server holds other weights.

@@ -1,0 +1,207 @@
+"""Writes docs/reference/ from the code: `python docs/build_reference.py`; a test compares the pages with the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from flows.cli import app
+from pipelines.config import Recipe
+from pipelines.registry import ALL, METRICS, Registry
+from pipelines.sections import Section
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+MADE = "This page is written by `python docs/build_reference.py` from the code; a test compares the two."
+ENTRY = re.compile(r"^        (\w+(?:, \w+)*): (.*)$")
+RECIPE_INTRO = f"""# What a recipe may say
+
+{MADE}
+
+Each table is a section; a key is written with its section before it, as in `grpo.group: 6` or `sqltrain run RECIPE
+grpo.group=6`. An unknown key is refused with the nearest that there is. How recipes are put together from files is in
+[recipes.md](../recipes.md).
+"""
+COMMANDS_INTRO = f"""# Commands
+
+{MADE} `sqltrain COMMAND --help` prints the same.
+"""
+PARTS_INTRO = f"""# Parts that a recipe names
+
+{MADE} A file or a package of your own adds to each of these ([extending.md](../extending.md)).
+"""
+
+
+def uses(kind: type[BaseModel]) -> dict[str, str]:
+    """What each field of a section is for, from the entries under "Attributes:" of its docstring and of its bases'."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not issubclass(base, BaseModel) or base in (BaseModel, Section):
+            continue
+        names: list[str] = []
+        for line in (base.__doc__ or "").partition("Attributes:\n")[2].splitlines():
+            entry = ENTRY.match(line)
+            if entry:
+                names = entry[1].split(", ")
+                texts |= dict.fromkeys(names, entry[2])
+            elif line.strip():
+                texts |= {name: f"{texts[name]} {line.strip()}" for name in names}
+    return texts
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field holds, alone, in a list or beside null."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(section_of, typing.get_args(annotation))), None)
+
+
+def type_of(annotation: Any) -> str:
+    """A type as a reader of YAML writes it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is None or annotation is type(None):
+        return "null"
+    if origin is typing.Annotated:
+        return type_of(arguments[0])
+    if origin is typing.Literal:
+        return " or ".join(map(_value, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(type_of, arguments))
+    if origin is tuple:
+        many = arguments[-1] is Ellipsis
+        return f"list of {type_of(arguments[0])}" if many else f"{len(arguments)} of {type_of(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "section"
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(annotation, "any")
+
+
+def _value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str({None: "null", True: "true", False: "false"}[value])
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{}" if not value else "see below"
+    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "must be given"
+    return f"`{_value(field.default)}`"
+
+
+def recipe_page() -> str:
+    """Every section of a recipe with its fields."""
+    return "\n".join([RECIPE_INTRO, *_section("", Recipe)])
+
+
+def _section(path: str, kind: type[Section]) -> Iterator[str]:
+    """A section's table, then those of the sections that it holds."""
+    said = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[0].strip()
+    yield f"## {f'`{path}`' if path else 'The recipe'}\n"
+    yield f"{said}\n"
+    yield "| key | what it holds | default | use |"
+    yield "|---|---|---|---|"
+    about, below = uses(kind), []
+    for name, field in kind.model_fields.items():
+        inner = section_of(field.annotation)
+        key = f"{path}.{name}" if path else name
+        if inner is None:
+            kinds = type_of(field.annotation).replace("|", "\\|")
+            yield f"| `{name}` | {kinds} | {_default(field)} | {_cell(about.get(name, ''))} |"
+        else:
+            listed = "list of " if type_of(field.annotation).startswith("list of") else ""
+            yield f"| `{name}` | {listed}[section](#{_anchor(key)}) | | {_cell(about.get(name, ''))} |"
+            below.append((key, inner))
+    yield ""
+    for key, inner in below:
+        yield from _section(key, inner)
+
+
+def _anchor(text: str) -> str:
+    return re.sub(r"[^\w-]", "", text.lower().replace(" ", "-"))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def commands_page() -> str:
+    """Every command with its arguments and options."""
+    group = typer.main.get_command(app)
+    return "\n".join([COMMANDS_INTRO, *_commands(group, "sqltrain")])
+
+
+def _commands(group: Any, path: str) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        whole = f"{path} {name}"
+        if hasattr(command, "commands"):
+            yield from _commands(command, whole)
+            continue
+        yield f"## `{whole}`\n"
+        yield f"{inspect.cleandoc(command.help or '')}\n"
+        yield "| argument or option | default | use |"
+        yield "|---|---|---|"
+        for parameter in command.params:
+            if parameter.name != "help":
+                yield _parameter(parameter)
+        yield ""
+
+
+def _parameter(parameter: Any) -> str:
+    shown = ", ".join(f"`{each}`" for each in parameter.opts + parameter.secondary_opts)
+    shown = shown if parameter.opts[0].startswith("-") else f"`{parameter.name.upper()}`"
+    value = parameter.default
+    default = "must be given" if parameter.required else "" if value in (None, (), [], False, "") else f"`{value}`"
+    return f"| {shown} | {default} | {_cell(getattr(parameter, 'help', '') or '')} |"
+
+
+def parts_page() -> str:
+    """Every registered part of our own, by kind."""
+    return "\n".join([PARTS_INTRO, *(line for registry in ALL for line in _parts(registry))])
+
+
+def _parts(registry: Registry[Any]) -> Iterator[str]:
+    keys = ", ".join(f"`{field.replace('.*', '')}`" for field in registry.fields)
+    names = [name for name in registry if registry.entry(name).module.startswith("pipelines.")]
+    yield f"## {registry.noun[0].upper() + registry.noun[1:]}\n"
+    yield f"{f'Named in {keys}.' if keys else 'Told by the suffix of a file or the start of an address.'}\n"
+    yield "| name | unit | what it is |" if registry is METRICS else "| name | options | what it is |"
+    yield "|---|---|---|"
+    for name in names:
+        part = registry.entry(name)
+        if registry is METRICS:
+            metric = METRICS[name]
+            yield f"| `{name}` | {metric.unit} | {metric.title}: {metric.about} |"
+        else:
+            first = inspect.getdoc(part.function) or ""
+            yield f"| `{name}` | {_options(registry, name)} | {_cell(first.partition(chr(10) * 2)[0])} |"
+    yield ""
+
+
+def _options(registry: Registry[Any], name: str) -> str:
+    part = registry.entry(name)
+    if not registry.fields or (inspect.isclass(part.function) and part.options is None):
+        return ""
+    fields = registry.options_model(name).model_fields
+    return "<br>".join(f"`{key}`: {type_of(field.annotation)}, {_default(field)}" for key, field in fields.items())
+
+
+PAGES = {"recipe.md": recipe_page, "commands.md": commands_page, "parts.md": parts_page}
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page(), encoding="utf-8")
