@@ -1,4 +1,4 @@
-"""What made a stage: commit, versions of libraries, machine. It stands in manifests and is no part of a key."""
+"""What made a stage: commit, versions of libraries, machine. It stands in manifests and in MLflow, and in no key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import platform
 import sqlite3
 import subprocess
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,20 @@ def facts() -> dict[str, Any]:
         },
         "machine": {"system": platform.platform(), "processors": os.cpu_count(), "gpus": _gpus()},
     }
+
+
+def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
+    """What `facts` tells, or a manifest's `made_by`, as short texts: commit, python, libraries, machine."""
+    commit, machine = made_by.get("commit"), made_by.get("machine", {})
+    gpus = Counter(machine.get("gpus", []))
+    devices = "".join(f", {count} x {name}" for name, count in gpus.items())
+    texts = {
+        "commit": commit and f"{commit}{' with changes' if made_by.get('changed') else ''}",
+        "python": made_by.get("python"),
+        "libraries": ", ".join(f"{name} {number}" for name, number in made_by.get("libraries", {}).items()),
+        "machine": machine and f"{machine.get('system')}, {machine.get('processors')} processors{devices}",
+    }
+    return {name: text for name, text in texts.items() if text}
 
 
 def version(library: str) -> str | None:

@@ -11,6 +11,7 @@ in a process and whenever a file's time has changed. A damaged stage is set asid
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -22,10 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import DataError, ResourceError
+from pipelines.errors import DataError, ResourceError, UserError
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
+NO_ROOM = 1 << 20  # bytes: a disk with less is full
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
 WORK = ".work-"  # before the key of a stage that is being made
 DAMAGED = ".damaged-"  # before the key of a stage that was set aside
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
@@ -130,7 +134,7 @@ class Store:
         if self.has(stage, key):
             return self.folder(stage, key)
         work = self.work(stage, key)
-        try:
+        with writing(self.root):
             work.mkdir(parents=True, exist_ok=True)
             require_room(work, MIN_FREE_MB)
             with _locked(work.with_name(f"{work.name}.lock"), waiting):
@@ -140,12 +144,6 @@ class Store:
                     _seal(work, {"stage": stage, "key": key, **about})
                     self._publish(work, self.folder(stage, key))
                     shutil.rmtree(self.folder(stage, key) / SHARDS, ignore_errors=True)
-        except OSError as error:
-            if error.errno in (28, 122):  # ENOSPC, EDQUOT
-                raise ResourceError(f"no space left under {self.root}", "Free some, or pass store=DIR.") from None
-            if error.errno in (13, 30):  # EACCES, EROFS
-                raise ResourceError(f"cannot write {error.filename or self.root}", "Pass store=DIR.") from None
-            raise
         return self.folder(stage, key)
 
     @staticmethod
@@ -181,17 +179,72 @@ def require_room(path: Path, megabytes: int) -> None:
         )
 
 
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Say in one line that a disk is full, or may not be written, whichever library noticed it first.
+
+    Args:
+        place: on the disk that is written to.
+
+    Raises:
+        ResourceError: no room on the disk, or `place` cannot be written.
+    """
+    try:
+        yield
+    except Exception as error:
+        if out_of_room(error, place):
+            raise no_room(place) from None
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
+            raise ResourceError(f"cannot write {error.filename or place}", "Pass store=DIR.") from None
+        raise
+
+
+def no_room(place: Path) -> ResourceError:
+    """The error of a disk that is full."""
+    return ResourceError(
+        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
+    )
+
+
+def out_of_room(error: BaseException, place: Path) -> bool:
+    """Whether an error, or what it came from, says that a disk is full, each library in its own words.
+
+    Where it says something else, such as that a worker died, a disk without `NO_ROOM` bytes is the reason.
+
+    Args:
+        place: on the disk that was written to.
+    """
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if any(getattr(each, "errno", None) in FULL or any(words in str(each) for words in FULL_WORDS) for each in causes):
+        return True
+    if isinstance(error, UserError):
+        return False
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(place).free < NO_ROOM
+    return False
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write a file that is either whole or absent, also after kill -9.
 
     A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
+
+    Raises:
+        ResourceError: no room on the disk, or the folder cannot be written.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with writing(path.parent):
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:

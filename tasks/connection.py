@@ -68,9 +68,11 @@ def _ask(url: str) -> None:
 
 
 def _open(path: Path) -> None:
-    """Take the write lock of a SQLite file and give it back; one that is not there yet can be made."""
+    """Begin to write to a SQLite file and take it back; one that is not there yet can be made."""
     with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
         database.execute("BEGIN IMMEDIATE")
+        database.execute(f"PRAGMA user_version = {version + 1}")  # its journal wants room on the disk
         database.execute("ROLLBACK")
 
 
@@ -97,8 +99,8 @@ def connect(uri: str, store: Path) -> MlflowClient:
             follow(store)
         import mlflow
 
-        for noisy in ("mlflow", "alembic"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        for noisy in ("mlflow", "alembic"):  # what fails is raised, too, and said in one line in place of a traceback
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
         client = mlflow.MlflowClient(uri)
         client.search_experiments(max_results=1)  # the connection is lazy: this makes the tables
         return client

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
 from tasks.connection import connect, tracking_uri, trouble
+from tasks.recording import said
 from tasks.registry import find, model_name
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def announce(recipe: str, store: Store, line: Mapping[str, Any], say: Callable[[
     except ImportError:
         say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
     except Exception as error:  # a decision that is made stands, whatever the tracking server does
-        say(f"the registry in {uri} was not told: {' '.join(str(error).split())[:300]}")
+        say(f"the registry in {uri} was not told: {said(error)}")
 
 
 def _mark(client: MlflowClient, recipe: str, key: str, alias: str, tags: Mapping[str, str]) -> None:

@@ -101,14 +101,14 @@ class Recorder:
         return True
 
     def _failed(self, what: str, error: Exception) -> bool:
-        reason = " ".join(str(error).split())[:300] or repr(error)
+        reason = said(error)
         self._heard = False
         forget_connections()
         self._tries += 1
         if _passing(error) and self._tries < TRIES and not self._closing:
             self._wait(f"could not write {what} ({reason})")
             return False
-        if not self._refused:
+        if not self._refused and not (self._closing and self._away):  # that is said already, and counted in a moment
             self.say(f"MLflow at {self.uri} refused {what} ({reason}); the run goes on")
         self._refused = True
         self._missed.append(what)
@@ -119,6 +119,13 @@ class Recorder:
         if not self._away:
             self.say(f"MLflow at {self.uri} {trouble}; the run goes on, its notes wait")
         self._away = True
+
+
+def said(error: BaseException) -> str:
+    """What an error says, on one line; of a database's, without the statement and its values."""
+    text, statement, _ = str(error).partition("\n[SQL:")
+    lines = text.splitlines() if statement else [text]
+    return " ".join(lines[-1].split())[:300] if text else repr(error)
 
 
 def _passing(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines import provenance
 from pipelines.config import Recipe
 from pipelines.stages.graph import StageResult, benchmark_of
 from pipelines.store import MANIFEST, read_json
@@ -116,7 +117,8 @@ def _params(recipe: Recipe, stage: str) -> dict[str, str]:
 def _facts(result: StageResult) -> dict[str, Any]:
     manifest = read_json(result.folder / MANIFEST)
     place = f"{result.name}/{result.key}"
-    return {"stage": result.name, "key": result.key, "digest": _digest(manifest), "manifest": f"{place}/{MANIFEST}"}
+    own = {"stage": result.name, "key": result.key, "digest": _digest(manifest), "manifest": f"{place}/{MANIFEST}"}
+    return provenance.as_tags(manifest.get("made_by", {})) | own
 
 
 def _ensure(client: MlflowClient, name: str) -> None:

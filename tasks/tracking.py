@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pipelines import provenance
 from pipelines.config import Recipe
 from pipelines.recipes import digest
 from pipelines.stages import graph
@@ -173,7 +174,7 @@ class Tracker:
         resolved = self.recipe.model_dump(mode="json")
         about = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}
         about |= {"host": platform.node(), "process": process_mark(os.getpid())}
-        run = self.client.create_run(self.experiment_id, tags=_own(about), run_name=self.name)
+        run = self.client.create_run(self.experiment_id, tags=_own(about) | _made_by(), run_name=self.name)
         self.run_id = run.info.run_id
         self.params(self.run_id, resolved)
         self.client.log_dict(self.run_id, resolved, "recipe.yaml")
@@ -276,7 +277,7 @@ class Child:
         benchmark = self.recipe.benchmark.name if graph.is_by_benchmark(step.name) else ""
         about = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
         tags = _own(about)
-        tags["mlflow.parentRunId"] = tracker.run_id
+        tags |= _made_by() | {"mlflow.parentRunId": tracker.run_id}
         run = tracker.client.create_run(tracker.experiment_id, tags=tags, run_name=self.label)
         self.run_id = run.info.run_id
         reads = next(stage.reads for stage in graph.GRAPH if stage.name == step.kind)
@@ -306,6 +307,13 @@ def _dataset(step: Step) -> Any:
 
 def _own(tags: Mapping[str, str]) -> dict[str, str]:
     return {f"sqltrain.{key}": value for key, value in tags.items() if value}
+
+
+def _made_by() -> dict[str, str]:
+    """Commit, libraries and machine of this process as tags; the commit also where MLflow's own pages look for it."""
+    made_by = provenance.facts()
+    commit = {"mlflow.source.git.commit": str(made_by["commit"])} if made_by["commit"] else {}
+    return _own(provenance.as_tags(made_by)) | commit
 
 
 def _label(stage: str, role: str) -> str:

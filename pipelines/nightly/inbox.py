@@ -19,7 +19,7 @@ from pipelines.data.jsonl import has_password
 from pipelines.errors import DataError
 from pipelines.recipes import digest
 from pipelines.sections import Nightly
-from pipelines.store import read_json, write_json
+from pipelines.store import read_json, write_json, writing
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
@@ -47,7 +47,7 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
     work.mkdir(parents=True, exist_ok=True)
     home = inbox if inbox.is_dir() else inbox.parent
     # Half a character has no UTF-8; written as its escape it is what JSON wants, and the data stage sets the row aside.
-    with (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with writing(work), (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for mark, (name, row) in fresh.items():
             file.write(_line(row, f"{name}-{mark[:8]}", home, work) + "\n")
     write_json(work / ROWS, list(fresh))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError, ResourceError
-from pipelines.store import Store
+from pipelines.store import Store, writing
 from pipelines.types import read_lines
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
@@ -72,15 +73,22 @@ class Ledger:
         return [row for _, row in read_lines(path, torn=True)] if path.is_file() else []
 
     def add(self, event: str, **facts: Any) -> dict[str, Any]:
-        """Write one line and return it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / LINES
-        whole = path.read_bytes() if path.is_file() else b""
+        """Write one line and return it.
+
+        Raises:
+            ResourceError: no room on the disk, or the ledger cannot be written; what was cut short never happened.
+        """
         row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
-        with path.open("r+b" if whole else "wb") as file:
-            file.truncate(whole.rfind(b"\n") + 1)
-            file.seek(0, 2)
-            file.write(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / LINES
+            whole = path.read_bytes() if path.is_file() else b""
+            with path.open("r+b" if whole else "wb") as file:
+                file.truncate(whole.rfind(b"\n") + 1)
+                file.seek(0, 2)
+                file.write(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())  # a decision that was told must stand after a power cut, too
         return row
 
     def champions(self) -> list[Champion]:

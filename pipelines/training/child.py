@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import ResourceError, SqltrainError, TrainingError
+from pipelines.errors import SqltrainError, TrainingError
+from pipelines.store import no_room, out_of_room
 from pipelines.training.plan import Plan
 
 PARENT = "SQLTRAIN_PARENT"
@@ -99,8 +100,8 @@ def _name_memory(error: Exception, plan: Plan) -> SqltrainError | None:
     """Out of memory, as an error that names the knob; None for any other error."""
     import torch
 
-    if isinstance(error, OSError) and error.errno == 28:
-        return ResourceError(f"no space left on the disk of {plan.out}", "Free some space and run again: it resumes.")
+    if out_of_room(error, plan.out):
+        return no_room(plan.out)
     cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not cpu_text:
         return None

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from pipelines import provenance
 from pipelines.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
 from tasks import connection, registry, traces, tracking
 from tasks.facts import flatten
+from tasks.recording import said
 from tasks.step import run_step
 from tasks.tracking import Tracker
 
@@ -206,3 +208,40 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
     with pytest.raises(KeyboardInterrupt), Tracker(recipe, Store(tmp_path), lambda line: None) as tracker:
         tracker.begin()
     assert len(asked) == 1
+
+
+def test_runs_and_versions_say_what_made_them(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    tracker = walk(recipe, store)
+    made_by = provenance.facts()
+    version = registry.find(tracker.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
+    assert version is not None
+    parent = tracker.client.get_run(tracker.run_id).data.tags
+    for tags in ({f"sqltrain.{name}": text for name, text in version.tags.items()}, parent):
+        assert f"torch {made_by['libraries']['torch']}" in tags["sqltrain.libraries"]
+        assert tags["sqltrain.python"] == made_by["python"]
+        assert tags["sqltrain.machine"].startswith(made_by["machine"]["system"])
+        assert tags.get("sqltrain.commit", "").partition(" ")[0] == (made_by["commit"] or "")
+    assert parent.get("mlflow.source.git.commit") == made_by["commit"]
+    assert children(tracker)["sft"].data.tags["sqltrain.libraries"] == parent["sqltrain.libraries"]
+
+
+def test_a_tracking_database_that_may_only_be_read_costs_two_lines(
+    toy: ModuleType, recipe: Recipe, store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    database = store.root / "mlflow.db"
+    content = bytearray(database.read_bytes())
+    content[18] = 3  # the version that a writer must know, in SQLite's header: none knows it, every reader may read
+    database.write_bytes(content)
+    lines: list[str] = []
+    walk(recipe, store, Tracker(recipe, store, lines.append))
+    assert [line.partition(" ")[0] for line in lines] == ["MLflow", "not"]
+    assert "attempt to write a readonly database" in lines[0]
+    assert all(step.cached for step in graph.plan(recipe, store))
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_of_a_database_is_said_without_its_statement() -> None:
+    text = "(raised by autoflush)\n(sqlite3.OperationalError) database or disk is full\n[SQL: UPDATE runs\nSET ...]"
+    assert said(RuntimeError(text)) == "(sqlite3.OperationalError) database or disk is full"
+    assert said(RuntimeError("two\nlines")) == "two lines"
+    assert said(KeyError()) == "KeyError()"
