@@ -19,7 +19,7 @@ from pipelines.errors import RecipeError, SqltrainError, UserError
 from pipelines.evaluation import tables
 from pipelines.evaluation.measures import Run
 from pipelines.evaluation.page.sweep_page import page
-from pipelines.evaluation.sweep import ROW, Filled, Sweep, named, table
+from pipelines.evaluation.sweep import ROW, SEED, Filled, Sweep, named, table
 from pipelines.evaluation.voting import Rule
 from pipelines.stages import graph
 from pipelines.stages.evaluate import ONCE, records
@@ -237,14 +237,14 @@ def baseline_of(found: Sequence[Cell], name: str | None) -> Mapping[str, str]:
     """The axis and value that every other row is held against: "variant=none"; the first value of the first axis.
 
     Raises:
-        UserError: no cell has it.
+        UserError: no row has it.
     """
-    axes = list(found[0].values)
-    if not axes:
+    axes = [axis for axis in found[0].values if axis != SEED]  # seeds are averaged: they are no rows
+    if not axes and name is None:
         return {}
     axis, _, value = (name or f"{axes[0]}={found[0].values[axes[0]]}").partition("=")
-    if not any(cell.values.get(axis) == value for cell in found):
-        raise UserError(f"no cell has {name!r}", f"The axes: {', '.join(axes)}.")
+    if axis not in axes or not any(cell.values[axis] == value for cell in found):
+        raise UserError(f"no row has {name!r}", f"The axes of rows: {', '.join(axes) or 'none'}.")
     return {axis: value}
 
 
@@ -282,7 +282,7 @@ def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: b
 
     Raises:
         RecipeError: there is no such table, or it has no miniature.
-        UserError: no cell is the baseline.
+        UserError: no row is the baseline.
     """
     source = paper_tables.load(name)
     form = source.form(miniature)

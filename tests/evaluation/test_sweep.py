@@ -218,5 +218,5 @@ def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_pag
     assert (tmp_path / "out" / "sweep.md").read_text().startswith("### miniature: 2 cells")
     assert "\\begin{" in (tmp_path / "out" / "sweep.tex").read_text()
     assert (tmp_path / "out" / "sweep.html").read_text().startswith("<!doctype html>")
-    with pytest.raises(UserError, match="no cell has 'variant=nope'"):
+    with pytest.raises(UserError, match="no row has 'variant=nope'"):
         sweeping.baseline_of(found, "variant=nope")
