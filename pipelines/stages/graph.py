@@ -192,11 +192,15 @@ def active(recipe: Recipe) -> list[Stage]:
         wanted |= {"leakage"} if wanted & {"sft", "grpo"} else set()
     if "report" in wanted:
         wanted.add("test")
+    return by_benchmark([stage for stage in GRAPH if stage.name in wanted], recipe)
+
+
+def by_benchmark(stages: Sequence[Stage], recipe: Recipe) -> list[Stage]:
+    """The stages, and behind each that every benchmark has, those of the benchmarks after the first."""
     others = [benchmark.name for benchmark in recipe.data.test[1:]]
     return [
         each
-        for stage in GRAPH
-        if stage.name in wanted
+        for stage in stages
         for each in (stage, *(_for_benchmark(stage, name) for name in others if stage.by_benchmark))
     ]
 

@@ -87,8 +87,18 @@ def make_report(ctx: Context) -> None:
 TOY = (
     graph.Stage("filter", 1, ("filter", "seed"), (), "toy:make_filter", "demonstrations"),
     graph.Stage("sft", 1, ("sft", "seed"), ("filter",), "toy:make_sft", "training"),
-    graph.Stage("evaluate_sft", 1, ("evaluation",), ("sft",), "toy:make_evaluation", "held-out EX"),
-    graph.Stage("report", 1, ("name",), ("filter", "sft", "evaluate_sft"), "toy:make_report", "the report"),
+    graph.Stage(
+        "evaluate_sft", 1, ("evaluation", "benchmark.count"), ("sft",), "toy:make_evaluation", "EX", by_benchmark=True
+    ),
+    graph.Stage(
+        "report",
+        1,
+        ("name", "benchmark.name"),
+        ("filter", "sft", "evaluate_sft"),
+        "toy:make_report",
+        "the report",
+        by_benchmark=True,
+    ),
 )
 
 
@@ -100,7 +110,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "pipelines.stages.toy", module)
     monkeypatch.setattr(graph, "GRAPH", TOY)
-    monkeypatch.setattr(graph, "active", lambda recipe: list(TOY))
+    monkeypatch.setattr(graph, "active", lambda recipe: graph.by_benchmark(TOY, recipe))
     return module
 
 

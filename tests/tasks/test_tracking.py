@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines import provenance
-from pipelines.config import Recipe
+from pipelines.config import Benchmark, Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
@@ -70,6 +70,22 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe,
     assert parent.data.metrics["evaluate_sft/ex"] == 0.75
     assert {file.path for file in tracker.client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html"}
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
+
+
+def test_each_benchmark_has_its_own_metrics_report_and_tags(toy: ModuleType, recipe: Recipe, store: Store) -> None:
+    pools = (Benchmark(name="far"), Benchmark(name="near", count=3))
+    tracker = walk(recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": pools})}), store)
+    client, made = tracker.client, children(tracker)
+    metrics = client.get_run(tracker.run_id).data.metrics
+    assert (metrics["evaluate_sft/ex"], metrics["evaluate_sft.near/ex"]) == (0.75, 0.75)
+    told = {
+        name: run.data.tags["sqltrain.benchmark"] for name, run in made.items() if "sqltrain.benchmark" in run.data.tags
+    }
+    assert told == {"evaluate_sft": "far", "evaluate_sft.near": "near", "report": "far", "report.near": "near"}
+    assert made["evaluate_sft.near"].data.params["benchmark.count"] == "3"
+    assert {file.path for file in client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html", "near"}
+    (version,) = client.search_model_versions("name = 'sqltrain-toy'")
+    assert (version.tags["ex"], version.tags["near.ex"]) == ("0.7500", "0.7500")
 
 
 def test_curves_arrive_whole_and_leaf_and_branch_do_not_collide(toy: ModuleType, recipe: Recipe, store: Store) -> None:
