@@ -222,7 +222,7 @@ def _result(cell: Cell, store: Store) -> Filled:
         tuple(records(done[-1].folder, "greedy", "sampled")),
         tuple(records(done[-1].folder, ONCE)),
         cell.recipe.headline,
-        max(settings.ks, default=1),
+        max((k for k in settings.ks if k <= settings.samples), default=1),
         Rule.of(settings),
         cell.recipe.seed,
     )

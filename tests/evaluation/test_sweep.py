@@ -189,6 +189,14 @@ def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path: Pa
         sweeping.cells("miniature", ["after=end"])
 
 
+def test_as_many_samples_vote_as_were_drawn(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    found = sweeping.cells("miniature", ["evaluation.samples=3", "evaluation.ks=[1,2,8]", "data.test.0.equality=bird"])
+    (only,) = sweeping.fill(found, store, making(store, []), lambda line: None)
+    assert only.run is not None
+    assert only.run.k == 2
+
+
 def test_a_benchmark_that_was_added_here_is_taken_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
