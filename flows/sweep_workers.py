@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,20 +23,28 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
     Raises:
         BoundaryError: the server has no such deployment.
     """
-    from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
+
+    from tasks.patience import patiently
 
     runs: dict[str, Any] = {}
     for cell in cells:
-        form = {"recipe": cell.source, "overrides": list(cell.overrides), "store": str(store.root.resolve())}
         try:
-            run: Any = run_deployment(DEPLOYMENT, parameters=form, timeout=0, as_subflow=False, flow_run_name=cell.name)
+            runs[cell.name] = patiently(functools.partial(_submit, cell, store), f"the start of {cell.name}", say)
         except ObjectNotFound:
             hint = "Deploy it, and start a worker: infra/README.md."
             raise BoundaryError(f"the Prefect server has no deployment {DEPLOYMENT}", hint) from None
-        runs[cell.name] = run.id
-        say(f"{cell.name}: flow run {run.name}")
+        say(f"{cell.name}: flow run {runs[cell.name]}")
     return lambda cell: _wait(cell.name, runs[cell.name], say)
+
+
+def _submit(cell: Cell, store: Store) -> Any:
+    """Ask for a cell's flow run; its id."""
+    from prefect.deployments import run_deployment
+
+    form = {"recipe": cell.source, "overrides": list(cell.overrides), "store": str(store.root.resolve())}
+    run: Any = run_deployment(DEPLOYMENT, parameters=form, timeout=0, as_subflow=False, flow_run_name=cell.name)
+    return run.id
 
 
 def _wait(name: str, run_id: Any, say: Callable[[str], None]) -> None:
