@@ -341,6 +341,43 @@ def judge(
 
 
 @app.command(rich_help_panel="Use")
+def serve(
+    database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
+    overrides: Overrides = None,
+    policy: Annotated[
+        str | None, typer.Option(help="A checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
+    host: Annotated[str, typer.Option(help="The address to listen at; a public one needs --keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8080,
+    keys: Annotated[Path | None, typer.Option(help="A YAML file of API keys: a line USER: KEY each.")] = None,
+    feedback: Annotated[Path | None, typer.Option(help="Keep questions and verdicts in this folder.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="That one question may take.")] = 120.0,
+    rows: Annotated[int, typer.Option(min=1, max=100_000, help="Rows of one answer, at most.")] = 1_000,
+    per_minute: Annotated[int, typer.Option(min=1, max=100_000, help="Questions of a user in a minute.")] = 60,
+    at_once: Annotated[int, typer.Option(min=1, max=10_000, help="Questions of a user at a time.")] = 8,
+) -> None:
+    """Serve the agent of a database: a chat page, and OpenAI's protocol for any client.
+
+    Examples:
+
+      sqltrain serve shop --policy ~/checkpoint
+
+      sqltrain serve shop --policy endpoint:big --host 0.0.0.0 --keys keys.yaml --feedback feedback
+    """
+    try:
+        from flows import serve as serving
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
+    from pipelines.serving.agent import Budget
+
+    rest, store = split(overrides or [])
+    budget = Budget(seconds, rows)
+    options = serving.Options(policy, recipe, host, port, keys, feedback, budget, per_minute, at_once)
+    serving.serve(database, options, rest, store)
+
+
+@app.command(rich_help_panel="Use")
 def mcp(
     databases: Annotated[list[str], typer.Argument(help="Files, addresses, or names of databases/.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,

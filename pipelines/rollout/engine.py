@@ -60,9 +60,11 @@ class RolloutEngine:
 
     Attributes:
         timing: of the last run.
-        on_turn: called with each turn when it is over; for a person who watches one episode.
+        on_action: called with each turn when the agent has said it, before its SQL runs.
+        on_turn: called with each turn when it is over; both for a person who watches one episode.
     """
 
+    on_action: Callable[[Turn], None] | None = None
     on_turn: Callable[[Turn], None] | None = None
 
     def __init__(
@@ -127,13 +129,21 @@ class RolloutEngine:
     ) -> None:
         """Run episodes from the shared queue, one after the other, until it is empty."""
         for index, request in queue:
-            trajectory = await self._episode(request, f"{index}")
+            trajectory = await self.episode(request, f"{index}")
             done[index] = trajectory
             _check_hope(done)
             if on_done is not None:
                 on_done(trajectory)
 
-    async def _episode(self, request: EpisodeRequest, session: str) -> Trajectory:
+    async def episode(self, request: EpisodeRequest, session: str) -> Trajectory:
+        """One episode beside others of the same policy, which is not closed; cancelled, it ends its statement.
+
+        Args:
+            session: its name, which no other episode of the policy has meanwhile.
+
+        Raises:
+            UserError: what the user must mend.
+        """
         self._policy.open(session)
         try:
             episode = self._begin(request, session)
@@ -168,6 +178,8 @@ class RolloutEngine:
         completion = await self._turn_of(episode)
         self.timing.generate_s += time.perf_counter() - started
         query = episode.accept(completion)
+        if self.on_action is not None:
+            self.on_action(episode.last_turn)
         if not episode.done:
             episode.observe(None if query is None else await self._execute(episode, query))
         if self.on_turn is not None:

@@ -1,0 +1,286 @@
+"""The HTTP server around the agent: OpenAI's chat protocol, the chat page, feedback, health and figures."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pipelines.errors import SqltrainError
+from pipelines.serving import wire
+from pipelines.serving.access import Access, Denied
+from pipelines.serving.agent import Agent, Event, Model
+from pipelines.serving.feedback import Feedback, append, now
+from pipelines.serving.metrics import Metrics
+
+PAGE = Path(__file__).resolve().parents[1] / "pipelines" / "serving" / "page.html"
+LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
+BODY_BYTES = 1_000_000
+LOOK_S = 0.1  # between two looks whether the client is still there
+Handler = Callable[[Request, str], Awaitable[Response]]
+
+
+@dataclass
+class Service:
+    """What the routes share.
+
+    Attributes:
+        audit: a JSONL file with a line for every question.
+        feedback: None keeps nothing of what is asked beside the audit log.
+        follow: runs beside the server, such as the look at the ledger.
+    """
+
+    agent: Agent
+    access: Access
+    audit: Path
+    feedback: Feedback | None = None
+    follow: Callable[[], Awaitable[None]] | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def app(self) -> Starlette:
+        """The application."""
+        routes = [
+            Route("/", self._page),
+            Route("/health", self._health),
+            Route("/metrics", self._guarded(self._metrics)),
+            Route("/v1/models", self._guarded(self._models)),
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+            Route("/v1/sql", self._guarded(self._sql), methods=["POST"]),
+            Route("/v1/feedback", self._guarded(self._judge), methods=["POST"]),
+            Route("/v1/feedback", self._guarded(self._export), methods=["GET"]),
+            Route("/v1/feedback", self._guarded(self._delete), methods=["DELETE"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        beside = None if self.follow is None else asyncio.ensure_future(self.follow())
+        yield
+        if beside is not None:
+            beside.cancel()
+        await self.agent.model.policy.close()
+
+    def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """A route for users: whoever has no key, or comes from a page of another site, is turned away."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self._check_origin(request)
+                return await handler(request, self.access.user(request.headers.get("authorization", "")))
+            except Denied as denied:
+                self.metrics.denied(denied.status)
+                return _denied(denied)
+            except SqltrainError as error:
+                return _denied(Denied(400, str(error)))
+
+        return answer
+
+    def _check_origin(self, request: Request) -> None:
+        """A browser sends the page's own host; a server without keys answers to this machine's names only.
+
+        Raises:
+            Denied: another site's page, or a name that somebody made lead here.
+        """
+        host = request.headers.get("host", "")
+        name = re.sub(r":\d+$", "", host)
+        origin = request.headers.get("origin")
+        if self.access.is_open and name not in LOCAL_HOSTS:
+            raise Denied(403, "this server answers to localhost only")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise Denied(403, "a page of another site may not ask here")
+
+    async def _page(self, _: Request) -> Response:
+        text = PAGE.read_text(encoding="utf-8")
+        sources = {part: _digests(text, part) for part in ("script", "style")}
+        policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        policy += f"frame-ancestors 'none'; script-src {sources['script']}; style-src {sources['style']}"
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+        return HTMLResponse(text, headers=headers)
+
+    async def _health(self, _: Request) -> Response:
+        healthy = await self.agent.is_healthy()
+        state = {"status": "ok" if healthy else "the database is away", "model": self.agent.model.name}
+        return JSONResponse(state, 200 if healthy else 503)
+
+    async def _metrics(self, _: Request, user: str) -> Response:
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, _: Request, user: str) -> Response:
+        entry = {"id": self.agent.model.name, "object": "model", "created": 0, "owned_by": "sqltrain"}
+        facts = {"database": self.agent.where.database.id, "feedback": self.feedback is not None}
+        return JSONResponse({"object": "list", "data": [entry], "sqltrain": facts})
+
+    async def _chat(self, request: Request, user: str) -> Response:
+        body = await _body(request)
+        chat = Chat(self, user, wire.question_of(body), self.agent.model)
+        allowed = contextlib.ExitStack()
+        allowed.enter_context(self.access.question(user))
+        if body.get("stream"):
+            return _Stream(chat.stream(), allowed)
+        with allowed:
+            return JSONResponse(await _while_there(request, chat.whole()))
+
+    async def _sql(self, request: Request, user: str) -> Response:
+        sql = (await _body(request)).get("sql")
+        if not isinstance(sql, str) or not sql.strip():
+            raise Denied(400, "sql must be a query")
+        with self.access.question(user):
+            event = await _while_there(request, self.agent.run(sql))
+        append(self.audit, {"at": now(), "user": user, "statements": [sql], "outcome": event["type"]})
+        return JSONResponse(event)
+
+    async def _judge(self, request: Request, user: str) -> Response:
+        body, kept = await _body(request), self._kept()
+        id, good, sql = body.get("id"), body.get("good"), body.get("sql")
+        if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
+            raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
+        if sql is not None:
+            with self.access.question(user):
+                event = await self.agent.run(sql)
+            if event["type"] != "answer":
+                raise Denied(400, event["message"])
+        return JSONResponse({"for_the_night": kept.judge(id, user, good, sql)})
+
+    async def _export(self, _: Request, user: str) -> Response:
+        lines = (json.dumps(row, ensure_ascii=True) + "\n" for row in self._kept().export(user))
+        return PlainTextResponse("".join(lines), media_type="application/jsonl")
+
+    async def _delete(self, _: Request, user: str) -> Response:
+        return JSONResponse({"deleted": self._kept().delete(user)})
+
+    def _kept(self) -> Feedback:
+        if self.feedback is None:
+            raise Denied(404, "this server keeps no feedback; start it with --feedback FOLDER")
+        return self.feedback
+
+
+class Chat:
+    """One question of a user."""
+
+    def __init__(self, service: Service, user: str, question: str, model: Model) -> None:
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._service, self._user, self._question, self._model = service, user, question, model
+        self._created = int(time.time())
+        self._events: list[Event] = []
+
+    async def stream(self) -> AsyncGenerator[str]:
+        """Server-sent events, one an event of the agent."""
+        async with contextlib.aclosing(self._run()) as events:
+            async for event in events:
+                yield wire.sse(wire.chunk(self.id, self._model.name, self._created, event))
+        yield wire.sse(wire.chunk(self.id, self._model.name, self._created, None))
+        yield wire.sse("[DONE]")
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer when all is done."""
+        async with contextlib.aclosing(self._run()) as events:
+            async for _ in events:
+                pass
+        return wire.completion(self.id, self._model.name, self._created, self._events)
+
+    async def _run(self) -> AsyncGenerator[Event]:
+        metrics, started = self._service.metrics, time.monotonic()
+        metrics.running += 1
+        try:
+            async with contextlib.aclosing(self._service.agent.answer(self._question, self._model)) as events:
+                async for event in events:
+                    self._events.append(event)
+                    yield event
+        finally:
+            metrics.running -= 1
+            self._note(time.monotonic() - started)
+
+    def _note(self, seconds: float) -> None:
+        last = self._events[-1] if self._events else {"type": ""}
+        outcome = last["type"] if last["type"] in ("answer", "error") else "left"
+        service = self._service
+        service.metrics.ended(outcome, seconds)
+        statements = [event["sql"] for event in self._events if "sql" in event]
+        facts = {"id": self.id, "at": now(), "user": self._user, "model": self._model.name, "question": self._question}
+        more = {"statements": statements, "rows": len(last.get("rows") or ()), "ms": round(seconds * 1000, 1)}
+        append(service.audit, {**facts, **more, "outcome": outcome, "message": last.get("message")})
+        if service.feedback is not None:
+            evidence = service.agent.where.example(self._question).evidence
+            service.feedback.keep(self.id, self._user, self._question, evidence, self._model.name, self._events)
+
+
+class _Stream(StreamingResponse):
+    """A stream that ends its question, and gives its user's place free, however its client leaves."""
+
+    def __init__(self, chunks: AsyncGenerator[str], allowed: contextlib.ExitStack) -> None:
+        super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._chunks, self._allowed = chunks, allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._allowed:
+            async with contextlib.aclosing(self._chunks):
+                await super().__call__(scope, receive, send)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        Denied: it is none, or too large; a form of another site cannot send this type.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Denied(415, "the body must be application/json")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > BODY_BYTES:
+            raise Denied(413, f"a request has at most {BODY_BYTES:,} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Denied(400, "the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise Denied(400, "the body must be a JSON object")
+    return body
+
+
+async def _while_there(request: Request, work: Awaitable[Any]) -> Any:
+    """What some work gives, ended when its client leaves.
+
+    Raises:
+        Denied: nobody is there to read it.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=LOOK_S)
+            if not task.done() and await request.is_disconnected():
+                raise Denied(499, "the client left")
+        return task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def _denied(denied: Denied) -> Response:
+    error = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
+    headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
+    return JSONResponse({"error": error}, denied.status, headers=headers)
+
+
+def _digests(page: str, part: str) -> str:
+    """The digests of a page's own scripts or styles, as a content security policy names them."""
+    texts = re.findall(rf"<{part}>(.*?)</{part}>", page, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

@@ -1,0 +1,168 @@
+"""The agent that is served: a question about one database runs as an episode, and each step is told as it happens.
+
+An event is a JSON object with a `type`:
+
+    {"type": "reasoning", "text": "..."}                      what the model thought in a turn
+    {"type": "sql", "sql": "..."}                             a query that it runs
+    {"type": "result", "text": "...", "rows": 3, "error": null}    what the query gave, as the model saw it
+    {"type": "answer", "sql": "...", "columns": [...], "rows": [[...]], "more": false}
+    {"type": "error", "message": "..."}                       the last one in place of an answer; one plain line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.config import Recipe
+from pipelines.databases.named import Named
+from pipelines.errors import SqltrainError
+from pipelines.evaluation.text import plain
+from pipelines.protocols.base import build
+from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies.base import Policy
+from pipelines.serving.cells import table
+from pipelines.sql.engine import SqlEngine
+from pipelines.sql.schema import Schema
+from pipelines.types import ActionKind, ExecutionResult, StopReason, Trajectory, Turn
+
+Event = dict[str, Any]
+QUESTION_CHARS = 4_000
+ENDS = {
+    StopReason.TURN_LIMIT: "the model gave no answer within its turns",
+    StopReason.TOKEN_LIMIT: "the question and the schema are longer than the model's context",
+}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What answers: a policy, and how it is asked.
+
+    Attributes:
+        name: as clients are told it.
+        recipe: its protocol, its sampling and its limits of execution.
+    """
+
+    name: str
+    policy: Policy
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one question may take: seconds from first to last, and rows of its answer."""
+
+    seconds: float = 120.0
+    rows: int = 1_000
+
+
+class Agent:
+    """Answers questions about one database; many at a time.
+
+    Args:
+        sql: the database's sandbox.
+        schema: what prompts show of it.
+        model: gives the model that answers from now on.
+    """
+
+    def __init__(
+        self, where: Named, sql: SqlEngine, schema: Schema, model: Callable[[], Model], budget: Budget
+    ) -> None:
+        self.where, self.budget = where, budget
+        self._sql, self._schema, self._model = sql, schema, model
+        self._numbers = itertools.count(1)
+
+    @property
+    def model(self) -> Model:
+        """What answers the next question."""
+        return self._model()
+
+    async def answer(self, question: str, model: Model | None = None) -> AsyncGenerator[Event]:
+        """The events of a question, the last one an answer or an error. Whoever stops listening ends its statement.
+
+        Args:
+            model: what answers; by default the current one.
+        """
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        work = asyncio.create_task(self._run(question, model or self.model, events.put_nowait))
+        work.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    async def run(self, sql: str) -> Event:
+        """The event of a statement that a person wrote: an answer or an error."""
+        result = await self._sql.execute(self.where.database, sql, self.budget.rows)
+        return self._result(sql, result)
+
+    async def is_healthy(self) -> bool:
+        """Whether the database answers."""
+        return (await self._sql.execute(self.where.database, "SELECT 1", 1)).ok
+
+    async def _run(self, question: str, model: Model, tell: Callable[[Event], None]) -> None:
+        try:
+            async with asyncio.timeout(self.budget.seconds):
+                tell(await self._answered(question, model, tell))
+        except TimeoutError:
+            tell(_error(f"no answer within {self.budget.seconds:g} s"))
+        except SqltrainError as error:
+            tell(_error(str(error)))
+        except Exception:  # one question that fails must not take the server down
+            log.exception("a question failed")
+            tell(_error("an internal error; the server's log says more"))
+
+    async def _answered(self, question: str, model: Model, tell: Callable[[Event], None]) -> Event:
+        trajectory = await self._episode(question, model, tell)
+        if trajectory.stop is StopReason.BROKEN:
+            return _error(f"no answer: {str(trajectory.failure).replace('_', ' ')}")
+        if trajectory.final_sql is None:
+            return _error(ENDS.get(trajectory.stop, "the model gave no answer"))
+        return await self.run(trajectory.final_sql)
+
+    async def _episode(self, question: str, model: Model, tell: Callable[[Event], None]) -> Trajectory:
+        recipe = model.recipe
+        sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
+        turns = recipe.protocol.max_turns_eval
+        engine = RolloutEngine(model.policy, build(recipe.protocol), self._sql, sampling, turns, lambda _: self._schema)
+        engine.on_action = lambda turn: _tell_action(turn, tell)
+        engine.on_turn = lambda turn: _tell_result(turn, tell)
+        name = f"chat-{next(self._numbers)}"
+        return await engine.episode(EpisodeRequest(self.where.example(question, name), 0, recipe.seed), name)
+
+    def _result(self, sql: str, result: ExecutionResult) -> Event:
+        if not result.ok:
+            return _error(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
+        return {"type": "answer", "sql": sql, **table(result)}
+
+
+def _tell_action(turn: Turn, tell: Callable[[Event], None]) -> None:
+    if turn.action.reasoning.strip():
+        tell({"type": "reasoning", "text": turn.action.reasoning.strip()})
+    if turn.action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID) and turn.action.content:
+        tell({"type": "sql", "sql": turn.action.content})
+
+
+def _tell_result(turn: Turn, tell: Callable[[Event], None]) -> None:
+    if turn.observation is not None:
+        tell({"type": "result", "text": _bare(turn.observation), "rows": turn.n_rows, "error": turn.error_class})
+
+
+def _bare(observation: str) -> str:
+    """An observation without the tags that the protocol puts around it."""
+    inside = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", observation, re.DOTALL)
+    return inside[2] if inside else observation
+
+
+def _error(message: str) -> Event:
+    return {"type": "error", "message": " ".join(plain(message).split())}

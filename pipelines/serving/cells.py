@@ -1,0 +1,29 @@
+"""Results of a query as JSON that any client reads without loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.types import ExecutionResult, Scalar, text_of
+
+CELL_CHARS = 10_000
+SAFE_BITS = 53  # of an integer that JavaScript reads exactly
+
+
+def table(result: ExecutionResult) -> dict[str, Any]:
+    """Columns and rows; `more` says that rows were left out."""
+    return {
+        "columns": [_cell(name) for name in result.columns],
+        "rows": [[_cell(value) for value in row] for row in result.rows],
+        "more": bool(result.truncated),
+    }
+
+
+def _cell(value: Scalar) -> Any:
+    """A value of JSON: integers beyond 53 bits, numbers that are none, and bytes are text."""
+    if value is None or (isinstance(value, int) and value.bit_length() <= SAFE_BITS):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    text = f"x'{value[:CELL_CHARS].hex()}'" if isinstance(value, bytes) else text_of(value)
+    return text if len(text) <= CELL_CHARS else text[:CELL_CHARS] + "\u2026"

@@ -1,0 +1,134 @@
+"""What answers: a checkpoint, the champion of a recipe's nights, a model behind an endpoint, or a script."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines import recipes
+from pipelines.checkpoint import read_card
+from pipelines.errors import DataError, RecipeError, SqltrainError
+from pipelines.nightly.ledger import Champion, Ledger
+from pipelines.rollout.policies.base import Policy, Request
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.serving.agent import Model
+from pipelines.store import Store
+from pipelines.types import read_lines
+
+ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
+KINDS = "a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl"
+SLOTS = 16  # episodes that a model in this process decodes together
+ANY = "*"  # the question of a script's line that answers all others
+LOOK_S = 2.0  # between two looks at the ledger
+log = logging.getLogger(__name__)
+
+
+def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> Model:
+    """The model that a policy's text names.
+
+    Args:
+        recipe: whose protocol an endpoint or a script speaks; a checkpoint has a card that says so.
+
+    Raises:
+        UserError: there is none of that name; says what to pass.
+    """
+    if text.startswith(CHAMPION):
+        champion = champion_of(store, text.removeprefix(CHAMPION))
+        return _checkpoint(store.folder(champion.stage, champion.key) / "model", recipe, overrides, champion.key)
+    if text.startswith(ENDPOINT):
+        return _endpoint(text.removeprefix(ENDPOINT), recipe, overrides)
+    if text.startswith(SCRIPT):
+        return Model("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
+    return _checkpoint(Path(text).expanduser(), recipe, overrides, Path(text).name)
+
+
+def champion_of(store: Store, recipe: str) -> Champion:
+    """The champion of a recipe's nights.
+
+    Raises:
+        DataError: it has none, or the store does not hold it.
+    """
+    champion = Ledger(store, recipe).champion()
+    if champion is None:
+        raise DataError(f"recipe {recipe} has no champion in {store.root}", f"Run: sqltrain nightly {recipe}")
+    return champion
+
+
+def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) -> Model:
+    if not (folder / "config.json").is_file():
+        raise DataError(f"no model in {folder}", f"Pass {KINDS}.")
+    from pipelines.rollout.policies.making import local_policy
+
+    card = read_card(folder)
+    said = card.overrides() if card else ()
+    made_by = card.recipe if card and card.recipe in recipes.recipe_names() else recipe
+    loaded = recipes.load(made_by, [*said, *overrides])
+    free = {"deterministic": False, "slots": SLOTS}  # nobody waits for another's statement
+    loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=free)})
+    return Model(name, local_policy(str(folder), loaded), loaded)
+
+
+def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> Model:
+    from pipelines.rollout.endpoints import endpoint
+    from pipelines.teachers.policy import OpenAIPolicy
+
+    loaded = recipes.load(recipe, overrides)
+    from pipelines.protocols.base import build
+
+    entry = endpoint(name)
+    return Model(name, OpenAIPolicy(entry, name, entry.concurrency, None, build(loaded.protocol)), loaded)
+
+
+def script(path: Path) -> Policy:
+    """A policy that says what a file says: a JSON object a line with a `question` ("*" for any other) and its `turns`.
+
+    Raises:
+        DataError: the file cannot be read, or a line is none of such.
+    """
+    turns: dict[str, list[str]] = {}
+    for number, row in read_lines(path, 'Each line is {"question": "...", "turns": ["..."]}.'):
+        said = row.get("turns") if isinstance(row, dict) else None
+        if not isinstance(said, list) or not said or not all(isinstance(turn, str) for turn in said):
+            raise DataError(f"{path}, line {number}: no turns", 'Each line is {"question": "...", "turns": ["..."]}.')
+        turns[str(row.get("question"))] = said
+
+    def say(request: Request) -> str:
+        lines = turns.get(request.example.question) or turns.get(ANY)
+        if lines is None:
+            raise RecipeError("the script has no line for this question", f'Add one, or a line for "{ANY}".')
+        return lines[min(request.turn, len(lines) - 1)]
+
+    return ScriptedPolicy(say, "script")
+
+
+class Served:
+    """The model that answers now; a promotion or a rollback is picked up between two questions.
+
+    Args:
+        text: see `opened`.
+    """
+
+    def __init__(self, text: str, recipe: str, overrides: Sequence[str], store: Store) -> None:
+        self._given = (text, recipe, tuple(overrides), store)
+        self._model = opened(text, recipe, overrides, store)
+
+    def __call__(self) -> Model:
+        """What answers from now on."""
+        return self._model
+
+    async def follow(self) -> None:
+        """Look at the ledger now and then, until cancelled; questions under way end with the model that began them."""
+        text, _, _, store = self._given
+        if not text.startswith(CHAMPION):
+            return
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                key = champion_of(store, text.removeprefix(CHAMPION)).key
+                if key != self._model.name:
+                    self._model = await asyncio.to_thread(opened, *self._given)
+                    log.warning("the champion is %s now", key)
+            except SqltrainError as error:
+                log.warning("the champion before goes on serving: %s", error)

@@ -1,0 +1,108 @@
+"""A real server of the agent on this machine, its model a script, for the tests that talk to it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from flows.serving import Service
+from pipelines import recipes
+from pipelines.config import Execution
+from pipelines.databases.card import Card, ColumnCard, TableCard
+from pipelines.databases.named import of_card
+from pipelines.serving.access import Access
+from pipelines.serving.agent import Agent, Budget, Model
+from pipelines.serving.feedback import Feedback
+from pipelines.serving.models import script
+
+ENDLESS = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT COUNT(*) FROM t"
+COUNT = "SELECT city, count(*) AS n FROM person GROUP BY city ORDER BY city"
+LINES = {
+    "How many people by city ?": [
+        "<reasoning>Which cities are there ?</reasoning>\n<sql>SELECT DISTINCT city FROM person</sql>",
+        f"<reasoning>Now count.</reasoning>\n<solution>{COUNT}</solution>",
+    ],
+    "What are their numbers ?": ["<reasoning>I try.</reasoning>\n<solution>SELECT ssn FROM person</solution>"],
+    "What are the names ?": [
+        "<reasoning><b id=bold>bold</b></reasoning>\n<solution>SELECT name FROM person</solution>",
+    ],
+    "Wait": [f"<reasoning>It takes long.</reasoning>\n<sql>{ENDLESS}</sql>"],
+    "*": ["<reasoning>I do not know.</reasoning>\n<solution>SELECT NULL AS nothing</solution>"],
+}
+
+
+def people(folder: Path) -> Card:
+    """A database of people, whose numbers are hidden, and its card."""
+    with closing(sqlite3.connect(folder / "people.sqlite")) as connection:
+        connection.executescript(
+            "CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, city TEXT, ssn TEXT);"
+            "INSERT INTO person VALUES (1,'<img src=x onerror=alert(1)>','Oslo','SECRET-1'),"
+            "(2,'=1+1','Rome','SECRET-2'),(3,'Cy','Oslo','SECRET-3');"
+        )
+    names = {"id": ColumnCard(type="INTEGER", key=True), "name": ColumnCard(), "city": ColumnCard()}
+    table = TableCard(columns={**names, "ssn": ColumnCard(hidden=True)})
+    return Card(engine="sqlite", location=str(folder / "people.sqlite"), tables={"person": table})
+
+
+def scripted(folder: Path, lines: Mapping[str, list[str]] = LINES, name: str = "script") -> Model:
+    """A model that says what these lines say."""
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps({"question": q, "turns": turns}) + "\n" for q, turns in lines.items()))
+    return Model(name, script(path), recipes.load("sql_trail", []))
+
+
+@dataclass
+class Site:
+    """A running server; the last of its models answers."""
+
+    url: str
+    folder: Path
+    service: Service
+    models: list[Model]
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=30)
+
+    def ask(self, question: str, **headers: str) -> dict[str, Any]:
+        """The whole answer to a question."""
+        body = {"model": "any", "messages": [{"role": "user", "content": question}]}
+        found: dict[str, Any] = self.post("/v1/chat/completions", body, **headers).raise_for_status().json()
+        return found
+
+
+def events(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The events of a whole answer."""
+    found: list[dict[str, Any]] = answer["choices"][0]["message"]["sqltrain"]
+    return found
+
+
+@contextmanager
+def site(folder: Path, access: Access | None = None, budget: Budget | None = None, workers: int = 1) -> Iterator[Site]:
+    """Start a server and end it."""
+    where = of_card("people", people(folder))
+    models = [scripted(folder)]
+    with where.sql(Execution(timeout_s=20), workers) as sql:
+        agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or Budget(30, 100))
+        feedback = Feedback(folder / "feedback", where.address)
+        service = Service(agent, access or Access({}), folder / "questions.jsonl", feedback)
+        server = uvicorn.Server(uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield Site(f"http://127.0.0.1:{port}", folder, service, models)
+        finally:
+            server.should_exit = True
+            thread.join()

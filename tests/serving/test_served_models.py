@@ -1,0 +1,75 @@
+"""What answers: a script's lines, a champion that changes while it is served, and mistakes in one plain line."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.errors import DataError, RecipeError
+from pipelines.nightly.ledger import Ledger
+from pipelines.serving import models
+from pipelines.serving.agent import Model
+from pipelines.serving.models import Served, opened, script
+from pipelines.store import Store
+
+
+def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, names = Store(tmp_path), []
+    ledger = Ledger(store, "miniature")
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({"question": "*", "turns": ["x"]}) + "\n")
+
+    def loaded(folder: Path, recipe: str, overrides: object, name: str) -> Model:
+        assert folder == store.folder("grpo", name) / "model"
+        return Model(name, script(path), models.recipes.load("sql_trail", []))
+
+    monkeypatch.setattr(models, "_checkpoint", loaded)  # weights are loaded elsewhere; here it is about which
+    monkeypatch.setattr(models, "LOOK_S", 0.01)
+
+    def promote(key: str) -> None:
+        ledger.add("night", decision="promoted", challenger={"stage": "grpo", "key": key}, learned=[], new=[])
+
+    async def until(served: Served, key: str) -> None:
+        async with asyncio.timeout(20):
+            while served().name != key:
+                await asyncio.sleep(0.01)
+        names.append(served().name)
+
+    async def nights() -> None:
+        promote("one")
+        served = Served("champion:miniature", "sql_trail", [], store)
+        following = asyncio.create_task(served.follow())
+        await until(served, "one")
+        promote("two")
+        await until(served, "two")
+        ledger.rollback()
+        await until(served, "one")
+        following.cancel()
+
+    asyncio.run(nights())
+    assert names == ["one", "two", "one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/none", "no model in /none. Pass a checkpoint folder, champion:RECIPE"),
+        ("champion:miniature", "recipe miniature has no champion"),
+        ("script:/none.jsonl", "no such file: /none.jsonl"),
+        ("endpoint:none", "there is no endpoint 'none'"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_plain_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises((DataError, RecipeError)) as raised:
+        opened(text, "sql_trail", [], Store(tmp_path))
+    assert message in str(raised.value)
+
+
+def test_a_line_without_turns_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"question": "*", "turns": ["x"]}\n{"question": "y"}\n')
+    with pytest.raises(DataError, match="line 2: no turns"):
+        script(path)
