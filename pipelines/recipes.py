@@ -351,10 +351,13 @@ def _put_benchmarks(tree: dict[str, Any]) -> None:
     """In `data.test`, put in place of each text the benchmarks of the file of `conf/` that it names.
 
     Raises:
-        RecipeError: it names none, or one without benchmarks.
+        RecipeError: it is no list, or a text names no file, or one without benchmarks.
     """
     data = tree.get("data")
     listed = data.get("test") if isinstance(data, dict) else None
+    if listed is not None and not isinstance(listed, list):
+        hint = "Write data.test=[...]; a key of its first benchmark is set by data.test.0.KEY=VALUE."
+        raise RecipeError(f"data.test is a list of benchmarks (it is {listed!r})", hint)
     if isinstance(listed, list) and any(isinstance(each, str) for each in listed):
         tree["data"] = {**tree["data"], "test": [one for each in listed for one in _benchmarks_of(each)]}
 

@@ -47,6 +47,20 @@ def test_a_key_does_not_depend_on_the_place_in_the_list(tmp_path: Path) -> None:
         assert near_first[f"{name}.far"] == far_first[name]
 
 
+def test_a_file_that_is_included_and_one_that_is_listed_have_the_same_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a sweep evaluates, a benchmark a cell, is there for a run with a list of them."""
+    monkeypatch.setattr(recipes, "LOCAL", tmp_path / "local")
+    (tmp_path / "local").mkdir()
+    for name, source in (("far", FAR), ("near", NEAR)):
+        (tmp_path / "local" / f"{name}.yaml").write_text(f"data: {{test: [{source}]}}\n")
+    cells = {name: keys(tmp_path, f"include=local/{name}") for name in ("far", "near")}
+    listed = keys(tmp_path, "data.test=[local/far, local/near]")
+    assert {name: listed[name] for name in OWN} == {name: cells["far"][name] for name in OWN}
+    assert {name: listed[f"{name}.near"] for name in OWN} == {name: cells["near"][name] for name in OWN}
+
+
 def test_a_benchmarks_equality_changes_its_evaluations_alone(tmp_path: Path) -> None:
     both = f"data.test=[{FAR}, {NEAR}]"
     before, after = keys(tmp_path, both), keys(tmp_path, both, "data.test.1.equality=bird")
@@ -87,7 +101,9 @@ def test_a_benchmark_without_a_name_is_called_by_what_it_is() -> None:
     [
         ("data.test=[data/spider_dk, data/spider_dk]", "two benchmarks are called 'spider_dk'"),
         ("data.test=[]", "data.test"),
-        ("data.test={kind: spider}", "data.test"),
+        ("data.test={kind: spider}", r"data.test is a list of benchmarks .*data.test.0.KEY=VALUE"),
+        ("data.test=data/spider_dk", "data.test is a list of benchmarks"),
+        ("data.test.path=/data", "no item 'path'"),
         ("data.test=[data/synsql]", "data/synsql has no benchmarks"),
         ("data.test=[spider_dk]", "'spider_dk' is no file of conf/"),
         ("data.test=[../../tmp/evil]", "'../../tmp/evil' is no file of conf/"),
