@@ -29,13 +29,15 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
 
     runs: dict[str, Any] = {}
     for cell in cells:
+        if cell.key in runs:
+            continue
         try:
-            runs[cell.name] = patiently(functools.partial(_submit, cell, store), f"the start of {cell.name}", say)
+            runs[cell.key] = patiently(functools.partial(_submit, cell, store), f"the start of {cell.name}", say)
         except ObjectNotFound:
             hint = "Deploy it, and start a worker: infra/README.md."
             raise BoundaryError(f"the Prefect server has no deployment {DEPLOYMENT}", hint) from None
-        say(f"{cell.name}: flow run {runs[cell.name]}")
-    return lambda cell: _wait(cell.name, runs[cell.name], say)
+        say(f"{cell.name}: flow run {runs[cell.key]}")
+    return lambda cell: _wait(cell.name, runs[cell.key], say)
 
 
 def _submit(cell: Cell, store: Store) -> Any:

@@ -57,6 +57,11 @@ class Cell:
         """Its values in the order of the axes."""
         return named(self.values) or self.recipe.name
 
+    @property
+    def key(self) -> str:
+        """The digest of its recipe: cells that show several checkpoints of one run share it."""
+        return recipes.digest(self.recipe.model_dump(mode="json"))
+
 
 Make = Callable[[Cell], object]
 
@@ -152,10 +157,17 @@ def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
 def fill(found: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:
     """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
     failed: dict[tuple[str, str], str] = {}
+    made: set[str] = set()
     filled = []
+
+    def once(cell: Cell) -> None:
+        if cell.key not in made:
+            make(cell)
+        made.add(cell.key)
+
     for number, cell in enumerate(found, 1):
         say(f"cell {number} of {len(found)}: {cell.name}")
-        filled.append(_filled(cell, store, make, failed))
+        filled.append(_filled(cell, store, once, failed))
         if filled[-1].error:
             say(f"cell {number} failed: {filled[-1].error}")
     return filled
