@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import re
 import types
@@ -20,7 +22,20 @@ from pipelines.config import Recipe
 from pipelines.registry import ALL, METRICS, Registry
 from pipelines.sections import Section
 
-FOLDER = Path(__file__).resolve().parent / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+# A part of ours of each kind, whose name means nothing else in the code.
+EXAMPLES = {
+    "reward term": "bigram",
+    "reader": "kaggledbqa",
+    "protocol": "single_turn",
+    "SQL dialect": "duckdb",
+    "equality": "test_suite_keep_distinct",
+    "metric": "listing",
+    "filter rule": "malformed",
+    "optimizer": "muon",
+    "policy": "vllm",
+}
 MADE = "This page is written by `python docs/build_reference.py` from the code; a test compares the two."
 ENTRY = re.compile(r"^        (\w+(?:, \w+)*): (.*)$")
 RECIPE_INTRO = f"""# What a recipe may say
@@ -170,7 +185,36 @@ def _parameter(parameter: Any) -> str:
 
 def parts_page() -> str:
     """Every registered part of our own, by kind."""
-    return "\n".join([PARTS_INTRO, *(line for registry in ALL for line in _parts(registry))])
+    return "\n".join([PARTS_INTRO, *(line for registry in ALL for line in _parts(registry)), *_changes()])
+
+
+def files_of(name: str) -> list[str]:
+    """The files of the program and of conf/ that hold a part of ours: its name as a value, or as a file's name."""
+    paths = [path for room in ("pipelines", "tasks", "flows") for path in sorted((ROOT / room).rglob("*.py"))]
+    code = [path for path in paths if name in _texts(path.read_text(encoding="utf-8"))]
+    beside = [
+        path for path in sorted((ROOT / "conf").rglob("*")) if re.match(rf"{name}(_(full|brief|single))?\.", path.name)
+    ]
+    return [str(path.relative_to(ROOT)) for path in (*code, *beside)]
+
+
+@functools.cache
+def _texts(code: str) -> frozenset[str]:
+    nodes = ast.walk(ast.parse(code))
+    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _changes() -> Iterator[str]:
+    """How many files a part takes: one of ours as an example of each kind."""
+    yield "## What a new part touches\n"
+    yield "Files of the program and of `conf/` that name an existing part; tests and docs are not counted. A part of your"
+    yield "own is one file, and a line in a recipe.\n"
+    yield "| kind | example | files | which |"
+    yield "|---|---|---|---|"
+    for registry, name in EXAMPLES.items():
+        files = files_of(name)
+        yield f"| {registry} | `{name}` | {len(files)} | {', '.join(f'`{file}`' for file in files)} |"
+    yield ""
 
 
 def _parts(registry: Registry[Any]) -> Iterator[str]:
