@@ -24,15 +24,16 @@ from pipelines.sections import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
-# A part of ours of each kind, whose name means nothing else in the code.
+# A part of ours of each kind, and files in which its name means another thing: a port of a driver, a curve.
+OTHERWISE = {"tasks/connection.py", "pipelines/training/rollouts.py", "pipelines/training/watch.py"}
 EXAMPLES = {
     "reward term": "bigram",
     "reader": "kaggledbqa",
     "protocol": "single_turn",
-    "SQL dialect": "duckdb",
+    "SQL dialect": "mysql",
     "equality": "test_suite_keep_distinct",
     "metric": "listing",
-    "filter rule": "malformed",
+    "filter rule": "no_answer",
     "optimizer": "muon",
     "policy": "vllm",
 }
@@ -195,7 +196,8 @@ def files_of(name: str) -> list[str]:
     beside = [
         path for path in sorted((ROOT / "conf").rglob("*")) if re.match(rf"{name}(_(full|brief|single))?\.", path.name)
     ]
-    return [str(path.relative_to(ROOT)) for path in (*code, *beside)]
+    found = [str(path.relative_to(ROOT)) for path in (*code, *beside)]
+    return [path for path in found if path not in OTHERWISE]
 
 
 @functools.cache
@@ -207,8 +209,8 @@ def _texts(code: str) -> frozenset[str]:
 def _changes() -> Iterator[str]:
     """How many files a part takes: one of ours as an example of each kind."""
     yield "## What a new part touches\n"
-    yield "Files of the program and of `conf/` that name an existing part; tests and docs are not counted. A part of your"
-    yield "own is one file, and a line in a recipe.\n"
+    yield "Files of the program and of `conf/` that name an existing part; tests and docs are not counted. A part of"
+    yield "your own is one file, and a line in a recipe.\n"
     yield "| kind | example | files | which |"
     yield "|---|---|---|---|"
     for registry, name in EXAMPLES.items():
@@ -219,7 +221,7 @@ def _changes() -> Iterator[str]:
 
 def _parts(registry: Registry[Any]) -> Iterator[str]:
     keys = ", ".join(f"`{field.replace('.*', '')}`" for field in registry.fields)
-    names = [name for name in registry if registry.entry(name).module.startswith("pipelines.")]
+    names = [name for name in sorted(registry) if registry.entry(name).module.startswith("pipelines.")]
     yield f"## {registry.noun[0].upper() + registry.noun[1:]}\n"
     yield f"{f'Named in {keys}.' if keys else 'Told by the suffix of a file or the start of an address.'}\n"
     yield "| name | unit | what it is |" if registry is METRICS else "| name | options | what it is |"

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows import screen
 from flows.progress import Bars
-from pipelines.databases import addresses, card, named, reading, roles
+from pipelines.databases import addresses, card, named, reading
 from pipelines.databases.findings import Finding
 from pipelines.errors import DataError
 from pipelines.evaluation.text import plain
@@ -71,7 +71,7 @@ def _check_role(where: named.Named, allow_writes: bool) -> None:
         return
     screen.say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
     screen.say("an administrator makes a role that only reads with:")
-    for line in roles.grants(where.database.engine, where.address, schema):
+    for line in DIALECTS[where.database.engine].reader_grants(where.address, schema):
         screen.say(f"  {line}")
     if role.is_turned_away:
         raise DataError("the sandbox runs nothing for a role that may do so much", "Connect as a role that only reads.")

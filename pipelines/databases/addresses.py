@@ -7,8 +7,8 @@ import re
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from pipelines.errors import DataError, ResourceError
+from pipelines.registry import DIALECTS
 
-OWN_VARIABLE = {"postgres": "PGPASSWORD", "mysql": "MYSQL_PWD"}  # what the servers' own clients read
 HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/shop."
 
 
@@ -38,17 +38,10 @@ def complete(address: str, engine: str, password: str | None) -> str:
     """The address that a driver gets: with the password, which then is in this process's memory alone."""
     if password is None:
         return address
-    if engine == "postgres":
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
-
-        try:
-            return make_conninfo(address, password=password)
-        except ProgrammingError:  # its message may quote a password
-            raise DataError("this is no address of a PostgreSQL server", HINT) from None
-    parts = urlsplit(address)
-    user, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+    try:
+        return DIALECTS[engine].with_password(address, password)
+    except ValueError as error:
+        raise DataError(str(error), HINT) from None
 
 
 def password_of(engine: str, variable: str | None) -> str | None:
@@ -58,7 +51,7 @@ def password_of(engine: str, variable: str | None) -> str | None:
         ResourceError: the card names a variable that is not set.
     """
     if variable is None:
-        return os.environ.get(OWN_VARIABLE.get(engine, ""))
+        return os.environ.get(DIALECTS[engine].password_variable)
     password = os.environ.get(variable)
     if password is None:
         raise ResourceError(f"the environment variable {variable} is not set", "It holds the database's password.")

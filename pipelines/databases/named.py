@@ -11,7 +11,7 @@ from pipelines.databases import addresses, card
 from pipelines.databases.card import Card
 from pipelines.errors import DatabaseError, DataError
 from pipelines.registry import DIALECTS
-from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
+from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
 from pipelines.sql.jobs import locate
 from pipelines.types import Database, Example, ExecutionStatus
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pipelines.config import Execution
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.schema import Schema, Table
-
-MAGIC = {"sqlite": (0, b"SQLite format 3\0"), "duckdb": (8, b"DUCK")}
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,9 @@ def _engine_of(file: Path, text: str, hint: str) -> str:
             head = stream.read(32)
     except OSError:
         raise DataError(f"no such database: {text}", hint) from None
-    by_head = [name for name, (at, mark) in MAGIC.items() if head[at : at + len(mark)] == mark]
-    if by_head:
-        return by_head[0]
+    by_head = of_head(head, file)
+    if by_head is not None:
+        return by_head
     if not head and of_file(file) is not None:
         return str(of_file(file))
     raise DataError(f"{text} is no SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipelines.databases import addresses, findings, roles
+from pipelines.databases import addresses, findings
 from pipelines.databases.card import Card, ColumnCard, Reference, TableCard
 from pipelines.databases.findings import Finding, Samples
 from pipelines.databases.named import Named
-from pipelines.databases.roles import Role
 from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql import catalogs
 from pipelines.sql.catalogs import introspect
+from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, Table, quoted
 from pipelines.types import Scalar, text_of
@@ -43,10 +43,8 @@ def role(named: Named) -> tuple[Role, str]:
     dialect = DIALECTS[named.database.engine]
     try:
         with dialect.catalog(named.database.location, LIMITS.timeout_s) as opened:
-            schema = (
-                next(iter(opened.query("SELECT current_schema()")))[0] if named.database.engine == "postgres" else ""
-            )
-            return roles.examine(named.database.engine, opened.query), str(schema or "public")
+            schema = next(iter(opened.query(dialect.schema_query)))[0] if dialect.schema_query else ""
+            return dialect.role(opened.query), str(schema or "")
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"{named.database.id} cannot be opened: {addresses.reason(error)}") from None
 

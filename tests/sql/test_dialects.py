@@ -15,10 +15,12 @@ from servers import Server
 
 from pipelines.config import Source
 from pipelines.data.miniature.reader import read
+from pipelines.registry import DIALECTS
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.items import schema_items
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects.base import REFUSED
+from pipelines.sql.dialects.dialect import Role, of_head
 from pipelines.sql.dialects.guard import check
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
 from pipelines.types import Database, Example
@@ -173,3 +175,22 @@ def test_the_allow_list_finds_a_call_however_it_is_written(sql: str, said: str) 
         refused = check(sql, engine)
         assert refused is not None
         assert (refused.status, refused.error) == (REFUSED, said)
+
+
+def test_an_engine_is_told_by_a_files_first_bytes_then_by_its_suffix() -> None:
+    heads = {"sqlite": b"SQLite format 3\0", "duckdb": b"checksumDUCK", None: b"%PDF-1.4"}
+    assert {of_head(head, Path("shop.dat")): head for head in heads.values()} == heads
+
+
+def test_each_server_tells_how_its_address_takes_a_password_and_who_makes_a_reader() -> None:
+    postgres, mysql = DIALECTS["postgres"], DIALECTS["mysql"]
+    assert mysql.with_password("mysql://me@host/shop", "p@ss") == "mysql://me:p%40ss@host/shop"
+    assert "password=p@ss" in postgres.with_password("postgresql://me@host/shop", "p@ss")
+    assert (
+        mysql.reader_grants("mysql://me@host/shop", "")[-1]
+        == "GRANT SELECT, SHOW VIEW ON `shop`.* TO 'shop_reader'@'%';"
+    )
+    assert 'GRANT USAGE ON SCHEMA "public" TO "shop_reader";' in postgres.reader_grants("postgresql://me@host/shop", "")
+    assert DIALECTS["sqlite"].reader_grants("shop.sqlite", "") == []
+    told = {"SHOW GRANTS": [("GRANT ALL ON *.* TO root",)]}
+    assert mysql.role(told.__getitem__) == Role(("GRANT ALL ON *.*",), True)

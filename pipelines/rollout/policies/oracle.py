@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.errors import DataError
+from pipelines.protocols.phases import Phases
+from pipelines.protocols.single_turn import SingleTurn
 from pipelines.registry import DIALECTS
 from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
@@ -70,7 +72,7 @@ class OraclePolicy(ScriptedPolicy):
         self._error_rate = error_rate
         self._schemas: dict[str, Schema | None] = {}
         self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
-        self._phases = protocol.name == "phases"
+        self._phases = isinstance(protocol, Phases)
         self._look = ActionKind.EXPLORE if self._phases else ActionKind.SQL
 
     def _say(self, request: Request) -> str:
@@ -101,7 +103,7 @@ class OraclePolicy(ScriptedPolicy):
         rng = random.Random(f"{seed}/{example.id}")
         sql = example.gold_sql.strip().rstrip(";").strip()
         linked = self._linking(example, rng)
-        if self._protocol.name == "single_turn" or self._protocol.config.max_turns == 1:
+        if isinstance(self._protocol, SingleTurn) or self._protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
         found = lookups(example, self._schema(example))
         mistaken = rng.random() < self._error_rate

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import quote, urlsplit
 
 SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
 Query = Callable[[str], Iterable[Sequence[Any]]]
@@ -44,6 +45,18 @@ def left(until: float) -> float:
     return seconds
 
 
+class Role(NamedTuple):
+    """What the role of a connection may do beside reading.
+
+    Attributes:
+        writes: in words, such as "write to orders"; () for a plain reader.
+        is_turned_away: whether the sandbox refuses every statement of it, whatever a person allows.
+    """
+
+    writes: tuple[str, ...] = ()
+    is_turned_away: bool = False
+
+
 class Dialect(abc.ABC):
     """A database engine.
 
@@ -59,6 +72,9 @@ class Dialect(abc.ABC):
         keys_query: table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
         comments_query: table, column ("" for the table itself) and what the database's makers say of it; "" where the
             engine has no comments.
+        schema_query: the schema that a connection reads; "" where there is no such thing.
+        magic: where in a file of it these bytes stand; None where a server holds the databases.
+        password_variable: the environment variable that the engine's own client reads a password from.
         needs_packages: whether its session needs more than Python's standard library.
     """
 
@@ -78,6 +94,9 @@ class Dialect(abc.ABC):
     )
     keys_query: ClassVar[str] = ""
     comments_query: ClassVar[str] = ""
+    schema_query: ClassVar[str] = ""
+    magic: ClassVar[tuple[int, bytes] | None] = None
+    password_variable: ClassVar[str] = ""
     needs_packages: ClassVar[bool] = True
 
     @classmethod
@@ -95,6 +114,27 @@ class Dialect(abc.ABC):
         """
 
     @staticmethod
+    def with_password(address: str, password: str) -> str:
+        """The address that a driver gets.
+
+        Raises:
+            ValueError: this is no address of such a server; the message does not quote it.
+        """
+        parts = urlsplit(address)
+        user, _, host = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+
+    @staticmethod
+    def role(query: Query) -> Role:
+        """What the role of an open connection may do; a file is opened read-only by its engine, and has none."""
+        return Role()
+
+    @staticmethod
+    def reader_grants(address: str, schema: str) -> list[str]:
+        """Statements for an administrator that make a role that reads this database and does nothing else."""
+        return []
+
+    @staticmethod
     def within(address: str, name: str) -> str:
         """The location of one of a benchmark's databases on a server.
 
@@ -109,6 +149,15 @@ def of_file(path: Path) -> str | None:
     from pipelines.registry import DIALECTS
 
     return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
+
+
+def of_head(head: bytes, path: Path) -> str | None:
+    """The engine that a file's first bytes tell, and its suffix where several engines read such files."""
+    from pipelines.registry import DIALECTS
+
+    magics = {name: DIALECTS[name].magic for name in DIALECTS}
+    told = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
+    return next((name for name in told if path.suffix in DIALECTS[name].suffixes), next(iter(told), None))
 
 
 def of_address(address: str) -> str | None:

@@ -94,6 +94,7 @@ class Duckdb(Dialect):
     session = "pipelines.sql.dialects.duckdb:DuckdbSession"
     sqlglot = "duckdb"
     suffixes = (".duckdb",)
+    magic = (8, b"DUCK")
     keys_query = """
 SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names
 FROM duckdb_constraints() WHERE schema_name = current_schema()

@@ -29,7 +29,7 @@ from pipelines.sql.dialects.base import (
     failure,
     fetch,
 )
-from pipelines.sql.dialects.dialect import Catalog, Dialect, left
+from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role, left
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
 from pipelines.sql.dialects.hiding import Hidden, Named
 from pipelines.sql.dialects.values import plain_rows
@@ -77,6 +77,7 @@ class Mysql(Dialect):
     session = "pipelines.sql.dialects.mysql:MysqlSession"
     sqlglot = "mysql"
     schemes = ("mysql://", "mariadb://")
+    password_variable = "MYSQL_PWD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
     columns_query = (
         "SELECT table_name, column_name, data_type FROM information_schema.columns"
@@ -95,6 +96,23 @@ class Mysql(Dialect):
         " SELECT table_name, column_name, column_comment FROM information_schema.columns"
         " WHERE table_schema = database() AND column_comment <> ''"
     )
+
+    @staticmethod
+    def role(query: Query) -> Role:
+        """See `Dialect.role`; the sandbox turns everybody away who may do more than read."""
+        grants = [str(row[0]) for row in query("SHOW GRANTS")]
+        more = tuple(grant.partition(" TO ")[0] for grant in grants if not is_reader(grant))
+        return Role(more, bool(more))
+
+    @staticmethod
+    def reader_grants(address: str, schema: str) -> list[str]:
+        """See `Dialect.reader_grants`."""
+        name = urlsplit(address).path.strip("/")
+        place = f"`{name.replace('`', '``')}`"
+        return [
+            f"CREATE USER '{name}_reader'@'%' IDENTIFIED BY 'a new password';",
+            f"GRANT SELECT, SHOW VIEW ON {place}.* TO '{name}_reader'@'%';",
+        ]
 
     @staticmethod
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pipelines.registry import dialect
 from pipelines.sql.dialects.base import (
@@ -26,7 +27,7 @@ from pipelines.sql.dialects.base import (
     failure,
     fetch,
 )
-from pipelines.sql.dialects.dialect import Catalog, Dialect, left
+from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role, left
 from pipelines.sql.dialects.guard import body, check
 from pipelines.sql.dialects.hiding import Hidden, fold
 from pipelines.sql.dialects.trees import named_by_postgres, refused_by_postgres
@@ -74,6 +75,13 @@ SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.r
     OR pg_has_role(current_user, 'pg_signal_backend', 'member')
 FROM pg_roles r WHERE r.rolname = current_user
 """
+_WRITABLE = """
+SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = current_schema() AND c.relkind IN ('r', 'p')
+    AND (has_table_privilege(c.oid, 'INSERT') OR has_table_privilege(c.oid, 'UPDATE')
+        OR has_table_privilege(c.oid, 'DELETE') OR has_table_privilege(c.oid, 'TRUNCATE'))
+ORDER BY 1 LIMIT 3
+"""
 _VIEWS = """
 SELECT viewname::text, definition FROM pg_views WHERE schemaname NOT IN ('pg_catalog', 'information_schema')
 UNION ALL SELECT matviewname::text, definition FROM pg_matviews
@@ -92,6 +100,8 @@ class Postgres(Dialect):
     session = "pipelines.sql.dialects.postgres:PostgresSession"
     sqlglot = "postgres"
     schemes = ("postgresql://", "postgres://")
+    schema_query = "SELECT current_schema()"
+    password_variable = "PGPASSWORD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
     # information_schema tells constraints to their owner only; the catalog tells them to every reader.
     keys_query = """
@@ -111,6 +121,37 @@ FROM pg_description d JOIN pg_class c ON d.classoid = 'pg_class'::regclass AND c
     LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0
 WHERE n.nspname = current_schema()
 """
+
+    @staticmethod
+    def with_password(address: str, password: str) -> str:
+        """See `Dialect.with_password`."""
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import make_conninfo
+
+        try:
+            return make_conninfo(address, password=password)
+        except ProgrammingError:  # its message may quote a password
+            raise ValueError("this is no address of a PostgreSQL server") from None
+
+    @staticmethod
+    def role(query: Query) -> Role:
+        """See `Dialect.role`."""
+        if any(row[0] for row in query(PRIVILEGES)):
+            return Role(("act as a superuser, or make roles and databases, or reach the server's files",), True)
+        return Role(tuple(f"write to {row[0]}" for row in query(_WRITABLE)))
+
+    @staticmethod
+    def reader_grants(address: str, schema: str) -> list[str]:
+        """See `Dialect.reader_grants`."""
+        name = urlsplit(address).path.strip("/")
+        role, spot = f'"{name}_reader"', '"' + (schema or "public").replace('"', '""') + '"'
+        return [
+            f"CREATE ROLE {role} LOGIN PASSWORD 'a new password' NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT;",
+            f'GRANT CONNECT ON DATABASE "{name}" TO {role};',
+            f"GRANT USAGE ON SCHEMA {spot} TO {role};",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA {spot} TO {role};",
+            f"ALTER ROLE {role} SET default_transaction_read_only = on;",
+        ]
 
     @staticmethod
     @contextlib.contextmanager

@@ -190,6 +190,7 @@ class Sqlite(Dialect):
     session = "pipelines.sql.dialects.sqlite:SqliteSession"
     sqlglot = "sqlite"
     suffixes = (".sqlite", ".sqlite3", ".db")
+    magic = (0, b"SQLite format 3\0")
     tables_query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     needs_packages = False
 
