@@ -12,7 +12,8 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.data import base
 from pipelines.protocols.base import Protocol, build
-from pipelines.sql.schema import introspect
+from pipelines.sql.catalogs import introspect
+from pipelines.training import losses
 from pipelines.training.advantages import group_advantages
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
 
@@ -111,3 +112,28 @@ def test_variants_with_and_without_a_kl_term() -> None:
     betas = {name: load("mtir_sql", f"variant={name}").grpo.beta for name in ("grpo", "grpo_kl", "single_turn")}
     assert betas == {"grpo": 0.0, "grpo_kl": 0.04, "single_turn": 0.0}
     assert load("mtir_sql").grpo.beta == 0.0
+
+
+def gradient(recipe: Recipe, logps: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Of a recipe's loss by each token's log-probability, where the policy is the one that sampled."""
+    grpo, given = recipe.grpo, logps.clone().requires_grad_()
+    ratio = losses.ratios(given, logps, mask, grpo.level)
+    each = losses.per_token(grpo.loss, ratio, given, advantages, grpo.clip_low, grpo.clip_high)
+    losses.averaged(grpo.loss, each, mask, items=mask.sum(), longest=4, parts=1, share=1.0).backward()  # type: ignore[no-untyped-call]
+    assert given.grad is not None
+    return given.grad
+
+
+def test_at_ratio_one_the_sum_over_tokens_is_equation_2_up_to_a_factor_and_no_bound_acts() -> None:
+    """SQL-Trail, equation 2: the mean over episodes of a ratio of whole sequences times the advantage."""
+    mask = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]])
+    logps, advantages = torch.tensor([[-0.3, -1.0, -0.2, -2.0]] * 3), torch.tensor([[1.0], [-0.5], [0.25]])
+    given = logps.clone().requires_grad_()
+    whole = ((given - logps) * mask).sum(-1, keepdim=True).exp()
+    objective = torch.min(whole * advantages, whole.clamp(1 - 0.2, 1 + 0.28) * advantages).mean()
+    objective.backward()  # type: ignore[no-untyped-call]
+    assert given.grad is not None
+    ours = gradient(load("sql_trail"), logps, advantages, mask)
+    assert torch.allclose(-ours * mask.sum() / len(mask), given.grad)
+    unbound = load("sql_trail", "grpo.clip_low=0.01", "grpo.clip_high=0.01")
+    assert torch.equal(gradient(unbound, logps, advantages, mask), ours)
