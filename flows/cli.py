@@ -382,12 +382,18 @@ def mcp(
     databases: Annotated[list[str], typer.Argument(help="Files, addresses, or names of databases/.")],
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve HTTP, not stdin and stdout.")] = None,
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="Rows that one answer shows.")] = 10,
+    policy: Annotated[
+        str | None, typer.Option(help="Also a tool that asks the agent: its model, as `sqltrain serve` takes it.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
 ) -> None:
-    """Serve the sandboxed SQL tool to any MCP client.
+    """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
 
     Examples:
 
       sqltrain mcp shop.sqlite
+
+      sqltrain mcp shop --policy ~/checkpoint
 
       sqltrain mcp shop.sqlite farm.duckdb --port 8765
     """
@@ -397,7 +403,12 @@ def mcp(
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
     from pipelines.config import Execution
 
-    serve(databases, Execution(), rows, port)
+    model = None
+    if policy is not None:
+        from pipelines.serving.models import Served
+
+        model = Served(policy, recipe, [], split([])[1])
+    serve(databases, Execution(), rows, port, model)
 
 
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)

@@ -1,4 +1,4 @@
-"""The sandboxed SQL tool over MCP, for any MCP client: through stdin and stdout, or HTTP on this machine.
+"""The sandboxed SQL tool over MCP, and the agent beside it where a model is given: by stdin and stdout, or by HTTP.
 
 It is the tool that MTIR-SQL's and TRUST-SQL's agents call (`pipelines/protocols/tools.py`), with the same limits: one
 read-only statement, wall clock, memory and rows bounded, cells cut, no text that could pass for a tag. The HTTP server
@@ -7,7 +7,8 @@ has no authentication, so it binds to this machine alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -21,11 +22,14 @@ from pipelines.databases import named
 from pipelines.databases.named import Named
 from pipelines.errors import DataError
 from pipelines.protocols import observations, tools
+from pipelines.serving.agent import QUESTION_CHARS, Agent, Budget, Event, Model
 from pipelines.sql.engine import SqlEngine
 from pipelines.types import Database, is_sayable
 
 SHOWN = Protocol()  # the limits of an observation
 DATABASE = "db_name"
+ASK = "ask"
+QUESTION = {"type": "string", "description": "The question, in words"}
 LOOK_SECONDS = 0.1  # between two looks whether the client is still there
 HOST = "127.0.0.1"  # no authentication: other machines need a proxy that asks who calls
 
@@ -50,18 +54,30 @@ class SqlTool:
 
     Args:
         rows: records of an answer, at most.
+        agents: by the name of their database; {} without a model, and then there is no tool that asks one.
     """
 
-    def __init__(self, databases: Mapping[str, Database], sql: SqlEngine, rows: int) -> None:
+    def __init__(
+        self, databases: Mapping[str, Database], sql: SqlEngine, rows: int, agents: Mapping[str, Agent] | None = None
+    ) -> None:
         self._databases, self._sql, self._rows = databases, sql, rows
+        self._agents = agents or {}
 
     def server(self) -> Server[Any]:
-        """An MCP server with this one tool."""
+        """An MCP server with these tools."""
         return Server("sqltrain", on_list_tools=self._list, on_call_tool=self._call)
 
     def describe(self) -> dict[str, Any]:
-        """The tool's description; with several databases, a call must name one."""
-        tool = tools.describe(self._rows)
+        """The SQL tool's description; with several databases, a call must name one."""
+        return self._named(tools.describe(self._rows))
+
+    def describe_ask(self) -> dict[str, Any]:
+        """The description of the tool that asks the agent."""
+        said = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."
+        schema = {"type": "object", "properties": {"question": QUESTION}, "required": ["question"]}
+        return self._named({"name": ASK, "description": said, "inputSchema": schema})
+
+    def _named(self, tool: dict[str, Any]) -> dict[str, Any]:
         if len(self._databases) > 1:
             names = {"type": "string", "description": "The database to query", "enum": [*self._databases]}
             tool["inputSchema"]["properties"][DATABASE] = names
@@ -69,24 +85,29 @@ class SqlTool:
         return tool
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[types.Tool.model_validate(self.describe())])
+        described = [self.describe(), *([self.describe_ask()] if self._agents else [])]
+        return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        if params.name != tools.TOOL:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, only {tools.TOOL!r}")
+        if params.name != tools.TOOL and not (params.name == ASK and self._agents):
+            only = f"{tools.TOOL!r} and {ASK!r}" if self._agents else f"only {tools.TOOL!r}"
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, {only}")
         arguments = params.arguments or {}
         text, failed = _error("the client left")
         async with anyio.create_task_group() as group:
             if context.request is not None:  # over HTTP
                 group.start_soon(_cancel_without_client, context.request, group.cancel_scope)
-            text, failed = await self._answer(arguments.get("sql"), arguments.get(DATABASE))
+            name = arguments.get(DATABASE)
+            if params.name == ASK:
+                text, failed = await self._ask(arguments.get("question"), name)
+            else:
+                text, failed = await self._answer(arguments.get("sql"), name)
             group.cancel_scope.cancel()
         return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)
 
     async def _answer(self, sql: Any, name: Any) -> tuple[str, bool]:
         """The tool's JSON, and whether it is an error."""
-        only = next(iter(self._databases)) if len(self._databases) == 1 else None
-        database = self._databases.get(name if isinstance(name, str) else only or "")
+        database = self._databases.get(self._chosen(name))
         if database is None:
             return _error(f"{DATABASE} must be one of: {', '.join(self._databases)}")
         if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
@@ -94,6 +115,27 @@ class SqlTool:
         result = await self._sql.execute(database, sql, self._rows)
         shown = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
         return observations.json_text(shown), not result.ok
+
+    async def _ask(self, question: Any, name: Any) -> tuple[str, bool]:
+        """The agent's answer as JSON, and whether it is an error."""
+        agent = self._agents.get(self._chosen(name))
+        if agent is None:
+            return _error(f"{DATABASE} must be one of: {', '.join(self._agents)}")
+        if not isinstance(question, str) or not question.strip() or not is_sayable(question):
+            return _error("question must be a text")
+        last: Event = {}
+        async with contextlib.aclosing(agent.answer(question[:QUESTION_CHARS])) as events:
+            async for event in events:
+                last = event
+        if last.get("type") != "answer":
+            return _error(str(last.get("message")))
+        shown = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"]}
+        return observations.json_text(shown | ({"more": True} if last["more"] else {})), False
+
+    def _chosen(self, name: Any) -> str:
+        """The database that a call means: the only one where it names none."""
+        only = next(iter(self._databases)) if len(self._databases) == 1 else ""
+        return name if isinstance(name, str) else only
 
 
 async def _cancel_without_client(request: Any, scope: anyio.CancelScope) -> None:
@@ -107,20 +149,30 @@ def _error(message: str) -> tuple[str, bool]:
     return observations.json_text({"error": message}), True
 
 
-def serve(texts: Sequence[str], execution: Execution, rows: int = 10, port: int | None = None) -> None:
+def serve(
+    texts: Sequence[str],
+    execution: Execution,
+    rows: int = 10,
+    port: int | None = None,
+    model: Callable[[], Model] | None = None,
+) -> None:
     """Serve databases until the client leaves (stdin and stdout) or the server is stopped (HTTP at /mcp).
 
     Args:
         port: of the HTTP server on this machine's own address; None for stdin and stdout.
+        model: what answers questions; None serves the SQL tool alone.
 
     Raises:
         DataError: see `open_databases`; or a file is no database.
     """
     databases = open_databases(texts)
     with named.sandbox(databases.values(), execution) as sql:
-        for each in databases.values():
-            each.schema(sql)  # a file that is no database is said now, not to each caller
-        server = SqlTool({name: each.database for name, each in databases.items()}, sql, rows).server()
+        # A file that is no database is said now, not to each caller.
+        schemas = {name: each.schema(sql) for name, each in databases.items()}
+        budget, agents = Budget(rows=rows), {}
+        if model is not None:
+            agents = {name: Agent(each, sql, schemas[name], model, budget) for name, each in databases.items()}
+        server = SqlTool({name: each.database for name, each in databases.items()}, sql, rows, agents).server()
         if port is None:
             anyio.run(_serve_stdio, server)
         else:

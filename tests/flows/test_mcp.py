@@ -22,7 +22,10 @@ from flows.mcp import SqlTool, open_databases, serve
 from pipelines.config import Execution
 from pipelines.errors import DataError
 from pipelines.protocols import tools
+from pipelines.serving.agent import Agent, Budget
+from pipelines.serving.models import opened
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.store import Store
 
 SERVE = (
     "import sys; from flows.mcp import serve; from pipelines.config import Execution; "
@@ -123,6 +126,29 @@ def test_bad_calls_are_told(served: Any) -> None:
     ((answer, failed),) = asyncio.run(call(served, " "))
     assert (answer, failed) == ({"error": "sql must be a query"}, True)
     asyncio.run(unknown())
+
+
+def test_the_agent_is_a_tool_beside_it(music: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    answer = "<reasoning>Count.</reasoning>\n<solution>SELECT count(*) AS n FROM singer</solution>"
+    lines.write_text(json.dumps({"question": "How many ?", "turns": [answer]}) + "\n")
+    where = open_databases([str(music)])
+    with SqlEngine(Limits(timeout_s=5)) as sql:
+        model = opened(f"script:{lines}", "sql_trail", [], Store(tmp_path))
+        agent = Agent(where["music"], sql, where["music"].schema(sql), lambda: model, Budget(rows=5))
+        server = SqlTool(_opened(music), sql, 5, {"music": agent}).server()
+
+        async def asked() -> tuple[list[str], list[Any]]:
+            async with Client(server) as client:
+                names = [tool.name for tool in (await client.list_tools()).tools]
+                said = [await client.call_tool("ask", {"question": text}) for text in ("How many ?", "Who ?", " ")]
+                return names, [json.loads(one.content[0].text) for one in said]  # type: ignore[union-attr]
+
+        names, said = asyncio.run(asked())
+    assert names == [tools.TOOL, "ask"]
+    assert said[0] == {"sql": "SELECT count(*) AS n FROM singer", "columns": ["n"], "data": [[12]]}
+    assert "no line for this question" in said[1]["error"]
+    assert said[2] == {"error": "question must be a text"}
 
 
 def test_of_several_databases_a_call_names_one(music: Path, tmp_path: Path) -> None:
