@@ -18,9 +18,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from flows.cli import app
-from pipelines.config import Recipe
+from pipelines.config import Recipe, Section
 from pipelines.registry import ALL, METRICS, Registry
-from pipelines.sections import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"

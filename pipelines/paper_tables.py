@@ -13,10 +13,10 @@ from pathlib import Path
 import pydantic
 
 from pipelines import recipes
+from pipelines.config import Section
 from pipelines.errors import RecipeError
 from pipelines.evaluation.measures import measure
 from pipelines.evaluation.sweep import CURVES, Reported
-from pipelines.sections import Section
 
 FOLDER = recipes.CONF / "tables"
 Rows = Mapping[str, tuple[str, ...]]

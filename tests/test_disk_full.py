@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from pipelines import store as stores
+from pipelines.config import Nightly
 from pipelines.errors import BoundaryError, DataError, ResourceError
 from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Ledger
-from pipelines.sections import Nightly
 from pipelines.store import Store, out_of_room, write_atomic
 
 FULL = Path("/dev/full")  # a file of Linux that is always full

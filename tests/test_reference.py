@@ -10,9 +10,8 @@ import pytest
 from typer.main import get_command
 
 from flows.cli import app
-from pipelines.config import Benchmark, Recipe
+from pipelines.config import Benchmark, Recipe, Section
 from pipelines.registry import ALL
-from pipelines.sections import Section
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

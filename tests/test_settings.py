@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.sections import Section
+from pipelines.config import Recipe, Section
 from pipelines.stages import graph
 
 ROOT = recipes.CONF.parent

@@ -15,10 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pipelines.config import Nightly
 from pipelines.data.jsonl import has_password
 from pipelines.errors import DataError
 from pipelines.recipes import digest
-from pipelines.sections import Nightly
 from pipelines.store import read_json, write_json, writing
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from pipelines.config import Nightly
 from pipelines.errors import DataError
 from pipelines.evaluation.compare import Comparison, compare
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.sections import Nightly
 from pipelines.types import HARDNESS_LEVELS
 
 Decision = Literal["promoted", "kept", "worse"]

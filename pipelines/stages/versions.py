@@ -31,11 +31,7 @@ PACKAGE = HERE.parent.parent
 NOTES = HERE.with_suffix(".txt")
 NO_CODE = {"ctx", "type_comment", "kind", "returns", "type_params"}
 NAMED = re.compile(r"\bpipelines(?:\.\w+)+")  # a module in a text: a child process is told what to run
-ONLY_NAMES = {
-    "pipelines.config",
-    "pipelines.plugins",
-    "pipelines.registry",
-}  # they check the names of parts, and look up none
+ONLY_NAMES = ("pipelines.config.", "pipelines.plugins.", "pipelines.registry.")  # they look up no part, only names
 
 
 @functools.cache
@@ -57,14 +53,15 @@ def _tree(module: str) -> ast.Module:
 def imports(module: str) -> frozenset[str]:
     """The project's modules that a module imports when it runs, wherever in it, and those that its strings name."""
     found: set[str] = set()
+    only_names = f"{module}.".startswith(ONLY_NAMES)
     for node in _run(_tree(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            if node.module == registry.__name__ and module not in ONLY_NAMES:
+            if node.module == registry.__name__ and not only_names:
                 found |= {name for alias in node.names for name in _parts(alias.name)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and module not in ONLY_NAMES:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not only_names:
             found |= set(NAMED.findall(node.value))
     return frozenset(found & _modules().keys() - {module})
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipelines.config import Source
+from pipelines.config import Nightly, Source
 from pipelines.data import base
 from pipelines.errors import DataError
 from pipelines.nightly.inbox import QUESTIONS, collect, size
-from pipelines.sections import Nightly
 
 ROW = {"question": "how many ?", "database": "shop.sqlite", "sql": "SELECT 1"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from pipelines import recipes
+from pipelines.config import Nightly
 from pipelines.errors import DataError
 from pipelines.nightly import inbox, travel
 from pipelines.nightly.ledger import Ledger
 from pipelines.remote import Remote
-from pipelines.sections import Nightly
 from pipelines.stages import train
 from pipelines.stages.context import Context, Silent, checkpoint_of
 from pipelines.store import Store

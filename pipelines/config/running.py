@@ -1,0 +1,128 @@
+"""The sections of a recipe that evaluate, and that say where and under whose eyes a run takes place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from pipelines.config.base import Count, EqualityName, Positive, Sampling, Section, Share
+from pipelines.registry import METRICS, POLICIES
+
+
+class Evaluation(Section):
+    """The reported figures: one greedy episode a question, then `samples` (or none) for majority@k and pass@k.
+
+    Attributes:
+        samples: sampled episodes a question; 0 for none.
+        ks: the k of pass@k, average@k and majority@k.
+        sampling: how the samples are drawn; the token budgets also of the greedy episode.
+        forced_single_turn: also a greedy pass in which the agent must answer at once.
+        equalities: judged beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
+        empty: in a vote, whether results without rows count, or only where there are no others.
+        failing: in a vote, whether answers without a result abstain, or count together as one group.
+        metrics: those of plug-ins that are reported beside ours (docs/extending.md).
+        r_ves: also time each right answer against its gold SQL, a hundred times as BIRD's script does.
+        selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4); null: votes alone.
+    """
+
+    samples: Count = 8
+    ks: tuple[Positive, ...] = (1, 2, 4, 8)
+    sampling: Sampling = Sampling()
+    forced_single_turn: bool = False
+    equalities: tuple[EqualityName, ...] = ("strict", "bird", "test_suite")
+    empty: Literal["vote", "last"] = "vote"
+    failing: Literal["abstain", "vote"] = "abstain"
+    metrics: tuple[Annotated[str, pydantic.AfterValidator(METRICS.check)], ...] = ()
+    r_ves: bool = False
+    selector: str | None = None
+
+
+class Rollout(Section):
+    """How many episodes are in flight, and with what.
+
+    Attributes:
+        policy: `transformers` decodes in process; `vllm` asks a server; or a plug-in's.
+        options: what only that policy knows.
+        servers: base URLs of the vLLM servers.
+        slots: episodes decoded together by one process.
+        processes: processes that share a stage's shards.
+        dask: scoring, filtering and gold schemas go to a Dask cluster: "local", or a scheduler's address.
+        shard: questions in one shard (the unit that is kept when a run is killed).
+        deterministic: an episode rejoins at a fixed step after its SQL, so that the same seed gives the same bytes.
+    """
+
+    policy: Annotated[str, pydantic.AfterValidator(POLICIES.check)] = "transformers"
+    options: Annotated[dict[str, Any], pydantic.AfterValidator(POLICIES.options_of("policy"))] = {}
+    servers: tuple[str, ...] = ()
+    slots: Positive = 64
+    processes: Positive = 1
+    dask: str | None = None
+    shard: Positive = 64
+    deterministic: bool = True
+
+
+class Hardware(Section):
+    """What trains: this machine's GPU where it has one, else its CPU.
+
+    Attributes:
+        device: "auto" takes a GPU where there is one; "cuda" fails without.
+        threads: of torch on the CPU, in the training child.
+        sql_workers: processes that run SQL where a stage is not shared by several processes.
+        python: the Python of the training child, where it is another environment than the flows'; null for the same.
+        launch: what the training child is started with (torchrun, deepspeed).
+        deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
+        slot: the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
+    """
+
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    threads: Positive = 2
+    sql_workers: Positive = 1
+    python: str | None = None
+    launch: tuple[str, ...] = ()
+    deepspeed: str | None = None
+    slot: str | None = None
+
+
+class Contracts(Section):
+    """Thresholds at the stages' doors (`tasks/contracts.py`), beside `data.max_bad_share`.
+
+    Attributes:
+        max_duplicates: share of a pool's questions that are asked twice of one database.
+        max_leaked: share of a pool's held-out questions that a training pool asks of the same database.
+        max_broken: share of teacher episodes that a database or an endpoint broke.
+        min_accepted: share of teacher trajectories that the filter must let through.
+        min_solved: share of the scored questions that the policy must solve at least once before GRPO begins.
+        max_drift: how far a night's questions may lie from those learned so far (`pipelines/nightly/drift.py`).
+    """
+
+    max_duplicates: Share = 0.05
+    max_leaked: Share = 0.0
+    max_broken: Share = 0.05
+    min_accepted: Share = 0.05
+    min_solved: Share = 0.001
+    max_drift: Share = 0.5
+
+
+class Nightly(Section):
+    """Nightly retraining (`pipelines/nightly/`, docs/operations.md).
+
+    Attributes:
+        inbox: a folder of JSONL files with new questions, or an SQLite or DuckDB file with a table of them.
+        table: that table; its columns are named as the fields of a JSONL line.
+        start: `champion` trains the champion further, with GRPO on the new questions; `base` trains anew on all.
+        replay: old demonstrations for each new one when the champion is trained further; null takes all of them.
+        guards: files of `conf/`, such as data/spider_dk, whose held-out questions (of each, its first benchmark's) must
+            not be answered worse.
+        test: what shows that a challenger is better: the 95 % interval of a paired bootstrap by database lies above 0,
+            or McNemar's exact test has p of at most 0.05.
+        max_drop: share of EX that a challenger may lose on any hardness level or guard.
+    """
+
+    inbox: str | None = None
+    table: str | None = None
+    start: Literal["champion", "base"] = "champion"
+    replay: Annotated[float, pydantic.Field(ge=0)] | None = None
+    guards: tuple[str, ...] = ()
+    test: Literal["bootstrap", "mcnemar"] = "bootstrap"
+    max_drop: Share = 0.02

@@ -1,0 +1,75 @@
+"""The sections of a recipe that make demonstrations: the teacher, the filter, and the gold schemas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+
+from pipelines.config.base import FilterRule, Positive, Sampling, Section, Share
+
+
+class Teacher(Section):
+    """What writes demonstrations: the scripted oracle, or an OpenAI-compatible endpoint.
+
+    Attributes:
+        kind: the oracle, which knows the gold SQL, or an endpoint.
+        endpoint: an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment variable of the key).
+        concurrency: requests in flight at once.
+        sampling: how an endpoint draws its tokens, and its token budgets.
+        error_rate: share of the oracle's episodes with a mistake that it then puts right.
+        share: its part of a mix.
+    """
+
+    kind: Literal["oracle", "endpoint"] = "oracle"
+    endpoint: str | None = None
+    concurrency: Positive = 16
+    sampling: Sampling = Sampling(temperature=0.7)
+    error_rate: Share = 0.1
+    share: Annotated[float, pydantic.Field(gt=0)] = 1.0
+
+
+class Synthesis(Section):
+    """Teacher trajectory synthesis.
+
+    Attributes:
+        teacher: what writes the demonstrations.
+        mix: several teachers, each with its share of the episodes, in place of `teacher`.
+        every: each teacher of the mix answers every sample of every question, whatever its share (TRUST-SQL, A.2).
+        samples: episodes a question.
+        rationalise: run what ended wrong once more with the gold SQL as a hint that is not trained on (STaR).
+    """
+
+    teacher: Teacher = Teacher()
+    mix: tuple[Teacher, ...] = ()
+    every: bool = False
+    samples: Positive = 1
+    rationalise: bool = False
+
+
+class Filter(Section):
+    """Format and execution filtering, then SQL-Trail's selection of demonstrations (A.6).
+
+    Attributes:
+        keep: maximum number of demonstrations; null keeps all.
+        per_plan: maximum near-duplicates kept (same database and plan; wording and literals differ); null for no bound.
+        priority: hardness levels that are kept first where `keep` binds.
+        per_example: maximum demonstrations of one question; null for no bound.
+        drop: filter rules: a trajectory that one of them holds of is left out, right or not (docs/extending.md).
+    """
+
+    keep: Positive | None = None
+    per_plan: Positive | None = None
+    priority: tuple[Literal["easy", "medium", "hard", "extra"], ...] = ("medium", "hard")
+    per_example: Positive | None = 1
+    drop: tuple[FilterRule, ...] = ()
+
+
+class GoldSchema(Section):
+    """Consensus gold schemas.
+
+    Attributes:
+        extractors: endpoints that are asked beside the two static extractors.
+    """
+
+    extractors: tuple[str, ...] = ()
