@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines import recipes
 from pipelines.errors import RecipeError, ResourceError
+from pipelines.yaml_files import parse_value
 
 FORM_KEYS = "SQLTRAIN_FORM_KEYS"
 HOME = "SQLTRAIN_HOME"
@@ -97,4 +98,4 @@ def _allows(entry: str, key: str, value: Any) -> bool:
     name, equals, text = entry.partition("=")
     if name != key and not key.startswith(f"{name}."):
         return False
-    return not equals or recipes.parse_value(text) == value
+    return not equals or parse_value(text) == value

@@ -17,6 +17,7 @@ from pipelines.config import Section
 from pipelines.errors import RecipeError
 from pipelines.evaluation.measures import measure
 from pipelines.evaluation.sweep import CURVES, Reported
+from pipelines.yaml_files import read_yaml
 
 FOLDER = recipes.CONF / "tables"
 Rows = Mapping[str, tuple[str, ...]]
@@ -125,7 +126,7 @@ def read(path: Path) -> PaperTable:
         RecipeError: it cannot be read, has an unknown key, or speaks of a row or a measure that it does not have.
     """
     try:
-        return PaperTable.model_validate(recipes.read_yaml(path))
+        return PaperTable.model_validate(read_yaml(path))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

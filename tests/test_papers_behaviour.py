@@ -20,6 +20,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema
 from pipelines.stages.evaluate import ONCE, passes
 from pipelines.types import ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
+from pipelines.yaml_files import read_yaml
 
 PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
 SINGLE = (("sql_trail", "single_turn_rl"), ("skyrl_sql", "single_turn"), ("mtir_sql", "single_turn"))
@@ -98,7 +99,7 @@ def test_where_the_schema_is_hidden_nobody_answers_at_once() -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_each_recipe_says_its_budgets(name: str) -> None:
     """Tokens a turn and an episode stand in the recipe's own file, wherever it samples."""
-    tree = recipes.read_yaml(recipes.CONF / "recipes" / f"{name}.yaml")
+    tree = read_yaml(recipes.CONF / "recipes" / f"{name}.yaml")
     sampling = [tree["grpo"]["sampling"], tree["evaluation"]["sampling"]]
     sampling += [tree["difficulty"]["sampling"]] if "difficulty" in tree else []
     assert all("turn_tokens" in one for one in sampling)

@@ -15,6 +15,7 @@ import pytest
 from pipelines import recipes
 from pipelines.config import Recipe, Section
 from pipelines.stages import graph
+from pipelines.yaml_files import read_yaml
 
 ROOT = recipes.CONF.parent
 CODE = [path for room in ("pipelines", "tasks", "flows") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -240,7 +241,7 @@ def test_what_no_shipped_recipe_sets_is_documented() -> None:
 
 def _set_in(path: Path) -> set[str]:
     """The dotted keys that a YAML file of conf/ or one of its variants sets; list items stand for their list."""
-    tree = recipes.read_yaml(path)
+    tree = read_yaml(path)
     variants = tree.pop("variants", None) or {}
     found = set(_keys(tree))
     for step in (step for steps in variants.values() for step in steps):

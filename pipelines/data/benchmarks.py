@@ -17,8 +17,9 @@ from pipelines.config import Benchmark as HeldOut
 from pipelines.config import Source
 from pipelines.data import base, synsql
 from pipelines.errors import DataError
-from pipelines.recipes import CONF, read_yaml
+from pipelines.recipes import CONF
 from pipelines.registry import DIALECTS
+from pipelines.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine

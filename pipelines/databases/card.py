@@ -16,11 +16,11 @@ import yaml
 
 from pipelines.config import Section
 from pipelines.errors import DataError, RecipeError
-from pipelines.recipes import read_yaml
 from pipelines.sql.dialects.hiding import Told
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 from pipelines.store import write_atomic
 from pipelines.types import EngineName
+from pipelines.yaml_files import read_yaml
 
 FOLDER = Path("databases")
 HEAD = """\

@@ -25,9 +25,10 @@ import pydantic
 
 from pipelines.config import Positive, Section, Teacher
 from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
-from pipelines.recipes import LOCAL, read_yaml
+from pipelines.recipes import LOCAL
 from pipelines.rollout.pace import Pace
 from pipelines.rollout.retry import Breaker, delay, retry_after
+from pipelines.yaml_files import read_yaml
 
 ENDPOINTS = LOCAL / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.errors import DataError
-from pipelines.recipes import read_yaml
+from pipelines.yaml_files import read_yaml
 
 ANYBODY = "local"  # the user of a server without keys, which only this machine reaches
 SHORTEST_KEY = 16

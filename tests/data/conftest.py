@@ -5,7 +5,8 @@ import pytest
 from pipelines.config import Source
 from pipelines.data import base
 from pipelines.data.miniature import world
-from pipelines.recipes import CONF, read_yaml
+from pipelines.recipes import CONF
+from pipelines.yaml_files import read_yaml
 
 SIZES = {"train": (56, 44), "dev": (20, 12), "test": (40, 12)}
 

@@ -8,7 +8,8 @@ from pipelines.data.miniature.questions import FAMILIES
 from pipelines.data.miniature.vocabulary import CATEGORIES, DOMAINS, KINDS, MEASURES, held_out_columns, held_out_pairs
 from pipelines.data.miniature.wording import templates
 from pipelines.data.miniature.world import ROWS, TABLE_COUNTS
-from pipelines.recipes import CONF, read_yaml
+from pipelines.recipes import CONF
+from pipelines.yaml_files import read_yaml
 
 PAGE = Path(__file__).parents[2] / "docs" / "miniature.md"
 

@@ -11,6 +11,7 @@ from flows import datasets
 from pipelines import recipes
 from pipelines.data import benchmarks
 from pipelines.errors import DataError, RecipeError
+from pipelines.yaml_files import read_yaml
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_partial_download_is_told_and_can_still_be_included(spider: Path, tmp_
     assert "the whole benchmark has 1,034" in text
     assert "what is missing: https://yale-lily.github.io/spider" in text
     assert "licence: CC BY-SA 4.0" in text
-    noted = recipes.read_yaml(tmp_path / "local" / "spider_dev.yaml")
+    noted = read_yaml(tmp_path / "local" / "spider_dev.yaml")
     assert noted["data"]["test"] == [{"name": "spider_dev", "kind": "spider", "split": "dev", "path": str(spider)}]
 
 
@@ -83,7 +84,7 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path:
     assert (found["rows"], found["usable"], found["licence"]) == (4, 1, "your own")
     assert found["bad"] == {"missing_database": 1, "not_json": 1, "gold_no_such_column": 1}
     assert not [line for line in said if "whole benchmark" in line or "what is missing" in line]
-    noted = recipes.read_yaml(tmp_path / "local" / "own.yaml")
+    noted = read_yaml(tmp_path / "local" / "own.yaml")
     assert noted == {"data": {"test": [{"name": "own", "kind": "jsonl", "split": "test", "path": str(mine)}]}}
     with pytest.raises(DataError, match=r"no such file.*Each line of the file is"):
         datasets.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")

@@ -15,7 +15,8 @@ from shops import build_shop
 from pipelines.sql.dialects.base import Bounds, Session
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.postgres import PostgresSession
-from pipelines.sql.dialects.sqlite import SqliteSession, guard
+from pipelines.sql.dialects.sqlite import SqliteSession
+from pipelines.sql.dialects.sqlite_rules import guard
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database
 
@@ -99,7 +100,7 @@ def test_duckdb_would_forget_a_statement_that_the_fences_let_through(
 ) -> None:
     before = session_of_duckdb(duck)
     monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", lambda sql, engine: None)
-    monkeypatch.setattr("pipelines.sql.dialects.duckdb.refused_by_duckdb", lambda sql, serialize: None)
+    monkeypatch.setattr("pipelines.sql.dialects.duckdb.refused_by_duckdb", lambda *_: None)
     done = [sql for sql in LEFT_BY_DUCKDB if duck.run(sql, 10).status == "ok"]
     assert len(done) > 8
     assert session_of_duckdb(duck) == before

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
+from pipelines.sql.dialects.sqlite import open_readonly
+from pipelines.sql.dialects.sqlite_rules import ALLOW, DENY, READ, guard
 from pipelines.types import Database, SchemaItems
 
 

@@ -1,0 +1,120 @@
+"""YAML as this project reads it: no key twice, `1e-6` is a number, aliases have a bound, and errors are plain."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.errors import RecipeError
+from pipelines.types import is_sayable
+
+MOST_VALUES = 100_000  # of one file; ten aliases of ten aliases, nine levels deep, stand for a billion
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string).
+
+    What PyYAML lets through as an error of Python's own (the date 2024-13-45, `!!int ""`) names its line, too.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict | set):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a plain value", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+            said = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+        if isinstance(value, str) and not is_sayable(value):
+            raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
+        return value
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def _parse(text: str) -> Any:
+    """A YAML value.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, nests too deep, or grows too large where aliases repeat its parts.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)
+        if _size(value, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values with its aliases written out")
+        return value
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deep, or holds itself") from None
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str) -> Any:
+    """The same for the text of a file, which the cells of a sweep share; the caller copies it."""
+    return _parse(text)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deep") from None
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are when every alias is written out, each object counted once and looked up after that."""
+    if not isinstance(value, dict | list | set):
+        return 1
+    if id(value) not in known:
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(value)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        RecipeError: the file is missing, is not YAML, or is not a mapping; it names the line.
+    """
+    try:
+        value = _copied(_parsed(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 (byte {error.start})") from None
+    except ValueError:
+        raise RecipeError(f"{str(path)!r} is no file's name") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RecipeError(f"{path} must hold a mapping of keys to values")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """The value of `key=TEXT`: YAML, or the text as it stands where it is not YAML; null for none."""
+    try:
+        return _parse(text) if text else None
+    except yaml.YAMLError:
+        return text
