@@ -12,7 +12,9 @@ from prefect.states import Cancelled, Completed
 
 from flows.nights import night, title
 from flows.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
-from pipelines.nightly.ledger import Overlap
+from pipelines.errors import DataError
+from pipelines.nightly.ledger import Ledger, Overlap
+from tasks import lineage
 from tasks.promotion import announce
 from tasks.stage import show
 from tasks.summary import night_markdown
@@ -38,6 +40,8 @@ def retrain(
     changes = [*overrides, *([f"nightly.inbox={inbox}"] if inbox else [])]
     loaded, opened = open_form(recipe, tuple(changes), store)
     step_by_step = walk_on_gpu if gpu_pool else walk
+    ledger = Ledger(opened, loaded.name)
+    before = len(ledger.lines())
     with tracked(loaded, opened, title(loaded, opened)) as tracker:
         try:
             line = night(
@@ -49,7 +53,13 @@ def retrain(
             )
         except Overlap as error:  # one night at a time, by a lock that dies with its holder
             return Cancelled(message=str(error))
+        except DataError as error:
+            if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
+                lineage.refused(loaded.name, str(error))
+            raise
         tracker.decided(line)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
     announce(loaded.name, opened, line, get_run_logger().warning)
+    if line["decision"] == "promoted":
+        lineage.promoted(loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

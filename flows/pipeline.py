@@ -25,6 +25,7 @@ from pipelines.errors import RecipeError
 from pipelines.housekeeping import claimed
 from pipelines.stages import graph, ready
 from pipelines.store import Store, read_json
+from tasks import lineage
 from tasks.patience import patiently
 from tasks.reaper import alive, reap
 from tasks.server import prefect_server
@@ -51,8 +52,12 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     own, say = str(runtime.flow_run.id), get_run_logger().warning
     tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
     reap(store, say)
-    with alive(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker:
-        yield tracker
+    try:
+        with alive(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker:
+            yield tracker
+    except Exception as error:
+        lineage.failed(recipe.name, error)
+        raise
 
 
 def _root(own: str) -> str:
@@ -83,6 +88,8 @@ def walk(
                     name=step.name,
                     task_run_name=f"{recipe.name}: {step.name} {step.key}",
                     tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
+                    assets=[lineage.asset_key(recipe.name, step.name, role)],
+                    asset_deps=lineage.upstream(step, recipe, role),
                 )
                 made: Any = task(step, shared, [done[name] for name in step.needs])
                 done[step.name] = made.result() if isinstance(made, State) else made  # `Cached` is a state of its own

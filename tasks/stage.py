@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 from uuid import UUID
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
@@ -26,6 +26,7 @@ from pipelines.config import Recipe
 from pipelines.errors import BoundaryError, ResourceError
 from pipelines.stages import graph
 from pipelines.store import Store, read_json
+from tasks import lineage
 from tasks.patience import patiently
 from tasks.step import run_step
 from tasks.summary import contract_markdown
@@ -162,7 +163,9 @@ def _is_boundary(task: Any, run: Any, state: Any) -> bool:
     return isinstance(state.result(raise_on_failure=False), BoundaryError)
 
 
-@task(
+@materialize(
+    lineage.asset_key("recipe", "stage"),  # its own ones are given with its name
+    by=lineage.BY,
     cache_policy=NO_CACHE,
     persist_result=False,
     retries=len(RETRY_DELAYS_S),
@@ -187,6 +190,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             verdict = read_json(step.folder / "contract.json")
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
+    lineage.describe(result)
     how = "cached" if result.cached else f"made in {time.perf_counter() - begun:.1f} s"
     log.info("%s: %s, %s", step.name, how, result.folder)
     return Completed(name="Cached", data=result) if result.cached else result

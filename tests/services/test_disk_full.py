@@ -33,12 +33,13 @@ def test_one_line_a_stage_and_the_run_goes_on_where_it_was(tmp_path: Path) -> No
     runs = dict(zip(names, re.split(r"^== \S+$", done.stdout, flags=re.MULTILINE)[1:], strict=True))
     last = runs.pop("nobody")
     assert len(runs) >= 12
-    for number, (victim, text) in enumerate(runs.items()):
+    for number, text in enumerate(runs.values()):
         told = [line for line in text.splitlines() if line.startswith("error: ")]
         assert len(told) == 1, text
         assert "no space left" in told[0], text
         assert text.rstrip().endswith("exit 2"), text
-        made = set(re.findall(r"^✓ (\S+) .* there already", text, re.MULTILINE))
-        assert made == set(names[: max(0, number - 1)]), victim  # what was finished before is not made again
+        there = set(re.findall(r"^✓ (\S+) .* there already", text, re.MULTILINE))
+        # What was finished is not made again; the last victim itself may have been, and only its contract had no room.
+        assert set(names[: max(0, number - 1)]) <= there <= set(names[:number]), text
     assert last.rstrip().endswith("exit 0"), last
     assert set(re.findall(r"^✓ (\S+) ", last, re.MULTILINE)) == set(runs)

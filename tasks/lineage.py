@@ -1,0 +1,94 @@
+"""What a run tells Prefect's event stream: stages as assets with their lineage, and events that automations wait for.
+
+An asset is a stage of a recipe, `sqltrain://RECIPE/STAGE`, whose materializations carry key and figures; a stage that
+was there materializes nothing. Lineage goes from question files (`file://...`) over the stages to
+`sqltrain://RECIPE/champion`. Events are `sqltrain.champion.promoted`, `sqltrain.night.refused` and
+`sqltrain.run.failed`, about the resource `sqltrain.recipe.RECIPE`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect.assets import materialize
+from prefect.cache_policies import NO_CACHE
+from prefect.context import AssetContext
+from prefect.events import emit_event
+
+from pipelines.config import Recipe, Source
+from pipelines.stages.graph import StageResult, Step
+from pipelines.store import Store
+
+PROMOTED, REFUSED, FAILED = "sqltrain.champion.promoted", "sqltrain.night.refused", "sqltrain.run.failed"
+BY = "sqltrain"
+LONGEST = 1000  # characters of a reason in an event
+_NOT_ALLOWED = re.compile(r"[^\w./-]+", re.ASCII)
+
+
+def asset_key(recipe: str, name: str, role: str = "") -> str:
+    """The address of a stage, or of the champion.
+
+    Args:
+        role: what the stage is made for, where one run makes several of a name.
+    """
+    path = "/".join(part for part in (recipe, role, name) if part)
+    return f"sqltrain://{_NOT_ALLOWED.sub('-', path)}"
+
+
+def upstream(step: Step, recipe: Recipe, role: str) -> list[str]:
+    """The addresses of what a stage is made of: other stages, or the files of its questions."""
+    read = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
+    files = [_file(source) for source in read.get(step.kind, ()) if source.path]
+    return [*(asset_key(recipe.name, name, role) for name in step.needs), *dict.fromkeys(files)]
+
+
+def _file(source: Source) -> str:
+    path = Path(str(source.path)).expanduser().resolve()
+    return f"file://{_NOT_ALLOWED.sub('-', str(path))}"
+
+
+def describe(result: StageResult) -> None:
+    """Put a stage's key and figures on the asset that the task at work materializes."""
+    context = AssetContext.get()
+    for asset in context.downstream_assets if context is not None else ():
+        asset.add_metadata({"stage": result.name, "key": result.key, **result.metrics})
+
+
+@materialize(asset_key("recipe", "champion"), by=BY, cache_policy=NO_CACHE, persist_result=False)
+def crown(line: Mapping[str, Any]) -> None:
+    """The champion as an asset; its figures are those that the night decided on.
+
+    Args:
+        line: of the ledger.
+    """
+    context = AssetContext.get()
+    for asset in context.downstream_assets if context is not None else ():
+        asset.add_metadata({**line["challenger"], **line["numbers"]})
+
+
+def promoted(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
+    """Tell that a recipe has a new champion: what serves it may load it now."""
+    stage, key = line["challenger"]["stage"], line["challenger"]["key"]
+    deps = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
+    crown.with_options(name="champion", assets=[asset_key(recipe, "champion")], asset_deps=deps)(line)
+    model = str(store.folder(stage, key) / "model")
+    _tell(PROMOTED, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
+
+
+def refused(recipe: str, reason: str) -> None:
+    """Tell that a night's questions were refused."""
+    _tell(REFUSED, recipe, {"reason": reason})
+
+
+def failed(recipe: str, error: Exception) -> None:
+    """Tell that a run failed, in the words that its user sees."""
+    _tell(FAILED, recipe, {"reason": str(error), "kind": type(error).__name__})
+
+
+def _tell(event: str, recipe: str, payload: Mapping[str, str]) -> None:
+    """Prefect's worker thread sends it; a server that is away costs the event and nothing else."""
+    about = {"prefect.resource.id": f"sqltrain.recipe.{recipe}", "prefect.resource.name": recipe}
+    emit_event(event, about, payload={"recipe": recipe, **{name: text[:LONGEST] for name, text in payload.items()}})

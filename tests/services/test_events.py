@@ -1,0 +1,116 @@
+"""Automations of infra/automations.py fire on a real server, and a run's stages are assets with their lineage."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import SMALL, Site, wait_for
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+MADE = "prefect.asset.materialization.succeeded"
+
+
+class Listener:
+    """An address that automations call, and what they have sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        calls = self.calls
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                calls.append((self.path, json.loads(body)))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *words: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def heard(self, path: str, words: str) -> dict[str, Any]:
+        """The first call of a path whose body has the words; {} while there is none."""
+        return next((body for place, body in self.calls if place == path and words in json.dumps(body)), {})
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    listener = Listener()
+    thread = threading.Thread(target=listener.server.serve_forever)
+    thread.start()
+    try:
+        yield listener
+    finally:
+        listener.server.shutdown()
+        thread.join()
+        listener.server.server_close()
+
+
+def materialized(site: Site, prefix: str) -> dict[str, dict[str, Any]]:
+    """The newest materialization of each asset whose address begins so."""
+    query = {"event": {"name": [MADE]}, "resource": {"id_prefix": [prefix]}, "order": "ASC"}
+    answer = site.api("events/filter", {"filter": query, "limit": 50})
+    return {event["resource"]["prefect.resource.id"]: event for event in answer["events"]}
+
+
+def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from prefect import flow; from pipelines.store import Store\n"
+        "from tasks import lineage\n"
+        "line = {'challenger': {'stage': 'sft', 'key': 'k1'}, 'numbers': {'difference': 0.25}, 'reason': 'better'}\n"
+        "flow(lambda: lineage.promoted('farms', Store(Path(sys.argv[1])), line), name='night')()"
+    )
+    with listening() as listener:
+        urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
+        for _ in range(2):  # the second time changes the first ones
+            done = site.run(f"python infra/automations.py {urls}")
+            assert done.returncode == 0, done.stderr
+        assert len(site.api("automations/filter", {})) == 2
+        wrong = [*SMALL, f"data.sft={{kind: jsonl, path: {tmp_path}/nowhere.jsonl}}"]
+        assert site.deployment_run("synthesize/cpu", wrong, store=str(tmp_path / "failed")).returncode == 0
+        done = site.run(f'python -c "{code}" {tmp_path}/store')
+        assert done.returncode == 0, done.stderr
+        told = wait_for(lambda: listener.heard("/reload", "farms"), 60, "the promotion was told")
+        assert (told["stage"], told["key"], told["model"]) == ("sft", "k1", f"{tmp_path}/store/sft/k1/model")
+        text = wait_for(lambda: listener.heard("/notify", "nowhere.jsonl"), 120, "the failed run was told")["text"]
+        assert text.startswith("synthesize miniature ended as Failed: ")
+    champion = wait_for(lambda: materialized(site, "sqltrain://farms/"), 30, "the champion is an asset")
+    event = champion["sqltrain://farms/champion"]
+    assert event["payload"] == {"stage": "sft", "key": "k1", "difference": 0.25}
+    assert "sqltrain://farms/evaluate_sft" in {each["prefect.resource.id"] for each in event["related"]}
+
+
+def test_stages_are_assets_from_the_question_file_on(site: Site, tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop, shop:
+        shop.execute("CREATE TABLE item (name TEXT)")
+        shop.execute("INSERT INTO item VALUES ('pen')")
+    row = {"question": "which items are there ?", "database": "shop.sqlite", "sql": "SELECT name FROM item"}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(row) + "\n")
+    mine = [*SMALL, f"data.sft={{kind: jsonl, path: {tmp_path}/questions.jsonl}}", "contracts.min_accepted=0"]
+    store = str(tmp_path / "store")
+    done = site.deployment_run("synthesize/cpu", mine, "--watch", store=store)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = {"sqltrain://miniature/data", "sqltrain://miniature/synthesize"}
+    made = lambda: {name: one for name, one in materialized(site, "sqltrain://miniature/").items() if name in stages}  # noqa: E731
+    wait_for(lambda: len(made()) == 2, 30, "both stages are assets")
+    upstream = {
+        name: {each["prefect.resource.id"] for each in event["related"] if each["prefect.resource.role"] == "asset"}
+        for name, event in made().items()
+    }
+    assert f"file://{tmp_path}/questions.jsonl" in upstream["sqltrain://miniature/data"]
+    assert upstream["sqltrain://miniature/synthesize"] == {"sqltrain://miniature/data"}
+    assert made()["sqltrain://miniature/synthesize"]["payload"]["trajectories"] == 1
+    first = made()["sqltrain://miniature/data"]["id"]
+    assert site.deployment_run("synthesize/cpu", mine, "--watch", store=store).returncode == 0
+    assert made()["sqltrain://miniature/data"]["id"] == first, "a stage that was there is not materialized again"
