@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.opening import FIRST_RUN
+from pipelines.checkpoint import require_sound
 from pipelines.config import Recipe
 from pipelines.databases import named
 from pipelines.errors import BoundaryError, DataError
@@ -41,11 +42,12 @@ def ask(
         database: a file, an address, or a name of databases/.
 
     Raises:
-        DataError: there is no such database or model, or the model gave no answer.
+        DataError: there is no such database or model, its weights are damaged, or it gave no answer.
         BoundaryError: the database went away.
     """
     where = named.find(database)
     folder = model or newest_model(recipe, store)
+    require_sound(folder)
     example = where.example(question)
 
     from pipelines.protocols.base import build

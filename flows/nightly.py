@@ -59,7 +59,7 @@ def retrain(
             raise
         tracker.decided(line)
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
-    announce(loaded.name, opened, line, get_run_logger().warning)
+    announce(loaded.name, opened, get_run_logger().warning)
     if line["decision"] == "promoted":
         lineage.promoted(loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

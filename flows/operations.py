@@ -50,7 +50,7 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
                 lambda part, at, steps, role: run.walk(part, at, steps, bars, lambda *_: None, tracker, role),
             )
             tracker.decided(line)
-        announce(loaded.name, store, line, bars.say)
+        announce(loaded.name, store, bars.say)
     if as_json:
         typer.echo(json.dumps(line, sort_keys=True))
     else:
@@ -97,7 +97,7 @@ def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     ledger = Ledger(store, loaded.name)
     with ledger.locked():
         left, came = ledger.rollback()
-    announce(loaded.name, store, {}, typer.echo)
+    announce(loaded.name, store, typer.echo)
     typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {left.stage}/{left.key})")
 
 

@@ -50,7 +50,7 @@ def render(found: dict[str, Any]) -> str:
     """The state for a person."""
     lines = [f"store {found['store']}", ""]
     for run in found["running"]:
-        minutes = (time.time() - run["since"]) / 60
+        minutes = max(0.0, time.time() - run["since"]) / 60  # the clock may have been set back
         where = f"{run['stage']}, {run['done']} of {run['of']} stages done" if run["stage"] else "about to end"
         lines.append(f"runs: {run['recipe']}: {where}, for {minutes:.0f} min (process {run['pid']} on {run['host']})")
     if not found["running"]:

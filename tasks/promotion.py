@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER = "champion", "challenger"
 
 
-def announce(recipe: str, store: Store, line: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Set the aliases to what the ledger says, and tag the challenger's version with the decision and its numbers.
+def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
+    """Set the aliases to what the ledger says, and tag the last challenger's version with its decision and numbers.
 
-    The ledger stays the truth: a registry that cannot be written is said in one line, and mended by the next night.
+    The ledger stays the truth: what a registry was not told, for it could not be written or the night was killed, it is
+    told by the next night, also by one without new questions. A registry that cannot be written is said in one line.
     """
     uri = tracking_uri(store.root)
     reason = trouble(uri)
@@ -29,12 +30,13 @@ def announce(recipe: str, store: Store, line: Mapping[str, Any], say: Callable[[
         return
     try:
         client = connect(uri, store.root)
-        challenger = (line.get("challenger") or {}).get("key")
-        if challenger is not None:
+        ledger = Ledger(store, recipe)
+        line = next((row for row in reversed(ledger.lines()) if row.get("challenger")), None)
+        if line is not None:
             tags = {"decision": line["decision"], "decision_reason": line["reason"]}
             tags |= {f"decision_{name}": f"{value:.4g}" for name, value in line["numbers"].items()}
-            _mark(client, recipe, challenger, CHALLENGER, tags)
-        champion = Ledger(store, recipe).champion()
+            _mark(client, recipe, line["challenger"]["key"], CHALLENGER, tags)
+        champion = ledger.champion()
         if champion is not None:
             _mark(client, recipe, champion.key, CHAMPION, {})
     except ImportError:

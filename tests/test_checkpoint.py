@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from flows import asking
 from flows.opening import open_for
 from pipelines import recipes
-from pipelines.checkpoint import CARD, read_card, write_card
+from pipelines.checkpoint import CARD, read_card, require_sound, write_card
 from pipelines.errors import DataError
+from pipelines.serving import models
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
@@ -77,3 +79,29 @@ def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_pat
     assert card.protocol == recipe.protocol
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert settings["response_template"]["start_anchor"] == "<|assistant|>"  # as the chat template opens an answer
+
+
+def test_a_flipped_bit_of_the_weights_is_noticed_before_the_model_is_asked(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    def build(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+        (folder / "model" / "model.safetensors").write_bytes(bytes(1000))
+
+    store = Store(tmp_path / "store")
+    folder = store.make("grpo", "k1", build, {}, lambda: None) / "model"
+    require_sound(folder)
+    (folder / "model.safetensors").write_bytes(bytes(999) + b"x")
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop, shop:
+        shop.execute("CREATE TABLE item (name TEXT)")
+    named = (recipes.load("miniature"), store, "which items are there ?", str(tmp_path / "shop.sqlite"), folder)
+    with pytest.raises(DataError, match=r"grpo/k1 is damaged: model/model\.safetensors is not what was written"):
+        asking.ask(*named, print)
+    with pytest.raises(DataError, match="is damaged"):
+        models.opened(str(folder), "miniature", [], store)
+
+
+def test_a_checkpoint_from_elsewhere_has_no_digests(checkpoint: Path) -> None:
+    require_sound(checkpoint)

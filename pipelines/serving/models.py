@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines import recipes
-from pipelines.checkpoint import read_card
+from pipelines.checkpoint import read_card, require_sound
 from pipelines.errors import DataError, RecipeError, SqltrainError
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.rollout.policies.base import Policy, Request
@@ -59,6 +59,7 @@ def champion_of(store: Store, recipe: str) -> Champion:
 def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) -> Model:
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", f"Pass {KINDS}.")
+    require_sound(folder)
     from pipelines.rollout.policies.making import local_policy
 
     card = read_card(folder)

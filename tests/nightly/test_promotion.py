@@ -74,6 +74,20 @@ def test_a_guard_that_is_answered_worse_stops_it_too() -> None:
     assert decide(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(max_drop=0.05), 0).decision == "promoted"
 
 
+@pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
+@pytest.mark.parametrize("right", [NONE, HALF, ALL], ids=["none", "half", "all"])
+def test_what_beats_nothing_is_not_promoted(test: str, right: list[bool]) -> None:
+    settings = Nightly.model_validate({"test": test})
+    assert decide(held(right, right), {}, settings, 0).decision == "kept"
+
+
+@pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
+@pytest.mark.parametrize("before", [NONE, HALF, ALL], ids=["none", "half", "all"])
+def test_a_challenger_that_answers_nothing_right_is_never_promoted(test: str, before: list[bool]) -> None:
+    settings = Nightly.model_validate({"test": test, "max_drop": 1.0})
+    assert decide(held(before, NONE), {}, settings, 0).decision != "promoted"
+
+
 def test_the_distance_of_two_mixes() -> None:
     assert distance("aabb", "aabb") == 0
     assert distance("aaaa", "bb") == 1

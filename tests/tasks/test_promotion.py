@@ -38,8 +38,9 @@ def alias(store: Store, name: str) -> tuple[str, dict[str, str]]:
     return version.tags["key"], {tag: text for tag, text in version.tags.items() if tag.startswith("decision")}
 
 
-def night(store: Store, key: str, decision: str) -> None:
-    line = Ledger(store, "farms").add(
+def decided(store: Store, key: str, decision: str) -> None:
+    """A night up to its line of the ledger."""
+    Ledger(store, "farms").add(
         "night",
         decision=decision,
         reason=f"{decision} for a reason",
@@ -48,9 +49,11 @@ def night(store: Store, key: str, decision: str) -> None:
         new=[],
         learned=[],
     )
-    said: list[str] = []
-    promotion.announce("farms", store, line, said.append)
-    assert said == []
+
+
+def night(store: Store, key: str, decision: str) -> None:
+    decided(store, key, decision)
+    promotion.announce("farms", store, pytest.fail)
 
 
 def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store: Store) -> None:
@@ -68,8 +71,18 @@ def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store: Store) -> N
     night(store, "k3", "promoted")
     assert alias(store, "champion")[0] == alias(store, "challenger")[0] == "k3"
     Ledger(store, "farms").rollback()
-    promotion.announce("farms", store, {}, print)
+    promotion.announce("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k1"
+
+
+def test_what_a_killed_night_did_not_tell_the_next_one_tells(store: Store) -> None:
+    night(store, "k1", "promoted")
+    decided(store, "k2", "promoted")  # killed here: the ledger has it, the registry does not
+    assert alias(store, "champion")[0] == "k1"
+    Ledger(store, "farms").add("night", decision="nothing", reason="no new questions", new=[])
+    promotion.announce("farms", store, pytest.fail)
+    assert alias(store, "champion")[0] == "k2"
+    assert alias(store, "challenger")[1]["decision"] == "promoted"
 
 
 def test_a_registry_that_cannot_be_written_is_one_line(
@@ -78,6 +91,6 @@ def test_a_registry_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
     said: list[str] = []
-    promotion.announce("farms", store, {}, said.append)
+    promotion.announce("farms", store, said.append)
     assert len(said) == 1
     assert "was not told" in said[0]
