@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect.assets import materialize
+from prefect.assets import Asset, materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.context import AssetContext
 from prefect.events import emit_event
@@ -38,7 +38,7 @@ def asset_key(recipe: str, name: str, role: str = "") -> str:
     return f"sqltrain://{_NOT_ALLOWED.sub('-', path)}"
 
 
-def upstream(step: Step, recipe: Recipe, role: str) -> list[str]:
+def upstream(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
     """The addresses of what a stage is made of: other stages, or the files of its questions."""
     read = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
     files = [_file(source) for source in read.get(step.kind, ()) if source.path]
@@ -72,7 +72,7 @@ def crown(line: Mapping[str, Any]) -> None:
 def promoted(recipe: str, store: Store, line: Mapping[str, Any]) -> None:
     """Tell that a recipe has a new champion: what serves it may load it now."""
     stage, key = line["challenger"]["stage"], line["challenger"]["key"]
-    deps = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
+    deps: list[str | Asset] = [asset_key(recipe, name) for name in (stage, f"evaluate_{stage}")]
     crown.with_options(name="champion", assets=[asset_key(recipe, "champion")], asset_deps=deps)(line)
     model = str(store.folder(stage, key) / "model")
     _tell(PROMOTED, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
