@@ -36,7 +36,7 @@ services: $(VENV)/.services
 services-setup: $(VENV)/.services
 
 # The same in two parts, which CI runs beside each other: those that share one Prefect server, and all others.
-SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security ui)
+SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security sweep_prefect ui)
 services-server: $(VENV)/.services
 	$(BIN)/python -m pytest -m 'services and not slow' --durations=15 $(SHARING)
 
