@@ -61,5 +61,5 @@ def retrain(
     show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
     announce(loaded.name, opened, get_run_logger().warning)
     if line["decision"] == "promoted":
-        lineage.promoted(loaded.name, opened, line)
+        show(lineage.promoted, loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])

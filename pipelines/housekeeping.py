@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
-from pipelines.store import DAMAGED, MIN_FREE_MB, WORK, Store, folders, read_json, require_room, write_json
+from pipelines.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store, folders, read_json, require_room, write_json
 
 RUNS, PINS, GONE = ".runs", "pins.json", ".gone-"
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
@@ -216,9 +216,19 @@ def remove(one: Doomed) -> None:
 
 
 def usage(store: Store) -> dict[str, tuple[int, int]]:
-    """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one."""
-    count = Counter(stage for stage, _ in store.made())
-    total = Counter({name: _size(store.root / name) for name in folders(store.root)})
+    """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one.
+
+    Each folder is opened once: a store may hold 100,000 stages.
+    """
+    count: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for kind in folders(store.root):
+        own, below = _look(f"{store.root}/{kind}")
+        total[kind] = sum(own.values())
+        for name in below:
+            files, deeper = _look(f"{store.root}/{kind}/{name}")
+            count[kind] += MANIFEST in files and not name.startswith(".")
+            total[kind] += sum(files.values()) + sum(_size(f"{store.root}/{kind}/{name}/{each}") for each in deeper)
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
 
 
@@ -227,25 +237,38 @@ def sizes(store: Store) -> dict[Name, int]:
     return {name: _size(store.folder(*name)) for name in store.made()}
 
 
-def _size(folder: Path) -> int:
-    """The bytes of all files under a folder, each looked at from the folder that it is in: paths are slow to follow."""
+def _size(folder: str | Path) -> int:
+    """The bytes of all files under a folder."""
     total, todo = 0, [str(folder)]
     while todo:
         place = todo.pop()
-        try:
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # it may go while it is read
-            continue
-        try:
-            with contextlib.suppress(FileNotFoundError), os.scandir(descriptor) as entries:
-                for each in entries:
-                    if each.is_dir(follow_symlinks=False):
-                        todo.append(f"{place}/{each.name}")
-                    else:
-                        total += each.stat(follow_symlinks=False).st_size
-        finally:
-            os.close(descriptor)
+        files, below = _look(place)
+        total += sum(files.values())
+        todo += [f"{place}/{name}" for name in below]
     return total
+
+
+def _look(folder: str) -> tuple[dict[str, int], list[str]]:
+    """The bytes of each file in a folder, and the names of the folders in it; links are not followed.
+
+    Files are looked at from the folder that they are in: paths are slow to follow.
+    """
+    files: dict[str, int] = {}
+    below: list[str] = []
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it may go while the store is read
+        return files, below
+    try:
+        with contextlib.suppress(FileNotFoundError), os.scandir(descriptor) as entries:
+            for each in entries:
+                if each.is_dir(follow_symlinks=False):
+                    below.append(each.name)
+                else:
+                    files[each.name] = each.stat(follow_symlinks=False).st_size
+    finally:
+        os.close(descriptor)
+    return files, below
 
 
 def _locked(work: Path) -> bool:
