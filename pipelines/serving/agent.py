@@ -34,10 +34,6 @@ from pipelines.types import ActionKind, ExecutionResult, StopReason, Trajectory,
 
 Event = dict[str, Any]
 QUESTION_CHARS = 4_000
-ENDS = {
-    StopReason.TURN_LIMIT: "the model gave no answer within its turns",
-    StopReason.TOKEN_LIMIT: "the question and the schema are longer than the model's context",
-}
 log = logging.getLogger(__name__)
 
 
@@ -127,7 +123,7 @@ class Agent:
         if trajectory.stop is StopReason.BROKEN:
             return _error(f"no answer: {str(trajectory.failure).replace('_', ' ')}")
         if trajectory.final_sql is None:
-            return _error(ENDS.get(trajectory.stop, "the model gave no answer"))
+            return _error(why_unanswered(trajectory))
         return await self.run(trajectory.final_sql)
 
     async def _episode(self, question: str, model: Model, tell: Callable[[Event], None]) -> Trajectory:
@@ -144,6 +140,15 @@ class Agent:
         if not result.ok:
             return _error(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
         return {"type": "answer", "sql": sql, **table(result)}
+
+
+def why_unanswered(trajectory: Trajectory) -> str:
+    """Why an episode that a boundary did not break has no answer, for a person."""
+    if trajectory.stop is not StopReason.TOKEN_LIMIT:
+        return "the model gave no answer within its turns"
+    if trajectory.turns:
+        return "the model used up its tokens without an answer"
+    return "the question and the schema are longer than the model's context: hide tables in the database's card"
 
 
 def _tell_action(turn: Turn, tell: Callable[[Event], None]) -> None:

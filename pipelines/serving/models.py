@@ -41,7 +41,8 @@ def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> Mo
         return _endpoint(text.removeprefix(ENDPOINT), recipe, overrides)
     if text.startswith(SCRIPT):
         return Model("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
-    return _checkpoint(Path(text).expanduser(), recipe, overrides, Path(text).name)
+    folder = Path(text).expanduser().resolve()
+    return _checkpoint(folder, recipe, overrides, folder.parent.name if folder.name == "model" else folder.name)
 
 
 def champion_of(store: Store, recipe: str) -> Champion:
@@ -68,6 +69,9 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     loaded = recipes.load(made_by, [*said, *overrides])
     free = {"deterministic": False, "slots": SLOTS}  # nobody waits for another's statement
     loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=free)})
+    import torch
+
+    torch.set_num_threads(1)  # the server shares its cores with workers and clients (docs/learning.md)
     return Model(name, local_policy(str(folder), loaded), loaded)
 
 

@@ -9,9 +9,10 @@ import pytest
 from pipelines.errors import DataError, RecipeError
 from pipelines.nightly.ledger import Ledger
 from pipelines.serving import models
-from pipelines.serving.agent import Model
+from pipelines.serving.agent import Model, why_unanswered
 from pipelines.serving.models import Served, opened, script
 from pipelines.store import Store
+from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 
 def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
@@ -73,3 +74,13 @@ def test_a_line_without_turns_is_named(tmp_path: Path) -> None:
     path.write_text('{"question": "*", "turns": ["x"]}\n{"question": "y"}\n')
     with pytest.raises(DataError, match="line 2: no turns"):
         script(path)
+
+
+def test_why_there_is_no_answer_is_said_as_it_is() -> None:
+    def ended(stop: StopReason, turns: int) -> str:
+        spoken = (Turn("x", Action(ActionKind.INVALID)),) * turns
+        return why_unanswered(Trajectory("q", 0, "p", "react", (), spoken, None, stop))
+
+    assert "longer than the model's context" in ended(StopReason.TOKEN_LIMIT, 0)
+    assert ended(StopReason.TOKEN_LIMIT, 3) == "the model used up its tokens without an answer"
+    assert ended(StopReason.TURN_LIMIT, 3) == "the model gave no answer within its turns"
