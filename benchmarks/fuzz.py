@@ -3,8 +3,9 @@
     python benchmarks/fuzz.py [--engine sqlite|duckdb|postgres] [--location DSN] [--cases 500000] [--seed 0]
 
 Three kinds of case, in turn. A soup: tokens, function calls and whole clauses in any order, executed and read. What
-counts as a finding: an answer that blames the database or the worker (no statement may do that to itself), a canary
-query that answers otherwise afterwards, an exception in this process. A pair of results: its verdicts under `strict`
+counts as a finding: an answer that blames the database or the worker (no statement may do that to itself), one that
+holds the database's own path or connection string, a canary query that answers otherwise afterwards, an exception in
+this process. A pair of results: its verdicts under `strict`
 and `bird` are held against a slow exact reference of a few lines, both ways round. A value: it goes through
 every text that an agent, a vote or a page reads.
 """
@@ -142,6 +143,8 @@ def soup_findings(texts: list[str], database: Database, schema: Schema, sql: Sql
     for text, result in zip(texts, sql.execute_many([(database, text) for text in texts], 20), strict=True):
         if result.status is ExecutionStatus.UNAVAILABLE or result.error_class in BLAMES:
             yield f"{result.status} {result.error_class}: {text!r}"
+        if database.location in repr((result.rows, result.error)):
+            yield f"the database's location is told: {text!r}"
     analyst.schema_items([(text, schema, database.engine) for text in texts])
     analyst.hardness([(text, database.engine) for text in texts])
     if sql.execute_many([(database, CANARY)])[0].rows != canary:
