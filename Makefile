@@ -7,7 +7,7 @@ PIP_FLAGS = --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # A process of tests for each core; a file's tests stay in one of them.
 SPREAD = -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: miniature recipes test lint services services-setup services-server services-rest conformance lock clean
+.PHONY: miniature recipes test site lint services services-setup services-server services-rest conformance lock clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run
@@ -19,6 +19,10 @@ recipes: $(VENV)/.run
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(SPREAD)
+
+# The pages of docs/ as a site in build/site; a broken link fails.
+site: $(VENV)/.test
+	$(BIN)/zensical build --strict
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -63,4 +67,4 @@ lock: $(VENV)/.services
 		pyproject.toml --output-file infra/images/gpu.lock
 
 clean:
-	rm -rf $(VENV) store .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build store .mypy_cache .ruff_cache .pytest_cache

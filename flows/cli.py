@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -458,6 +459,7 @@ def main() -> None:
     except Exception as error:
         sys.exit(_usage(error))
     if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it would end the end with a traceback
         print("stopped; the same command goes on from here", file=sys.stderr)
     sys.exit(code or 0)
 

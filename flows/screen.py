@@ -49,7 +49,7 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
     )
 
     def done(result: graph.StageResult, seconds: float) -> None:
-        how = "[dim]there already[/]" if result.cached else f"{seconds:.1f} s"
+        how = "[dim]cached[/]" if result.cached else f"{seconds:.1f} s"
         line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {facts(result)}"
         console.print(line, soft_wrap=True)
 

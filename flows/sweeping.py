@@ -151,7 +151,7 @@ def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
         made += len(new)
         seen |= names
         yield f"{cell.name}: {', '.join(new) or 'nothing to make'}"
-    yield f"{len(found)} cells: {made} stages to make, {cached} there already, {shared} shared"
+    yield f"{len(found)} cells: {made} stages to make, {cached} cached, {shared} shared"
 
 
 def fill(found: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:

@@ -121,7 +121,7 @@ class Store:
     def make(
         self, stage: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any], waiting: Callable[[], None]
     ) -> Path:
-        """The stage's folder, made by `build(work_folder)` unless it is there already.
+        """The stage's folder, made by `build(work_folder)` unless it is cached.
 
         Args:
             build: fills the work folder; it finds there what a killed run left.

@@ -38,7 +38,7 @@ def register(tracker: Tracker, result: StageResult, run_id: str) -> None:
     machine, and weights are found by stage and key in whatever store the reader has.
 
     Args:
-        run_id: of the run that trained it; "" when it was there already.
+        run_id: of the run that trained it; "" when it was cached.
     """
     client, recipe = tracker.client, tracker.recipe
     name = model_name(recipe.name)

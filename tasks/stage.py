@@ -59,7 +59,7 @@ class TaskProgress:
     """A stage's progress as a Prefect progress artifact, sent every few seconds by a thread of its own.
 
     A stage may call this from inside an event loop, where Prefect's client could not be used. A stage that shows no
-    progress (it was there already) makes no artifact.
+    progress (it was cached) makes no artifact.
     """
 
     def __init__(self, stage: str, every_s: float = EVERY_S) -> None:

@@ -71,7 +71,7 @@ def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[d
     rows = []
     for step in steps:
         result = done.get(step.name)
-        state = "not made" if result is None else "there" if result.cached else "made"
+        state = "not made" if result is None else "cached" if result.cached else "made"
         rows.append({"stage": step.name, "state": state, "key": step.key, "why": step.why, "folder": str(step.folder)})
     return rows
 

@@ -108,7 +108,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def stage(self, step: Step, steps: Sequence[Step], recipe: Recipe, role: str = "") -> Iterator[Child]:
-        """A child run around the making of one stage; one that is there already only gives the parent its numbers.
+        """A child run around the making of one stage; a cached one only gives the parent its numbers.
 
         Args:
             role: what the stage is made for, where one run makes several of a name: a night's "champion", say.
@@ -201,7 +201,7 @@ class Tracker:
 
 
 class Child:
-    """One stage's run under its parent; of a stage that was there already, only its numbers are noted."""
+    """One stage's run under its parent; of a cached stage, only the metrics are noted."""
 
     def __init__(self, tracker: Tracker, step: Step, needs: Sequence[Step], recipe: Recipe, role: str) -> None:
         self.tracker = tracker

@@ -79,6 +79,6 @@ def test_every_stage_says_why_it_runs(tmp_path: Path) -> None:
     data = graph.plan(recipe, store)[0]
     assert (data.cached, data.why) == (False, "not made yet")
     store.make("data", data.key, lambda folder: None, {"recipe": recipe.slice("data", "execution", "seed")}, print)
-    assert graph.plan(recipe, store)[0].why == "there"
+    assert graph.plan(recipe, store)[0].why == "cached"
     other = graph.plan(recipes.load("miniature", ["data.dev.count=3"]), store)[0]
     assert other.why.startswith("changed: data")

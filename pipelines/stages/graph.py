@@ -237,7 +237,7 @@ def plan(
     for stage in stages:
         if given is not None and stage.name in given:
             keys[stage.name] = key = given[stage.name]
-            steps.append(Step(stage.name, key, store.folder(kind_of(stage.name), key), True, "there", ()))
+            steps.append(Step(stage.name, key, store.folder(kind_of(stage.name), key), True, "cached", ()))
             continue
         needs = tuple(name for name in stage.needs if name in keys)
         about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
@@ -245,7 +245,7 @@ def plan(
         kind = kind_of(stage.name)
         wrong = store.damage(kind, key, whole=False) if store.has(kind, key) else []
         cached = store.has(kind, key) and not wrong
-        why = "there" if cached else f"damaged: {wrong[0]}" if wrong else _why(kind, about, store)
+        why = "cached" if cached else f"damaged: {wrong[0]}" if wrong else _why(kind, about, store)
         steps.append(Step(stage.name, key, store.folder(kind, key), cached, why, needs))
     return steps
 

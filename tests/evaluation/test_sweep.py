@@ -78,10 +78,10 @@ def test_what_cells_share_is_made_once_and_told_before(tmp_path: Path) -> None:
     found = sweeping.cells("miniature", ONE_SEED)
     *lines, total = sweeping.outlook(found, store)
     assert lines[1] == "variant=no_turns: grpo, evaluate_grpo, report"
-    assert total == "3 cells: 21 stages to make, 0 there already, 24 shared"
+    assert total == "3 cells: 21 stages to make, 0 cached, 24 shared"
     sweeping.fill(found, store, making(store, made), lambda line: None)
     assert (made.count("data"), made.count("sft"), made.count("grpo")) == (1, 1, 3)
-    assert list(sweeping.outlook(found, store))[-1] == "3 cells: 0 stages to make, 21 there already, 24 shared"
+    assert list(sweeping.outlook(found, store))[-1] == "3 cells: 0 stages to make, 21 cached, 24 shared"
 
 
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_an_interrupted_run_says_so_and_fails(tmp_path: Path) -> None:
         for _ in range(20):
             run.send_signal(signal.SIGINT)
             try:
-                _, err = run.communicate(timeout=3)
+                _, err = run.communicate(timeout=10)
                 break
             except subprocess.TimeoutExpired:
                 continue

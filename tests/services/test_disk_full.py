@@ -38,7 +38,7 @@ def test_one_line_a_stage_and_the_run_goes_on_where_it_was(tmp_path: Path) -> No
         assert len(told) == 1, text
         assert "no space left" in told[0], text
         assert text.rstrip().endswith("exit 2"), text
-        there = set(re.findall(r"^✓ (\S+) .* there already", text, re.MULTILINE))
+        there = set(re.findall(r"^✓ (\S+) .* cached", text, re.MULTILINE))
         # What was finished is not made again; the last victim itself may have been, and only its contract had no room.
         assert set(names[: max(0, number - 1)]) <= there <= set(names[:number]), text
     assert last.rstrip().endswith("exit 0"), last

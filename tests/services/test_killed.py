@@ -63,7 +63,7 @@ def test_the_next_run_ends_with_the_same_store(
     assert again.returncode == 0, again.stdout + again.stderr
     assert digests(store) == undisturbed
     rows = {row["stage"]: row["state"] for row in _stages(site)}
-    assert all(rows[name.partition("/")[0]] == "there" for name in done_before)
+    assert all(rows[name.partition("/")[0]] == "cached" for name in done_before)
     wait_for(lambda: site.api(f"flow_runs/{first}")["state"]["type"] in ENDED, 120, "no run is Running for ever")
     state = site.api(f"flow_runs/{first}")["state"]
     if victim == "all":

@@ -82,7 +82,7 @@ def test_the_same_run_again_makes_nothing(site: Site) -> None:
     done = site.deployment_run("retrain/miniature", SMALL, "--watch")
     assert done.returncode == 0, done.stdout + done.stderr
     stages = json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])
-    assert {row["state"] for row in stages} == {"there"}
+    assert {row["state"] for row in stages} == {"cached"}
     assert digests(site.store) == before
     tasks = site.api("task_runs/filter", {"flow_runs": {"id": {"any_": [site.newest_run()["id"]]}}})
     assert {task["state"]["name"] for task in tasks} == {"Cached"}
@@ -143,7 +143,7 @@ def test_kill_9_of_the_flow_takes_the_child_along_and_the_next_run_goes_on(site:
     again = site.deployment_run("retrain/miniature", long, "--watch")
     assert again.returncode == 0, again.stdout + again.stderr
     stages = {row["stage"]: row for row in json.loads(artifacts(site, site.newest_run()["id"])["stages"]["data"])}
-    assert stages["sft"]["state"] == "there"
+    assert stages["sft"]["state"] == "cached"
     assert stages["grpo"]["why"] == "was interrupted: resumes"
 
 
@@ -163,7 +163,7 @@ def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None
     assert [run["work_pool_name"] for run in (chain, *elsewhere)] == ["cpu", "gpu", "gpu"]
     assert {run["state"]["type"] for run in elsewhere} == {"COMPLETED"}
     stages = {row["stage"]: row["state"] for row in json.loads(artifacts(site, chain["id"])["stages"]["data"])}
-    assert stages["grpo"] == stages["evaluate_grpo"] == "there"
+    assert stages["grpo"] == stages["evaluate_grpo"] == "cached"
 
 
 def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:

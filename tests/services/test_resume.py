@@ -15,7 +15,7 @@ from tests.services.conftest import SMALL
 
 MADE = (*SMALL, "sft.epochs=4", "sft.save_steps=2", "grpo.steps=6", "grpo.save_steps=2", "rollout.shard=2")
 pytestmark = pytest.mark.services
-DONE = re.compile(r"✓ (\S+) +(\S+) +(?:([\d.]+) s|there already)")
+DONE = re.compile(r"✓ (\S+) +(\S+) +(?:([\d.]+) s|cached)")
 
 
 def start(store: Path) -> subprocess.Popen[str]:
