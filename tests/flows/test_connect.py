@@ -185,3 +185,17 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
         assert "as on the label" in known
         assert run("items", ITEMS_PASSWORD="secret").returncode == 0
         assert "ITEMS_PASSWORD is not set" in run("items").stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ('connection failed: FATAL:  password authentication failed for user "me"', "refuses this user or password"),
+        ("(1045, \"Access denied for user 'me'@'host' (using password: YES)\")", "refuses this user or password"),
+        ('FATAL:  database "shop" does not exist', "no such database or user"),
+        ("connection to server at 127.0.0.1, port 1 failed: Connection refused", "does not answer"),
+        ("something with hunter2 in it", "ValueError"),
+    ],
+)
+def test_why_a_server_cannot_be_used_is_said_without_its_own_text(said: str, reason: str) -> None:
+    assert addresses.reason(ValueError(said)).endswith(reason)
