@@ -1,12 +1,13 @@
 """Several benchmarks of one recipe: each has stages of its own, and one more of them re-makes nothing."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from flows import evaluating, screen
+from flows import evaluating, nights, screen
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
@@ -168,3 +169,18 @@ def test_a_ready_policy_is_evaluated_on_every_benchmark(
     last = [line for line in shown.splitlines() if line.startswith("{")][-1]
     assert {"evaluate oracle", "evaluate oracle on near"} == set(json.loads(last)["stages"])
     assert len(list(tmp_path.glob("evaluations/*/manifest.json"))) == 2
+
+
+def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
+    """The second one's files need not even be there."""
+    gone = f"{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}"
+    recipe, walked = recipes.load("miniature", [f"data.test=[{FAR}, {gone}]"]), list[str]()
+
+    def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+        walked.extend(step.name for step in steps)
+        return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
+
+    site = nights.Site("miniature", (), recipe, Store(tmp_path / "store"), walk)
+    evaluated = nights._evaluated(site, recipe, nights.Model("sft", "some_key"), "champion")
+    assert walked == ["test", "test_schema", "sft", "evaluate_sft"]
+    assert evaluated.name == "evaluate_sft"
