@@ -19,7 +19,7 @@ import pydantic
 
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
-from pipelines.registry import UNKNOWN_NAME, WRONG_OPTION
+from pipelines.registry import UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION
 from pipelines.types import is_sayable
 from pipelines.yaml_files import parse_value, read_yaml
 
@@ -180,7 +180,7 @@ def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
     if where == "name":
         hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
         return RecipeError(f"recipe {name}: {first['input']!r} is no name of a recipe", hint)
-    if first["type"] in (UNKNOWN_NAME, WRONG_OPTION):
+    if first["type"] in (UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION):
         return RecipeError(f"recipe {name}: {where}: {first['msg']}")
     if first["type"] != "extra_forbidden":
         return RecipeError(f"recipe {name}: {where}: {first['msg']} (it is {first['input']!r})")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Function = TypeVar("Function")
-UNKNOWN_NAME, WRONG_OPTION = "unknown_name", "wrong_option"  # types of validation errors
+UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wrong_option"  # of validation errors
 
 
 @dataclass(frozen=True)

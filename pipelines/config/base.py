@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
-from pipelines.registry import EQUALITIES, FILTER_RULES
+from pipelines.registry import EQUALITIES, FILTER_RULES, UNSUITED_NAME
 
 Positive = Annotated[int, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
@@ -19,22 +20,26 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
+def _refused(reason: str) -> PydanticCustomError:
+    return PydanticCustomError(UNSUITED_NAME, "{said}", {"said": reason})
+
+
 def _decides(name: str) -> str:
     """An equality that says yes or no."""
     if EQUALITIES[name].graded:
-        raise ValueError(f"{name} gives grades, and what decides must say yes or no")
+        raise _refused(f"{name} gives grades, and what decides must say yes or no")
     return name
 
 
 def _is_untimed(name: str) -> str:
     if EQUALITIES[name].timed:
-        raise ValueError(f"{name} measures time, which differs with every run: set evaluation.r_ves=true")
+        raise _refused(f"{name} measures time, which differs with every run: set evaluation.r_ves=true")
     return name
 
 
 def _compares_results(name: str) -> str:
     if EQUALITIES[name].by_file:
-        raise ValueError(f"{name} compares with result files, which training has none of")
+        raise _refused(f"{name} compares with result files, which training has none of")
     return name
 
 

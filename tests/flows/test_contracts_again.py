@@ -21,7 +21,7 @@ def test_a_breach_stops_the_second_run_as_it_did_the_first(
     rows = [{"question": f"what is {gold}", "sql": gold, "database": "shop.sqlite"} for gold in golds]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"kind": "jsonl", "path": str(tmp_path / "own.jsonl")}
-    pools = {"sft": source, "rl": [source], "dev": source, "test": source}
+    pools = {"sft": source, "rl": [source], "dev": source, "test": [source]}
     recipe = {"include": ["recipes/miniature"], "data": {**pools, "max_bad_share": 0.5}}
     (tmp_path / "mine.yaml").write_text(json.dumps({**recipe, "contracts": {"max_duplicates": 1}}))
     run = ("run", str(tmp_path / "mine.yaml"), f"store={tmp_path / 'store'}", "--until", "data")

@@ -180,8 +180,9 @@ def test_an_included_benchmark_decides_how_it_is_judged_and_not_how_training_is(
     for name, equality in (("spider2_lite", "spider2"), ("bird_dev", "bird"), ("spider_dev", "strict")):
         recipe = recipes.load("sqltrain", [f"include=data/{name}"])
         assert (recipe.headline, recipe.execution.equality) == (equality, "strict")
-    for refused in ("soft_f1", "spider2"):  # a reward needs two queries, and right or wrong
-        with pytest.raises(RecipeError, match=r"execution\.equality: Input should be 'strict'"):
+    reasons = {"soft_f1": "gives grades", "spider2": "compares with result files"}
+    for refused, reason in reasons.items():  # a reward needs two queries, and right or wrong
+        with pytest.raises(RecipeError, match=rf"execution\.equality: {refused} {reason}"):
             recipes.load("sqltrain", [f"execution.equality={refused}"])
 
 
