@@ -211,6 +211,10 @@ class Tags(html.parser.HTMLParser):
 def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() -> None:
     cells = (*filled({EVIL: ("10", "01"), **{f"v{at}": ("11", "10") for at in range(7)}}),)
     cells = (*cells, Filled({"variant": "bad", "seed": "0"}, error=EVIL))
+    untrained = Filled({"variant": "untrained", "seed": "0"}, Run(answers("10")))
+    assert (
+        page(Sweep("one", (*cells, untrained))).count("untrained") == 3
+    )  # table, chart and its tip: no line, no legend
     text = page(Sweep(EVIL, cells, {"variant": "v0"}, absent={EVIL: EVIL}, facts={"note": EVIL}))
     tags = Tags()
     tags.feed(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from pipelines.evaluation import measures, numbers, sweep
 from pipelines.evaluation.page import charts
@@ -109,7 +109,7 @@ def _curves(found: Sweep, drawn: dict[str, list[Line]]) -> Html:
         "curves",
         "Training curves",
         tag("p", words, class_="about"),
-        _legend(names),
+        _legend(names, {line.row for lines in drawn.values() for line in lines}),
         _multiples(first, drawn, names),
         more,
     )
@@ -122,9 +122,12 @@ def _multiples(chosen: Sequence[str], drawn: dict[str, list[Line]], names: Seque
     return tag("div", figures, class_="multiples wide")
 
 
-def _legend(names: Sequence[str]) -> Html:
+def _legend(names: Sequence[str], drawn: Container[str]) -> Html:
+    """Which line is which row's; rows that trained nothing have none."""
     items = []
     for place, name in enumerate(names):
+        if name not in drawn:
+            continue
         sample = canvas(22, 14, "", polyline([(1, 7), (21, 7)], _line_class(place)), class_="key")
         items.append(tag("li", sample, name))
     return tag("ul", items, class_="legend")
