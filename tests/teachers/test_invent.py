@@ -123,7 +123,7 @@ def test_the_command_writes_what_the_reader_reads(
     name_endpoint(servers(reply))
     out = tmp_path / "mine.jsonl"
     recipe, store = recipes.load("miniature"), Store(tmp_path / "store")
-    invent(recipe, store, Path(database.location), 2, "teacher", None, out)
+    invent(recipe, store, database.location, 2, "teacher", None, out)
     loaded = base.read(Source(kind="jsonl", path=str(out)), 0, tmp_path / "stage")
     assert [one.gold_sql for one in loaded.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert loaded.quarantine == []
@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
     name_endpoint(server)
     store = Store(tmp_path / "store")
     with pytest.raises(DataError, match="cannot be written"):
-        invent(recipes.load("miniature"), store, Path(database.location), 2, "teacher", None, tmp_path / where)
+        invent(recipes.load("miniature"), store, database.location, 2, "teacher", None, tmp_path / where)
     assert not server.delivered
 
 
