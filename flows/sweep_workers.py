@@ -45,7 +45,8 @@ def _submit(cell: Cell, store: Store) -> Any:
     from prefect.deployments import run_deployment
 
     form = {"recipe": cell.source, "overrides": list(cell.overrides), "store": str(store.root.resolve())}
-    run: Any = run_deployment(DEPLOYMENT, parameters=form, timeout=0, as_subflow=False, flow_run_name=cell.name)
+    tags = ["sweep", cell.name]  # its name is made of the recipe's when it begins
+    run: Any = run_deployment(DEPLOYMENT, parameters=form, timeout=0, as_subflow=False, tags=tags)
     return run.id
 
 
