@@ -7,7 +7,7 @@ import pytest
 
 from .conftest import SMALL, Site
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(600)]
 CHAIN = ["stages=[data, evaluate, report]", "evaluation.samples=0"]  # nothing is trained: random weights answer
 
 
@@ -30,7 +30,6 @@ def test_each_cell_is_a_flow_run_of_its_own(site: Site) -> None:
     assert "2 cells in 2 rows." in (site.folder / "sweep" / "sweep.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_workers_share_the_cells_and_make_what_is_common_once(site: Site) -> None:
     words = " ".join(f"'{one}'" for one in (*SMALL, *CHAIN))
     store = site.folder / "shared"
