@@ -38,7 +38,7 @@ from pipelines.data import base
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.loading import load
 from pipelines.protocols.base import build
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
@@ -94,7 +94,7 @@ class World:
         """The rewards of episodes, as our own arm pays them."""
         by_id = {example.id: example for example in self.examples}
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        outcomes = judge_trajectories(trajectories, by_id, self.sql, self.schemas, equality, turns)
+        outcomes = make_outcomes(trajectories, by_id, self.sql, self.schemas, equality, turns)
         rubric = Rubric(self.recipe.rewards)
         return [rubric.score(outcome).total for outcome in outcomes]
 

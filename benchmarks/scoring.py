@@ -118,7 +118,7 @@ class Page:
 
 def judge(engine: SqlEngine, equalities: Sequence[str]) -> Callable[[Work], None]:
     def run(work: Work) -> None:
-        verdicts = engine.judge_many([Pair(*item) for item in work], equalities)
+        verdicts = engine.verdicts([Pair(*item) for item in work], equalities)
         assert not any(verdict.broken for verdict in verdicts)
 
     return run
@@ -140,7 +140,7 @@ def one_core(bench: Bench, page: Page) -> None:
             engine.execute_many([(db, sql) for db, sql, _ in work])
 
         def kept(work: Work) -> None:
-            engine.judge_many([Pair(db, sql, None) for db, sql, _ in work], ["strict"])
+            engine.verdicts([Pair(db, sql, None) for db, sql, _ in work], ["strict"])
 
         def shown(work: Work) -> None:
             engine.execute_many([(db, sql) for db, sql, _ in work], max_rows=50)

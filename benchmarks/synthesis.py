@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pipelines.config import Protocol, Sampling
+from pipelines.endpoints.client import Endpoint
 from pipelines.protocols.base import build
-from pipelines.rollout.endpoints import Endpoint
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine

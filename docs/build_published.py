@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.evaluation import report
-from pipelines.evaluation.predictions import as_report
+from pipelines.report import writer
+from pipelines.report.predictions import as_report
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.score_files import Gold
 from pipelines.sql.scoring import locate
@@ -29,7 +29,7 @@ def rows(shared: Path) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in (shared / VERDICTS).read_text(encoding="utf-8").splitlines()]
 
 
-def gather(shared: Path) -> report.ReportData:
+def gather(shared: Path) -> writer.ReportData:
     """The four systems, judged."""
     by_system: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows(shared):
@@ -45,17 +45,17 @@ def gather(shared: Path) -> report.ReportData:
     )
 
 
-def _one(name: str, found: Sequence[Mapping[str, Any]], folder: Path, sql: SqlEngine) -> report.ReportData:
+def _one(name: str, found: Sequence[Mapping[str, Any]], folder: Path, sql: SqlEngine) -> writer.ReportData:
     gold = [Gold(row["gold"], row["db_id"]) for row in found]
     databases = {one.db_id: locate(one.db_id, str(folder), "sqlite") for one in gold}
     return as_report(name, gold, dict(enumerate(row["pred"] for row in found)), databases, EQUALITIES, sql)
 
 
-def without_texts(data: report.ReportData) -> report.ReportData:
+def without_texts(data: writer.ReportData) -> writer.ReportData:
     """The figures alone."""
     systems = tuple(dataclasses.replace(system, trajectories=()) for system in data.systems)
     return dataclasses.replace(data, systems=systems, examples={}, schemas={}, results={})
 
 
 if __name__ == "__main__":
-    report.write(without_texts(gather(Path(sys.argv[1]))), PAGE)
+    writer.write(without_texts(gather(Path(sys.argv[1]))), PAGE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.opening import FIRST_RUN
+from flows.options import FIRST_RUN
 from pipelines.checkpoint import require_sound
 from pipelines.config import Recipe
 from pipelines.databases import named
 from pipelines.errors import BoundaryError, DataError
-from pipelines.evaluation.text import plain
+from pipelines.report.terminal import plain
 from pipelines.store import Store
 from pipelines.types import StopReason, Turn, text_of
 

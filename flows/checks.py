@@ -78,7 +78,7 @@ def _note_margin(recipe: Recipe, say: Say) -> None:
 def _gold(recipe: Recipe, pool: dict[str, Example], bars: Bars) -> tuple[list[str], dict[str, Any]]:
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
     from pipelines.databases.of_recipe import schemas, sql_engine
-    from pipelines.rewards.outcome import judge_trajectories
+    from pipelines.rewards.outcome import make_outcomes
     from pipelines.rewards.rubric import Rubric
 
     answers = [_answer(example) for example in pool.values()]
@@ -89,7 +89,7 @@ def _gold(recipe: Recipe, pool: dict[str, Example], bars: Bars) -> tuple[list[st
     with sql_engine(recipe) as sql:
         for start in range(0, len(answers), 512):
             part = answers[start : start + 512]
-            for outcome in judge_trajectories(
+            for outcome in make_outcomes(
                 part, pool, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns
             ):
                 example = pool[outcome.example_id]

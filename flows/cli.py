@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows import operations
-from flows.opening import AsJson, Overrides, RecipeName, emit, open_for, open_recipe, split
+from flows.options import AsJson, Overrides, RecipeName, emit, open_for, open_recipe, split
 from flows.score import score
 from flows.sweep import sweep
 from pipelines.errors import SqltrainError, UserError
@@ -333,10 +333,10 @@ def judge(
 
     Example: sqltrain judge reasoning_sql --endpoint big --count 100
     """
-    from flows import judging
+    from flows import judge_agreement
 
     loaded, store = open_recipe(recipe, overrides or [])
-    found = judging.judge(loaded, store, endpoint, count)
+    found = judge_agreement.judge(loaded, store, endpoint, count)
     if as_json:
         emit(found)
 
@@ -452,7 +452,7 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SqltrainError as error:
-        from pipelines.evaluation.text import plain
+        from pipelines.report.terminal import plain
 
         print(f"error: {plain(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -13,10 +13,11 @@ import pydantic
 
 from flows.screen import console
 from pipelines.errors import DataError, UserError
-from pipelines.evaluation import matching, report, text
+from pipelines.evaluation import question_matching
 from pipelines.evaluation.compare import Comparison
-from pipelines.evaluation.material import ReportData, System
 from pipelines.evaluation.record import EpisodeRecord, Number
+from pipelines.report import terminal, writer
+from pipelines.report.data import ReportData, System
 from pipelines.stages.answers import TIMING, Latency, latencies
 from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS
 from pipelines.stages.reading import taken, texts
@@ -72,7 +73,7 @@ def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | N
         raise DataError("a comparison needs two runs", HINT)
     loaded = [load(one) for one in runs]
     found = _named([run for place in (0, 1) for one in loaded for run in one[place : place + 1]])
-    names = matching.common_names([(*one.records, *one.at_once) for one in found])
+    names = question_matching.common_names([(*one.records, *one.at_once) for one in found])
     headline = choose(found, equality)
     called = [run.named(name) for run, name in zip(found, names, strict=True)]
     data = ReportData("comparison", headline, tuple(map(_system, called)), examples={})
@@ -103,25 +104,26 @@ def with_texts(data: ReportData, runs: Sequence[Run], names: Sequence[Mapping[st
             examples.setdefault(name.get(one.id, ""), one)
     examples.pop("", None)
     whole = dataclasses.replace(data, systems=tuple(systems), examples=examples)
-    return report.with_results(whole) if examples else whole
+    return writer.with_results(whole) if examples else whole
 
 
 def _write(data: ReportData, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        report.write_tables(data, out)
-        report.write(data, out / report.PAGE)
+        writer.write_tables(data, out)
+        writer.write(data, out / writer.PAGE)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}", "Name a folder with --out.") from None
 
 
 def show(data: ReportData, runs: Sequence[Run], flips: int) -> None:
     """Print the figures, the comparisons and, where it was noted, the time that answers took."""
-    console.print(text.render(text.figures({one.name: each for one, each in zip(runs, data.summaries, strict=True)})))
+    summaries = {run.name: summary for run, summary in zip(runs, data.summaries, strict=True)}
+    console.print(terminal.render(terminal.figures(summaries)))
     asked = {system.name: one.n_questions for system, one in zip(data.systems, data.summaries, strict=True)}
     for each in data.comparisons:
         console.print()
-        text.show_comparison(console, each, flips)
+        terminal.show_comparison(console, each, flips)
         old, new = asked[each.before], asked[each.after]
         if each.mode == "greedy" and each.paired.n < max(old, new):
             line = f"compared on {each.paired.n:,} questions, of {old:,} and {new:,}: the others are not in both"
@@ -181,7 +183,7 @@ def load(run: str) -> list[Run]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class FolderFacts:
     """What this command takes from the summary and the efficiency beside the records."""
 
     equality: str | None = None
@@ -189,7 +191,7 @@ class Said:
     r_ves: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = None
 
 
-def _beside(folder: Path) -> tuple[Said, Mapping[str, Latency]]:
+def _beside(folder: Path) -> tuple[FolderFacts, Mapping[str, Latency]]:
     """What the files beside the records say, and the time that answers took.
 
     Raises:
@@ -198,7 +200,7 @@ def _beside(folder: Path) -> tuple[Said, Mapping[str, Latency]]:
     try:
         summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
         known = {name: summary[name] for name in ("equality", "left_out") if name in summary}
-        said = from_dict(Said, {**known, "r_ves": efficiency.get("r_ves")})
+        said = from_dict(FolderFacts, {**known, "r_ves": efficiency.get("r_ves")})
         timing = latencies(folder)
     except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None

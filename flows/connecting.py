@@ -10,8 +10,8 @@ from flows.progress import Bars
 from pipelines.databases import addresses, card, named, reading
 from pipelines.databases.findings import Finding
 from pipelines.errors import DataError
-from pipelines.evaluation.text import plain
 from pipelines.registry import DIALECTS
+from pipelines.report.terminal import plain
 from pipelines.sql.dialects.dialect import of_address
 
 SHOWN = 5  # findings of one kind that are printed

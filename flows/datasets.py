@@ -13,8 +13,8 @@ import yaml
 from pipelines.config import Execution
 from pipelines.data import benchmarks
 from pipelines.errors import DataError
-from pipelines.evaluation.text import plain
 from pipelines.recipes import LOCAL
+from pipelines.report.terminal import plain
 from pipelines.sql.engine import Limits, SqlEngine
 
 LINE_CHARS = 300

@@ -12,20 +12,20 @@ from flows.progress import Bars
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
-from pipelines.evaluation import report
+from pipelines.report import writer
 from pipelines.stages import evaluate, graph
 from pipelines.stages.answers import latencies
 from pipelines.stages.context import Context
+from pipelines.stages.fingerprints import folder_digest, prompt_digest
 from pipelines.stages.inputs import examples
 from pipelines.stages.report import of_systems, systems_of
-from pipelines.stages.sources import folder_digest, prompt_digest
 from pipelines.store import Store, read_json
 
 ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and by how it is asked
 EVALUATIONS = "evaluations"
 CODE = ("evaluate_model", "report")  # stages whose code makes an evaluation
 ASKING = ("protocol", "seed", *(f"execution.{name}" for name in ("timeout_s", "max_rows", "max_bytes", "memory_mb")))
-TELLING = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
+ANSWER_FIELDS = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
 
 
 def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
@@ -42,10 +42,10 @@ def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> 
         RecipeError: it is neither, there is no such endpoint, or a question has no gold SQL for the oracle to play.
     """
     if policy.startswith(evaluate.ENDPOINT):
-        from pipelines.rollout.endpoints import endpoint
+        from pipelines.endpoints.client import endpoint
 
         entry = endpoint(policy.removeprefix(evaluate.ENDPOINT))
-        about = {"endpoint": entry.model_dump(mode="json", include=TELLING)}
+        about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
         for folder in evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model), as_json):
             for name, each in latencies(folder).items():
                 cost = (each.bought_in * entry.price_in + each.bought_out * entry.price_out) / 1e6
@@ -103,7 +103,7 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
     for one, result in zip(alone, results, strict=True):
         if len(alone) > 1:
             screen.say(one.benchmark.name)
-        lines = (*_chosen(one, result.metrics), *_costs(result.folder), f"report  {result.folder / report.PAGE}")
+        lines = (*_chosen(one, result.metrics), *_costs(result.folder), f"report  {result.folder / writer.PAGE}")
         for line in lines:
             screen.console.print(line, soft_wrap=True, markup=False)
     return folders
@@ -129,7 +129,7 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
         kept = store.root / ANSWERS / recipes.digest(settings)
         evaluate.evaluate_questions(context, questions, answerer.policy, links, kept)
         found = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), asked.folder)
-        report.write_all(found, folder)
+        writer.write_all(found, folder)
 
     whole = {
         **settings,

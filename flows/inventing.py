@@ -31,9 +31,9 @@ def invent(
     """
     where = named.find(database)
     _check_writable(out)
-    from pipelines.teachers.asking import Asker
+    from pipelines.endpoints.asking import Asker
+    from pipelines.endpoints.log import RESPONSES
     from pipelines.teachers.invent import Inventor
-    from pipelines.teachers.log import RESPONSES
 
     asker = Asker.named(teacher, store.root / RESPONSES)
     other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker

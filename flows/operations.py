@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.opening import AsJson, Overrides, RecipeName, open_recipe, split
+from flows.options import AsJson, Overrides, RecipeName, open_recipe, split
 from pipelines.errors import SqltrainError, UserError
 
 if TYPE_CHECKING:

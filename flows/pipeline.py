@@ -17,13 +17,13 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.deployed import check_changes, check_form
-from flows.elsewhere import run_elsewhere
-from flows.opening import open_recipe, split
+from flows.options import open_recipe, split
+from flows.subdeployment import run_elsewhere
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.housekeeping import claimed
-from pipelines.stages import graph, ready
+from pipelines.stages import graph, preflight
 from pipelines.store import Store, read_json
 from tasks import lineage
 from tasks.patience import patiently
@@ -78,7 +78,7 @@ def walk(
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
     done: dict[str, graph.StageResult] = {}
-    ready.check(recipe, steps)
+    preflight.check(recipe, steps)
     names = [(step.kind, step.key) for step in steps]
     try:
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from pipelines.evaluation.text import plain
+from pipelines.report.terminal import plain
 
 QUIET_SECONDS = 10.0
 

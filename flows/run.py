@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.config import Recipe
 from pipelines.housekeeping import claimed
-from pipelines.stages import graph, ready
+from pipelines.stages import graph, preflight
 from pipelines.stages.context import Progress
 from pipelines.store import Store
 
@@ -54,7 +54,7 @@ def walk(
         for result in results:  # a night's champion was evaluated before: its numbers belong to this night, too
             tracker.found(role, result)
         return results
-    ready.check(recipe, steps)
+    preflight.check(recipe, steps)
     from tasks.step import run_step
 
     names = [(step.kind, step.key) for step in steps]

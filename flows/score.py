@@ -16,8 +16,8 @@ from pipelines.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipelines.evaluation.material import System
     from pipelines.evaluation.record import EpisodeRecord
+    from pipelines.report.data import System
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.score_files import Gold
     from pipelines.sql.scoring import Scored, Summary
@@ -141,9 +141,9 @@ def _report(
 ) -> None:
     """What an evaluation writes, of a prediction file: `sqltrain compare` takes the folder."""
     from flows.screen import console
-    from pipelines.evaluation import report
-    from pipelines.evaluation.predictions import as_report
     from pipelines.registry import DIALECTS, EQUALITIES
+    from pipelines.report import writer
+    from pipelines.report.predictions import as_report
     from pipelines.stages.reading import keep
     from pipelines.types import to_dict
 
@@ -169,10 +169,10 @@ def _report(
     try:
         if not any(DIALECTS[database.engine].is_server() for database in databases.values()):  # an address is secret
             keep(folder, tuple(data.examples.values()), system)
-        report.write_all(data, folder)
+        writer.write_all(data, folder)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
-    console.print(f"report  {folder / report.PAGE}", soft_wrap=True, markup=False)
+    console.print(f"report  {folder / writer.PAGE}", soft_wrap=True, markup=False)
 
 
 def _writable(system: System) -> System:

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.opening import FIRST_RUN
+from flows.options import FIRST_RUN
 from flows.progress import Bars
 from pipelines.config import Recipe
 from pipelines.errors import DataError, UserError
-from pipelines.evaluation import text
 from pipelines.evaluation.summary import Summary
+from pipelines.report import terminal
 from pipelines.stages import graph
 from pipelines.store import Store, read_json
 from pipelines.types import from_dict
@@ -36,16 +36,16 @@ MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate
 
 def say(words: str) -> None:
     """One line, as it is: names and paths of users may hold markup."""
-    console.print(Text(text.plain(words)), soft_wrap=True)
+    console.print(Text(terminal.plain(words)), soft_wrap=True)
 
 
 def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
     """A plain run with its progress on the screen."""
     from flows import run as plain
 
-    title, root = text.plain(recipe.title or "a recipe"), text.plain(str(store.root))
+    title, root = terminal.plain(recipe.title or "a recipe"), terminal.plain(str(store.root))
     console.print(
-        Text.assemble((text.plain(recipe.name), "bold"), f": {title} ", (f"(store: {root})", "dim")), soft_wrap=True
+        Text.assemble((terminal.plain(recipe.name), "bold"), f": {title} ", (f"(store: {root})", "dim")), soft_wrap=True
     )
 
     def done(result: graph.StageResult, seconds: float) -> None:
@@ -76,7 +76,7 @@ def show_steps(steps: list[graph.Step]) -> None:
         table.add_column(title)
     for step in steps:
         state = "[green]cached[/]" if step.cached else "[yellow]to do[/]"
-        table.add_row(step.name, step.key, state, Text(text.plain(step.why)))
+        table.add_row(step.name, step.key, state, Text(terminal.plain(step.why)))
     console.print(table)
 
 
@@ -97,7 +97,7 @@ def conclude(
     console.print()
     figures = _checkpoints(recipe, results) if judged is None else judged
     if figures:
-        text.show_end(console, figures, where)
+        terminal.show_end(console, figures, where)
     else:
         for label, place in where.items():
             say(f"{label}  {place}")

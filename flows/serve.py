@@ -12,8 +12,8 @@ from flows import screen
 from flows.serving import Service
 from pipelines.databases import named
 from pipelines.errors import UserError
-from pipelines.evaluation.text import plain
 from pipelines.nightly.ledger import ledgers
+from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, read_keys
 from pipelines.serving.agent import Agent, Budget
 from pipelines.serving.feedback import Feedback

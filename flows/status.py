@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pipelines.evaluation.text import plain
 from pipelines.housekeeping import live
 from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.report.terminal import plain
 from pipelines.store import Store
 
 HEIGHT, NIGHTS = 8, 60  # of the plot: lines, and columns at most

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.opening import AsJson, emit, split
+from flows.options import AsJson, emit, split
 from pipelines.errors import UserError
 
 if TYPE_CHECKING:
     from flows.sweeping import Cell
-    from pipelines.evaluation.sweep import Sweep
+    from pipelines.report.sweep import Sweep
     from pipelines.store import Store
 
 ENGINES = ("plain", "prefect", "workers")
@@ -122,10 +122,10 @@ def _conclude(found: Sweep, folder: Path, as_json: bool) -> None:
         UserError: a cell failed.
     """
     from flows import screen, sweeping
-    from pipelines.evaluation import tables
-    from pipelines.evaluation.sweep import table
+    from pipelines.report import formats
+    from pipelines.report.sweep import table
 
-    screen.say(tables.markdown(table(found)))
+    screen.say(formats.markdown(table(found)))
     screen.say(f"table  {folder / 'sweep.md'}")
     screen.say(f"page   {folder / sweeping.PAGE}")
     errors = {cell.name: cell.error for cell in found.cells if cell.error}

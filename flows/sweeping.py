@@ -16,11 +16,11 @@ from typing import Any
 from pipelines import paper_tables, recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError, SqltrainError, UserError
-from pipelines.evaluation import tables
 from pipelines.evaluation.measures import Run
-from pipelines.evaluation.page.sweep_page import page
-from pipelines.evaluation.sweep import ROW, SEED, Filled, Sweep, named, table
 from pipelines.evaluation.voting import Rule
+from pipelines.report import formats
+from pipelines.report.page.sweep_page import page
+from pipelines.report.sweep import ROW, SEED, Filled, Sweep, named, table
 from pipelines.stages import graph
 from pipelines.stages.evaluate import ONCE, records
 from pipelines.store import Store, write_atomic
@@ -270,9 +270,9 @@ def write(found: Sweep, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
-            ("sweep.md", tables.markdown(source)),
-            ("sweep.tex", tables.latex(source)),
-            ("sweep.csv", tables.to_csv(source)),
+            ("sweep.md", formats.markdown(source)),
+            ("sweep.tex", formats.latex(source)),
+            ("sweep.csv", formats.to_csv(source)),
             (PAGE, page(found)),
         ):
             # A lone surrogate of an error's text has no UTF-8; it is written as its escape.

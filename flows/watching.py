@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flows.opening import FIRST_RUN
+from flows.options import FIRST_RUN
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.stages import graph

@@ -16,7 +16,7 @@ from pipelines import recipes
 from pipelines.config import Section
 from pipelines.errors import RecipeError
 from pipelines.evaluation.measures import measure
-from pipelines.evaluation.sweep import CURVES, Reported
+from pipelines.report.sweep import CURVES, Reported
 from pipelines.yaml_files import read_yaml
 
 FOLDER = recipes.CONF / "tables"

@@ -25,8 +25,8 @@ class Equality(NamedTuple):
         graded: whether the score is a number and not a yes or no.
         timed: whether a right prediction is run against the gold query again and again, and paid by its speed.
         by_units: whether it needs the value units of both SELECT lists, for which the database's names are read.
-        by_file: whether an answer is compared with accepted result files (`evaluation/by_result.py`), and not with the
-            result of a gold query.
+        by_file: whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with
+            the result of a gold query.
         form: what two answers must share to be one vote: the set of their rows, or the bag.
     """
 

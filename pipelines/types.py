@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bytes | None
 
+Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
+
 
 def _known_engine(name: str) -> str:
     from pipelines.registry import DIALECTS

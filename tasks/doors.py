@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines import frames
 from pipelines.config import Recipe
-from pipelines.evaluation import by_result
+from pipelines.evaluation import result_files
 from pipelines.stages.data import is_fault
 from pipelines.stages.inputs import LEAKAGE
 from pipelines.store import read_json
@@ -113,7 +113,7 @@ def _leaked(folder: Path) -> pl.DataFrame:
 
 def _judged_by_result() -> pl.Expr:
     """Test questions whose gold is a result: training and its held-out questions need a gold query."""
-    accepted = pl.col("meta").str.json_path_match(f"$.{by_result.META}").is_not_null()
+    accepted = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
     return (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & accepted
 
 

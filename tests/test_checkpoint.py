@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows import asking
-from flows.opening import open_for
+from flows.options import open_for
 from pipelines import recipes
 from pipelines.checkpoint import CARD, read_card, require_sound, write_card
 from pipelines.errors import DataError

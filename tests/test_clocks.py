@@ -9,8 +9,8 @@ LABELS = {
     "flows/serving.py": "the moment that OpenAI's protocol wants in an answer",
     "flows/status.py": "how long ago a run began, by the moment that it wrote for other processes",
     "pipelines/housekeeping.py": "the moment that a claim began; the age of files, which have no other clock",
-    "pipelines/stages/sources.py": "the age of a file: one that has just been written is read again",
-    "pipelines/rollout/retry.py": "an HTTP header that names a moment",
+    "pipelines/stages/fingerprints.py": "the age of a file: one that has just been written is read again",
+    "pipelines/endpoints/retry.py": "an HTTP header that names a moment",
     "tasks/curves.py": "the moment that MLflow shows beside a number",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}

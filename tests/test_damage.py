@@ -16,7 +16,7 @@ SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft
 RECIPE = (*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize, filter]")
 
 
-class Said(Silent):
+class FolderFacts(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -26,7 +26,7 @@ class Said(Silent):
 
 def walk(recipe: Recipe, store: Store) -> tuple[dict[str, graph.StageResult], list[str]]:
     """Make what is missing, and what was said of it."""
-    said, steps = Said(), graph.plan(recipe, store)
+    said, steps = FolderFacts(), graph.plan(recipe, store)
     return {step.name: graph.execute(step, recipe, store, said, steps) for step in steps}, said.lines
 
 

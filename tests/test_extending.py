@@ -17,9 +17,9 @@ from pipelines.config import Protocol
 from pipelines.curation.rules import broken_rule
 from pipelines.data import base
 from pipelines.errors import RecipeError
-from pipelines.evaluation import report
 from pipelines.protocols.base import build
 from pipelines.registry import OPTIMIZERS, REWARDS, Registry
+from pipelines.report import writer
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies import making
 from pipelines.sql.catalogs import introspect
@@ -94,7 +94,7 @@ def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(fo
     places = Database("shop", "geopackage", str(folder / "shop.gpkg"))
     with SqlEngine(Limits.of(recipe.execution)) as sql:
         pairs = [Pair(places, "SELECT 1.001", predicted) for predicted in ("SELECT 1.002", "SELECT 1.02")]
-        verdicts = sql.judge_many(pairs, ["strict", "cents"])
+        verdicts = sql.verdicts(pairs, ["strict", "cents"])
         (day,) = sql.execute_many([(places, "SELECT TODAY() = CURRENT_DATE")])
         (kept,) = sql.execute_many([(places, "DROP TABLE item")])
     assert [verdict.scores for verdict in verdicts] == [{"strict": 0.0, "cents": 1.0}, {"strict": 0.0, "cents": 0.0}]
@@ -128,7 +128,7 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
     rows = [system.records for system in data.systems]
     shares = [sum(record.n_rows == 0 for record in records) / len(records) for records in rows]
     assert [summary.flat()["empty"] for summary in data.summaries] == pytest.approx(shares)
-    report.write_all(data, tmp_path)
+    writer.write_all(data, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert 'title="answers whose result has no rows">no rows</th>' in page
     assert "no rows" in (tmp_path / "tables" / "tables.md").read_text()
@@ -266,7 +266,7 @@ read = ("rewards", "data", "benchmark", "protocol", "execution", "evaluation", "
 print(sorted(plugin_code(recipe.slice(*read))), list(dialect_code(recipe.plugins)))
 with SqlEngine(Limits.of(recipe.execution)) as sql:
     places = Database("shop", "geopackage", DATABASE)
-    (verdict,) = sql.judge_many([Pair(places, "SELECT 1.001, TODAY()", "SELECT 1.002, TODAY()")], ["cents"])
+    (verdict,) = sql.verdicts([Pair(places, "SELECT 1.001, TODAY()", "SELECT 1.002, TODAY()")], ["cents"])
 print(verdict.scores)
 """
 

@@ -17,8 +17,8 @@ FORBIDDEN = {
 }
 # The folders of pipelines/, each above those before it.
 ORDER = (
-    *("config", "sql", "data", "databases", "protocols", "rewards", "evaluation", "curation", "rollout", "environment"),
-    *("teachers", "training", "stages", "nightly", "serving"),
+    *("config", "sql", "data", "databases", "protocols", "rewards", "evaluation", "report", "curation"),
+    *("endpoints", "rollout", "environment", "teachers", "training", "stages", "nightly", "serving"),
 )
 LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
 FILES = sorted(path for room in FORBIDDEN for path in (ROOT / room).rglob("*.py"))

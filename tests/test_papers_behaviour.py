@@ -206,14 +206,14 @@ def test_reasoning_sqls_other_prompts_can_be_put(variant: str, example: Example,
 
 def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's grade is no judge's, and the oracle no teacher of reasoning."""
-    from pipelines.stages.sources import endpoints
-    from pipelines.teachers.judge import Grader
+    from pipelines.stages.fingerprints import endpoints
+    from pipelines.teachers.judge import GradeSource
     from pipelines.teachers.mix import teacher_policies
 
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "none.yaml"))
     assert endpoints is not None
     with pytest.raises(RecipeError, match="no endpoint 'judge'"):
-        Grader(load("reasoning_sql", "variant=judge_only").rewards, tmp_path)
+        GradeSource(load("reasoning_sql", "variant=judge_only").rewards, tmp_path)
     star = load("reasoning_sql", "variant=star_sft")
     with pytest.raises(RecipeError, match="an endpoint without a name"):
         teacher_policies([star.synthesis.teacher], build(star.protocol), tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines import frames, recipes
 from pipelines.errors import RecipeError, ResourceError
-from pipelines.stages import graph, ready, train
+from pipelines.stages import graph, preflight, train
 from pipelines.store import Store
 
 ENDPOINTS = """
@@ -27,7 +27,7 @@ def endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look(store: Path, *overrides: str, until: str | None = None) -> None:
     recipe = recipes.load("miniature", list(overrides))
-    ready.check(recipe, graph.plan(recipe, Store(store), until))
+    preflight.check(recipe, graph.plan(recipe, Store(store), until))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_there_or_not_asked_in_this_run_is_no_matter(tmp_path: Path) -> 
     recipe = recipes.load("miniature", ["data.linker=gone"])
     steps = graph.plan(recipe, Store(tmp_path))
     linking = ("data", "test")
-    ready.check(recipe, [dataclasses.replace(step, cached=step.name in linking) for step in steps])
+    preflight.check(recipe, [dataclasses.replace(step, cached=step.name in linking) for step in steps])
     look(tmp_path)
     look(tmp_path, "synthesis.teacher={kind: endpoint, endpoint: good}")
     look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")

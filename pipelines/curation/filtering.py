@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Judged:
+class CheckedTrajectory:
     """What selection and the dataset's card need to know of one trajectory.
 
     Attributes:
@@ -64,7 +64,7 @@ class Judged:
     signature: int
 
     @classmethod
-    def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> Judged:
+    def of(cls, outcome: Outcome, database: str, drop: Sequence[str] = ()) -> CheckedTrajectory:
         """What an outcome comes to.
 
         Args:
@@ -120,7 +120,7 @@ def _broken_rule(outcome: Outcome, drop: Sequence[str]) -> tuple[str, str] | Non
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Fields of `Judged`, one row each, without their details."""
+    """Fields of `CheckedTrajectory`, one row each, without their details."""
     return pl.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], schema=COLUMNS)
 
 

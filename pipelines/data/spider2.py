@@ -8,7 +8,7 @@
     <path>/evaluation_suite/gold/sql/<instance_id>.sql               gold SQL, for a few of them
 
 Only `local...` instances run on SQLite; those of BigQuery and Snowflake are passed over. The gold is a result: it goes
-to `meta["gold_results"]`, and `pipelines/evaluation/by_result.py` judges by it (equality `spider2`).
+to `meta["gold_results"]`, and `pipelines/evaluation/result_files.py` judges by it (equality `spider2`).
 """
 
 from __future__ import annotations

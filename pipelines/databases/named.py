@@ -12,7 +12,7 @@ from pipelines.databases.card import Card
 from pipelines.errors import DatabaseError, DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
-from pipelines.sql.jobs import locate
+from pipelines.sql.sandbox.requests import locate
 from pipelines.types import Database, Example, ExecutionStatus
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
 from pipelines.protocols.base import build
 from pipelines.registry import DIALECTS
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
@@ -162,7 +162,7 @@ class Environment:
 
     def score(self, trajectory: Trajectory, example: Example) -> Step:
         """The last step of an episode: its final SQL held against gold, and paid by the recipe's panel."""
-        (outcome,) = judge_trajectories(
+        (outcome,) = make_outcomes(
             [trajectory],
             {example.id: example},
             self.sql,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipelines.evaluation import matching
+from pipelines.evaluation import question_matching
 from pipelines.evaluation.metrics import by_question
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.stats import Paired, detectable, mcnemar, paired, pairs_needed
@@ -67,7 +67,7 @@ def compare(
 
     Questions are shared by what was asked (`matching.py`) and go by the ids that `before` has.
     """
-    names_after = matching.matched(matching.questions(before), matching.questions(after))
+    names_after = question_matching.matched(question_matching.questions(before), question_matching.questions(after))
     first = by_question(record for record in before if record.mode == mode)
     found = by_question(record for record in after if record.mode == mode)
     second = {names_after[example]: records for example, records in found.items() if example in names_after}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from pipelines.evaluation import by_result
-from pipelines.evaluation.material import Preview
-from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, text_digest
+from pipelines.evaluation import result_files
+from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview, text_digest
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import knowledge, probes
 from pipelines.registry import EQUALITIES
@@ -135,7 +134,7 @@ def previews(
 
 def accepted(example: Example) -> Preview | None:
     """The first rows of the first accepted result of a question that is judged by result files."""
-    gold = example.meta.get(by_result.META)
+    gold = example.meta.get(result_files.META)
     if gold is None:
         return None
     header, *rows = gold["results"][0]
@@ -157,9 +156,9 @@ def _pair(trajectory: Trajectory, example: Example) -> Pair:
 def _verdicts(
     pairs: Sequence[Pair], asked: Sequence[Example], sql: SqlEngine, equalities: Sequence[str]
 ) -> list[Verdict]:
-    if by_result.is_asked_for(asked, equalities):
-        return by_result.judge_many(pairs, [example.meta[by_result.META] for example in asked], sql)
-    return sql.judge_many(pairs, equalities)
+    if result_files.is_asked_for(asked, equalities):
+        return result_files.verdicts(pairs, [example.meta[result_files.META] for example in asked], sql)
+    return sql.verdicts(pairs, equalities)
 
 
 def _signatures(

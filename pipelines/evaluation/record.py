@@ -183,3 +183,12 @@ class EpisodeRecord:
     def wrong(self, equality: str) -> Diagnosis | None:
         """Why the answer is wrong under an equality; None when it is right or broken."""
         return None if self.broken or self.right(equality) else self.diagnosis
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Preview:
+    """The first rows of a result, cells as text, and how many rows there were in all."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    total: int

@@ -14,7 +14,7 @@ from pipelines.types import Database, Example, Hardness, Outcome, SchemaItems, S
 Schemas = Callable[[Database], Schema]
 
 
-def judge_trajectories(
+def make_outcomes(
     trajectories: Sequence[Trajectory],
     examples: Mapping[str, Example],
     sql: SqlEngine,
@@ -37,7 +37,7 @@ def judge_trajectories(
             mapping, the gold SQL's own tables and columns are taken.
     """
     pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
-    verdicts = sql.judge_many(pairs, [equality])
+    verdicts = sql.verdicts(pairs, [equality])
     whole = [
         pair
         for pair, verdict, trajectory in zip(pairs, verdicts, trajectories, strict=True)

@@ -25,7 +25,7 @@ __all__ = ["EpisodeRequest", "RolloutEngine", "Timing"]
 
 ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
 BACKOFF_S = 0.05  # before the second attempt; doubled before the third
-HOPELESS = 32  # episodes that may break before a first one does not
+FIRST_EPISODES = 32  # episodes that may break before a first one does not
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class RolloutEngine:
         for index, request in queue:
             trajectory = await self.episode(request, f"{index}")
             done[index] = trajectory
-            _check_hope(done)
+            _stop_if_all_broke(done)
             if on_done is not None:
                 on_done(trajectory)
 
@@ -244,11 +244,12 @@ class RolloutEngine:
         return result
 
 
-def _check_hope(done: Mapping[int, Trajectory]) -> None:
+def _stop_if_all_broke(done: Mapping[int, Trajectory]) -> None:
     """Stop a run in which nothing works, instead of working through all its episodes."""
-    if len(done) == HOPELESS and all(trajectory.stop is StopReason.BROKEN for trajectory in done.values()):
+    if len(done) == FIRST_EPISODES and all(trajectory.stop is StopReason.BROKEN for trajectory in done.values()):
         classes = sorted({str(trajectory.failure) for trajectory in done.values()})
-        raise BoundaryError(f"the first {HOPELESS} episodes all broke: {', '.join(classes)}", "The log says more.")
+        told = f"the first {FIRST_EPISODES} episodes all broke: {', '.join(classes)}"
+        raise BoundaryError(told, "The log says more.")
 
 
 def episode_seed(seed: int, example_id: str, sample: int) -> int:

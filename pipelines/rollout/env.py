@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from pipelines.config import Sampling
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.policies.base import Completion, Message, Request
+from pipelines.rollout.policies.base import Completion, Request
 from pipelines.types import (
     ActionKind,
     Database,
     Example,
     ExecutionResult,
     ExecutionStatus,
+    Message,
     StopReason,
     Trajectory,
     Turn,
@@ -94,7 +95,7 @@ class Episode:
         self._failure: str | None = None
         self._opening = self._forced_opening()
         self._final_sql: str | None = None
-        self._hear(codec.agent(self._opening) if codec else [])
+        self._append_environment(codec.agent(self._opening) if codec else [])
         if self._room < 1:
             self._stop = StopReason.TOKEN_LIMIT
 
@@ -172,7 +173,7 @@ class Episode:
         self._turns[-1] = dataclasses.replace(turn, observation=text)
         self._messages.append(("user", text))
         self._opening = opening
-        self._hear(ids)
+        self._append_environment(ids)
 
     def fail(self, failure: str) -> None:
         """A boundary failed: the episode ends as broken, with the failure's class, and is never scored."""
@@ -199,7 +200,7 @@ class Episode:
             turn_ends=tuple(self._ends) if self._codec else (),
         )
 
-    def _hear(self, ids: list[int]) -> None:
+    def _append_environment(self, ids: list[int]) -> None:
         """Append what the agent did not say."""
         self._ids += ids
         self._mask += [0] * len(ids)

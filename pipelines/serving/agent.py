@@ -23,8 +23,8 @@ from typing import Any
 from pipelines.config import Recipe
 from pipelines.databases.named import Named
 from pipelines.errors import SqltrainError
-from pipelines.evaluation.text import plain
 from pipelines.protocols.base import build
+from pipelines.report.terminal import plain
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
 from pipelines.serving.cells import table

@@ -76,7 +76,7 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
 
 
 def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> Model:
-    from pipelines.rollout.endpoints import endpoint
+    from pipelines.endpoints.client import endpoint
     from pipelines.teachers.policy import OpenAIPolicy
 
     loaded = recipes.load(recipe, overrides)

@@ -185,7 +185,7 @@ def r_ves(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
 
 @equality("spider2", by_file=True)
 def spider2(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
-    """Spider 2.0's comparison with accepted result files: `evaluation/by_result.py` decides, no gold query runs.
+    """Spider 2.0's comparison with accepted result files: `evaluation/result_files.py` decides, no gold query runs.
 
     Raises:
         TypeError: always.

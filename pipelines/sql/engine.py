@@ -20,10 +20,10 @@ from pipelines.registry import EQUALITIES
 from pipelines.sql.audit import AuditLog, Entry
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.hiding import Told
-from pipelines.sql.jobs import executed, gold_facts, locate, suite_locations
-from pipelines.sql.pool import Pool
-from pipelines.sql.process import Death, Task
-from pipelines.sql.units import NamesOf
+from pipelines.sql.sandbox.pool import Pool
+from pipelines.sql.sandbox.process import Task, WorkerDeath
+from pipelines.sql.sandbox.requests import executed, gold_facts, locate, suite_locations
+from pipelines.sql.value_units import NamesOf
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 TICK = 0.02
@@ -123,7 +123,7 @@ class SqlEngine:
         limits: what each statement may take.
         workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
         audit: a JSONL file that gets a line for every statement; None for none.
-        tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/units.py`).
+        tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/value_units.py`).
         hidden: tables and columns that no statement may read, by the location of their database.
     """
 
@@ -190,31 +190,31 @@ class SqlEngine:
         replies = self._run([("analysis", ("execute", ("",), request, 1)) for request in requests])
         return [self._result(reply) for reply in replies]
 
-    def judge_many(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Judge pairs under each equality and return the verdicts in the same order. Blocks.
 
         A gold query runs once and its result is kept; the same prediction for the same gold query runs once.
         """
         unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
-        replies = self._run([(pair.database.engine, self._judgement(pair, equalities)) for pair in unique])
+        replies = self._run([(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique])
         if self._audit is not None:
             judged = zip(unique, replies, strict=True)
-            self._audit.write(entry for pair, reply in judged for entry in self._judged(pair, reply))
+            self._audit.write(entry for pair, reply in judged for entry in self._audit_entries(pair, reply))
         verdicts = [self._verdict(reply, equalities) for reply in replies]
         return [verdicts[unique[pair]] for pair in pairs]
 
     async def judge(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Judge one pair; calls of one event-loop tick share a batch."""
-        reply = await self._asked(pair.database.engine, self._judgement(pair, equalities))[1]
+        reply = await self._asked(pair.database.engine, self._verdict_job(pair, equalities))[1]
         if self._audit is not None:
-            self._audit.write(self._judged(pair, reply))
+            self._audit.write(self._audit_entries(pair, reply))
         return self._verdict(reply, equalities)
 
-    def _judged(self, pair: Pair, reply: Any) -> list[Entry]:
+    def _audit_entries(self, pair: Pair, reply: Any) -> list[Entry]:
         """What ran for a pair: not what was kept, and not the rewritten queries of an equality."""
-        if isinstance(reply, Death):
+        if isinstance(reply, WorkerDeath):
             role, sql = ("gold", pair.gold_sql) if reply.phase == 0 else ("prediction", pair.predicted_sql or "")
-            ended, cause, _ = self._obituary(reply)
+            ended, cause, _ = self._describe_death(reply)
             return [Entry(pair.database.id, pair.database.engine, role, sql, 0.0, 0, ended.value, cause)]
         _, gold, predicted = reply
         ran = [("gold", pair.gold_sql, gold), ("prediction", pair.predicted_sql or "", predicted)]
@@ -229,7 +229,7 @@ class SqlEngine:
     def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
         return "execute", (locate(database),), sql, max_rows or self._bounds.max_rows
 
-    def _judgement(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
+    def _verdict_job(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
         parts = [EQUALITIES[name] for name in equalities]
         suite = any(part.suite for part in parts)
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
@@ -331,13 +331,13 @@ class SqlEngine:
                 pool.tick()
 
     def _result(self, reply: Any) -> ExecutionResult:
-        if isinstance(reply, Death):
-            ended, cause, message = self._obituary(reply)
+        if isinstance(reply, WorkerDeath):
+            ended, cause, message = self._describe_death(reply)
             return ExecutionResult(ended, error=message, error_class=cause)
         status, columns, rows, truncated, error, error_class, ms, work = reply
         return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
 
-    def _obituary(self, death: Death) -> tuple[ExecutionStatus, str, str]:
+    def _describe_death(self, death: WorkerDeath) -> tuple[ExecutionStatus, str, str]:
         if death.timeout:
             return ExecutionStatus.TIMEOUT, "timeout", f"the query ran longer than {self._bounds.timeout_s:g} s"
         if death.proven:
@@ -346,8 +346,8 @@ class SqlEngine:
 
     def _verdict(self, reply: Any, equalities: Sequence[str]) -> Verdict:
         nothing = dict.fromkeys(equalities, 0.0)
-        if isinstance(reply, Death):
-            ended, cause, _ = self._obituary(reply)
+        if isinstance(reply, WorkerDeath):
+            ended, cause, _ = self._describe_death(reply)
             if reply.phase == 0:
                 return Verdict(nothing, None, ended, cause, 0, 0)
             return Verdict(nothing, ended, ExecutionStatus.OK, cause, 0, 0)

@@ -76,7 +76,7 @@ def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[str, li
         known = first.setdefault((example.database, " ".join(example.question.lower().split())), example)
         if known.gold_sql != example.gold_sql:
             pairs.append((known, example))
-    verdicts = sql.judge_many([Pair(one.database, one.gold_sql, two.gold_sql) for one, two in pairs], JUDGED)
+    verdicts = sql.verdicts([Pair(one.database, one.gold_sql, two.gold_sql) for one, two in pairs], JUDGED)
     found: dict[str, list[tuple[str, str]]] = {}
     for (one, two), verdict in zip(pairs, verdicts, strict=True):
         no = [name for name, score in verdict.scores.items() if not score]

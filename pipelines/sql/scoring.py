@@ -112,7 +112,7 @@ def score_all(
     for start in range(0, len(items), CHUNK):
         chunk = [(idx, gold[idx], sent) for idx, sent in items[start : start + CHUNK]]
         asked = [(one, databases[one.db_id], sent) for _, one, sent in chunk if one.answerable]
-        verdicts = iter(sql.judge_many([Pair(database, one.sql, sent) for one, database, sent in asked], names))
+        verdicts = iter(sql.verdicts([Pair(database, one.sql, sent) for one, database, sent in asked], names))
         levels = iter(analyst.hardness([(one.sql, database.engine) for one, database, _ in asked]))
         yield [
             _scored(idx, one, next(levels), next(verdicts), not ehrsql.is_abstention(sent))

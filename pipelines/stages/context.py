@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pipelines.config import Recipe
+from pipelines.endpoints.log import RESPONSES
 from pipelines.store import read_json, write_json
-from pipelines.teachers.log import RESPONSES
 
 # A base model that is not ours to copy: its path or hub name, or the way from this folder to a checkpoint of the store.
 REFERENCE = "reference.json"

@@ -22,9 +22,9 @@ from pipelines.curation import gold_schema as consensus
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
 from pipelines.frames import DATA
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.stages.context import Context
-from pipelines.stages.experts import llm_extractors
+from pipelines.stages.data_endpoints import llm_extractors
 from pipelines.stages.inputs import COSTS, LEAKAGE, examples_at, json_line, rows_of, write_lines
 from pipelines.stages.shards import Run, Shards
 from pipelines.store import read_json, write_atomic, write_json
@@ -63,7 +63,7 @@ def filter_trajectories(ctx: Context) -> None:
 
 
 def _judge(ctx: Context, source: Path) -> Shards[int]:
-    """A shard's file has one `Judged` a line."""
+    """A shard's file has one `CheckedTrajectory` a line."""
     made = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
     asked = rows_of(ctx.inputs["data"], "sft")
     places = made.to_frame("id").join(asked, on="id", how="left", maintain_order="left")["row"]
@@ -94,9 +94,9 @@ def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
         made = frames.from_frame(frames.take(source, rows), Trajectory)
         questions = sorted(set(row_of[rows[0] : rows[-1] + 1].tolist()))  # of a shard: neighbours, mostly
         asked = {example.id: example for example in examples_at(data, questions)}
-        outcomes = judge_trajectories(made, asked, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
+        outcomes = make_outcomes(made, asked, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
         drop = recipe.filter.drop
-        judged = (filtering.Judged.of(one, asked[one.example_id].database.id, drop) for one in outcomes)
+        judged = (filtering.CheckedTrajectory.of(one, asked[one.example_id].database.id, drop) for one in outcomes)
         write_lines(path, map(dataclasses.asdict, judged))
         return f"{sum(one.correct for one in outcomes)}/{len(outcomes)} right"
 

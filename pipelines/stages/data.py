@@ -19,7 +19,7 @@ from pipelines.frames import DATA
 from pipelines.stages import checking
 from pipelines.stages.checking import Checked, Part
 from pipelines.stages.context import Context
-from pipelines.stages.experts import ask_experts
+from pipelines.stages.data_endpoints import ask_experts
 from pipelines.stages.inputs import LEAKAGE, each_example, examples, write_lines
 from pipelines.store import SHARDS, write_json
 from pipelines.types import Example

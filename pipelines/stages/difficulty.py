@@ -17,7 +17,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
 from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.making import policy, prepare
 from pipelines.stages.context import Context
@@ -107,7 +107,7 @@ def start(recipe: Recipe, checkpoint: str) -> Run:
             for sample in range(settings.group)
         ]
         by_id = {question.id: question for question in questions}
-        outcomes: list[Outcome] = judge_trajectories(
+        outcomes: list[Outcome] = make_outcomes(
             engine.run(requests), by_id, sql, schema, recipe.execution.equality, recipe.protocol.max_turns
         )
         scored = difficulty.score(outcomes)

@@ -37,7 +37,7 @@ RECORDS = "records.jsonl"
 ONCE = "once"  # the greedy pass in which the agent must answer without looking
 ORACLE, ENDPOINT = "oracle", "endpoint:"
 SAMPLES_A_SEED = 10_000  # answers of another seed are other samples, not those of the log
-HOPELESS = 100  # questions that may get malformed answers only before the others are not asked
+FIRST_EPISODES = 100  # questions that may get malformed answers only before the others are not asked
 EFFICIENCY = "timing.json"  # R-VES is made of wall-clock times: beside the results, not among them
 
 
@@ -73,7 +73,7 @@ def evaluate_questions(
     shards.run(start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress, enough=hope.is_lost)
     if hope.is_lost():
         hope.give_up(recipe, gold)
-        ctx.progress.say(f"the first {HOPELESS} questions got malformed answers only: the others are not asked")
+        ctx.progress.say(f"the first {FIRST_EPISODES} questions got malformed answers only: the others are not asked")
     rows = list(shards.rows())
     chosen: dict[str, float] = {}
     if recipe.evaluation.selector is not None and recipe.evaluation.samples:
@@ -98,21 +98,21 @@ def evaluate_questions(
 
 
 class Hope:
-    """Gives a model up that answers none of an evaluation's first `HOPELESS` questions in a form that can be read.
+    """Gives up a model whose answers to the first `FIRST_EPISODES` questions of an evaluation are all malformed.
 
     Whole shards are given up, counted from the first, so the same questions are asked whatever the number of processes.
     """
 
     def __init__(self, shards: Shards[Example]) -> None:
         self._shards = shards
-        self._head = -(-HOPELESS // shards.size)  # shards that hold the first questions
+        self._head = -(-FIRST_EPISODES // shards.size)  # shards that hold the first questions
 
     def is_lost(self) -> bool:
         """Whether every episode of the first questions is malformed, and no answer ran. False until all are there."""
         head = range(self._head)
         if self._head >= len(self._shards) or not all(self._shards.path(index).exists() for index in head):
             return False
-        first = {example.id for example in self._shards.items[:HOPELESS]}
+        first = {example.id for example in self._shards.items[:FIRST_EPISODES]}
         rows = (row["record"] for index in head for row in self._shards.read(index))
         asked = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in first]
         return all(not record.well_formed and not record.executable and not record.broken for record in asked)
@@ -150,7 +150,7 @@ def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[
     examples = [asked[record.example_id] for record in greedy]
     pairs = [Pair(one.database, one.gold_sql, record.final_sql) for one, record in zip(examples, greedy, strict=True)]
     with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
-        verdicts = sql.judge_many(pairs, ["r_ves"])
+        verdicts = sql.verdicts(pairs, ["r_ves"])
     return r_ves([verdict.scores["r_ves"] for verdict in verdicts])
 
 
@@ -205,7 +205,7 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
 
         return OraclePolicy(build_protocol(recipe.protocol), 0.0)
     if name.startswith(ENDPOINT):
-        from pipelines.rollout.endpoints import endpoint
+        from pipelines.endpoints.client import endpoint
         from pipelines.teachers.policy import OpenAIPolicy
 
         entry = name.removeprefix(ENDPOINT)

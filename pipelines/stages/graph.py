@@ -26,7 +26,7 @@ from pipelines.provenance import facts, version
 from pipelines.recipes import digest
 from pipelines.stages import causes
 from pipelines.stages.context import Context, Progress, base_of
-from pipelines.stages.sources import endpoints, fingerprint, prompt_digest, stage_at, weights
+from pipelines.stages.fingerprints import endpoints, fingerprint, prompt_digest, stage_at, weights
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")

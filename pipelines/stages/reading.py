@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 
 from pipelines import frames
-from pipelines.evaluation.material import System
 from pipelines.frames import DATA
+from pipelines.report.data import System
 from pipelines.stages.answers import Latency
 from pipelines.stages.inputs import examples
 from pipelines.store import MANIFEST, Store

@@ -12,11 +12,11 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Recipe, Source
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.evaluation import report
 from pipelines.evaluation.evaluate import previews
-from pipelines.evaluation.material import ReportData, System
 from pipelines.evaluation.voting import Rule
 from pipelines.frames import DATA
+from pipelines.report import writer
+from pipelines.report.data import ReportData, System
 from pipelines.sql.schema import render
 from pipelines.stages import reading
 from pipelines.stages.answers import latencies
@@ -34,10 +34,10 @@ def build(ctx: Context) -> None:
     """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX, CSV and Parquet."""
     ctx.progress.begin(ctx.stage, 1, "page")
     data = gather(ctx)
-    report.write(data, ctx.folder / "report.html")
+    writer.write(data, ctx.folder / "report.html")
     tables = ctx.folder / "tables"
     tables.mkdir(exist_ok=True)
-    report.write_tables(data, tables)
+    writer.write_tables(data, tables)
     clock = {when: _taken(ctx.inputs[name]) for name, when in WHEN.items() if name in ctx.inputs}
     write_json(tables / EFFICIENCY, clock)  # wall-clock facts: beside the tables, no part of what the stage makes
     ctx.progress.advance(1)

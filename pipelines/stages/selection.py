@@ -27,7 +27,7 @@ def select(
         selector: an endpoint's name; what it said is kept, so that a killed evaluation asks nothing twice.
         lines: of all passes. Broken samples are no candidates, and a question with no other is left out.
     """
-    from pipelines.teachers.asking import Asker
+    from pipelines.endpoints.asking import Asker
     from pipelines.teachers.selector import choose
 
     asked = {question.id: question for question in questions}

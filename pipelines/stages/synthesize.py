@@ -13,7 +13,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import BoundaryError
 from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import Context
@@ -176,7 +176,7 @@ class Synthesis:
         """STaR (`teachers/star.py`): episodes that ended wrong are run once more with the gold SQL as a hint."""
         recipe = self.recipe
         pool = {request.example.id: request.example for request in requests}
-        outcomes = judge_trajectories(
+        outcomes = make_outcomes(
             done, pool, self.sql, self.schemas, recipe.execution.equality, recipe.protocol.max_turns
         )
         wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]

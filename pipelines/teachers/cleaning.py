@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from pipelines.endpoints.asking import Asker
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
-from pipelines.teachers.asking import Asker
 from pipelines.types import Database, Example
 
 

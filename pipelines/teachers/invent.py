@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 
 from pipelines.config import Sampling
 from pipelines.curation.duplicates import sql_shape
+from pipelines.endpoints.asking import Asker
 from pipelines.errors import DataError
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
-from pipelines.teachers.asking import Asker
 from pipelines.types import HARDNESS_LEVELS, Database, Example, ExecutionResult, Hardness
 
 STYLES = {
@@ -136,7 +136,7 @@ class Inventor:
             Pair(self.database, draft.sql, read_sql(answer.text if answer else None))
             for (draft, _), answer in zip(worded, answers, strict=True)
         ]
-        verdicts = self.sql.judge_many(pairs, [EQUALITY])
+        verdicts = self.sql.verdicts(pairs, [EQUALITY])
         kept = [one.scores.get(EQUALITY) == 1.0 and not one.broken for one in verdicts]
         counts["answers_differ"] += kept.count(False)
         good = [pair for pair, is_good in zip(worded, kept, strict=True) if is_good]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipelines.config import RewardTerm
+from pipelines.endpoints.answers import Answer
+from pipelines.endpoints.asking import Asker
 from pipelines.rewards import judge
 from pipelines.rewards.judge import Messages
-from pipelines.teachers.answers import Answer
-from pipelines.teachers.asking import Asker
 from pipelines.teachers.cleaning import kappa
 from pipelines.types import Example, Outcome
 
@@ -17,11 +17,11 @@ RIGHT = 0.75  # a grade from here on says "right"
 Grades = list[float | None]
 
 
-class Grader:
+class GradeSource:
     """Fills in the grades that a panel's judge term needs: nothing where no endpoint is named.
 
     Each (question, gold SQL, answer) is asked once, also across runs: the prompt is a function of them and answers are
-    kept (`teachers/log.py`).
+    kept (`endpoints/log.py`).
 
     Raises:
         RecipeError: there is no such endpoint.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipelines.curation.gold_schema import Extractor
+from pipelines.endpoints.asking import Asker
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
-from pipelines.teachers.asking import Asker
 from pipelines.types import Database, Example, SchemaItems
 
 Schemas = Callable[[Database], Schema]

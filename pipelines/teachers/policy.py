@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import config
-from pipelines.rollout.endpoints import Endpoint, endpoint, name_of
+from pipelines.endpoints.answers import as_turn
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint, endpoint, name_of
 from pipelines.rollout.policies.base import Completion, Policy, Request
-from pipelines.teachers.answers import as_turn
-from pipelines.teachers.asking import Asker
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
@@ -21,7 +21,7 @@ class OpenAIPolicy(Policy):
     Args:
         name: what errors call the endpoint, and recorded in each trajectory.
         concurrency: episodes, and so requests, in flight at once.
-        responses: the folder of the logs of answers (`teachers/log.py`); None keeps none.
+        responses: the folder of the logs of answers (`endpoints/log.py`); None keeps none.
         protocol: whose tags a thinking model's reasoning and a server's parsed tool calls are written back into.
         first_sample: what counts as its sample 0: answers are kept by the number of their sample, and those under
             another number are others.

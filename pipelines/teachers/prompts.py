@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
+from pipelines.endpoints.answers import whole
 from pipelines.protocols.observations import indented
-from pipelines.rollout.policies.base import Message
 from pipelines.sql.schema import Schema, render
-from pipelines.teachers.answers import whole
+from pipelines.types import Message
 
 EXTRACT = """You list the tables and columns that a given SQL query reads. List a table if the query names it, in any \
 clause or subquery. List a column if the query reads it in SELECT, JOIN, WHERE, GROUP BY, HAVING, ORDER BY or inside a \

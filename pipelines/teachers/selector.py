@@ -11,10 +11,10 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from pipelines.endpoints.asking import Asker
 from pipelines.protocols.observations import table
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
-from pipelines.teachers.asking import Asker
 from pipelines.types import Database, Example, ExecutionResult
 
 _LETTER = re.compile(r"\s*\(?([AB])\)?[.:]?\s*")

@@ -20,7 +20,7 @@ from pipelines.training import advantages, losses, settings
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
-from pipelines.training.rows import Forward, dense, moving, regroup, scatter
+from pipelines.training.row_selection import Forward, dense, moving, regroup, scatter
 from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.weights import whole_weights

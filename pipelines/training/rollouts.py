@@ -16,16 +16,16 @@ from pipelines.config import Recipe
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.curation.rules import broken_rule, is_malformed
 from pipelines.databases.of_recipe import schemas
+from pipelines.endpoints.log import RESPONSES
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
-from pipelines.rewards.outcome import Schemas, judge_trajectories
+from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.rubric import Rewards, Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
-from pipelines.teachers.judge import Grader
-from pipelines.teachers.log import RESPONSES
+from pipelines.teachers.judge import GradeSource
 from pipelines.training import advantages
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask
@@ -35,7 +35,7 @@ FULL, SCHEMA = "full", "schema"
 
 
 @dataclass(frozen=True)
-class Paid:
+class PaidEpisode:
     """One episode of a generation with what it is worth.
 
     Attributes:
@@ -64,8 +64,8 @@ class Generation:
         version: the optimiser step whose weights sampled every token of it; None: those of the step that trains on it.
     """
 
-    episodes: list[Paid]
-    drawn: list[Paid]
+    episodes: list[PaidEpisode]
+    drawn: list[PaidEpisode]
     seconds: dict[str, float]
     judge: dict[str, float]
     version: int | None = None
@@ -107,9 +107,9 @@ class Rollouts:
     ) -> None:
         self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
         self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
-        self.last: list[Paid] = []
+        self.last: list[PaidEpisode] = []
         self.rubric = Rubric(plan.recipe.rewards)
-        self.grade = Grader(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
+        self.grade = GradeSource(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
         self.grpo = plan.recipe.grpo
         turns = plan.recipe.protocol.max_turns
         self.engine = RolloutEngine(policy, protocol, sql, plan.recipe.grpo.sampling, turns, schemas)
@@ -143,7 +143,7 @@ class Rollouts:
         known = {example.id: example for example in examples}
         made = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        judged = [one for one in judge_trajectories(made, known, self.sql, None, equality, turns) if not one.broken]
+        judged = [one for one in make_outcomes(made, known, self.sql, None, equality, turns) if not one.broken]
         return sum(one.correct for one in judged), len(judged), sum(len(one.trajectory.turns) for one in judged)
 
     def worst(self) -> str:
@@ -189,7 +189,7 @@ class Rollouts:
         return self.policy.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
 
     def _judge(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        outcomes = judge_trajectories(
+        outcomes = make_outcomes(
             trajectories,
             self.examples,
             self.sql,
@@ -200,12 +200,12 @@ class Rollouts:
         )
         return self.grade(outcomes, self.examples)
 
-    def _pay(self, trajectory: Trajectory, outcome: Outcome) -> Paid:
+    def _pay(self, trajectory: Trajectory, outcome: Outcome) -> PaidEpisode:
         if outcome.broken or not trajectory.turns:
-            return Paid(trajectory, None, None)
+            return PaidEpisode(trajectory, None, None)
         if broken_rule(outcome, self.grpo.drop) is not None:
-            return Paid(trajectory, outcome, None)
-        return Paid(trajectory, outcome, self.rubric.score(outcome))
+            return PaidEpisode(trajectory, outcome, None)
+        return PaidEpisode(trajectory, outcome, self.rubric.score(outcome))
 
     def masks(self, generation: Generation, track: str, useful: Tensor) -> list[list[int]]:
         """For each episode, (C,) the completion tokens that the track's loss is taken over.
@@ -218,7 +218,7 @@ class Rollouts:
         kept = useful.tolist() if self.grpo.drop_zero_variance else [True] * len(generation.episodes)
         return [self._mask(paid, track, keep) for paid, keep in zip(generation.episodes, kept, strict=True)]
 
-    def _mask(self, paid: Paid, track: str, keep: bool) -> list[int]:
+    def _mask(self, paid: PaidEpisode, track: str, keep: bool) -> list[int]:
         trajectory = paid.trajectory
         turns = self.protocol.track_turns(trajectory).get(track, 0) if keep and paid.rewards is not None else 0
         _, completion = cut(trajectory, 0)

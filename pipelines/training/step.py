@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pipelines.training.rows import Forward
+from pipelines.training.row_selection import Forward
 
 
 @dataclass

@@ -52,7 +52,7 @@ def engine() -> Iterator[SqlEngine]:
 
 def judge(engine: SqlEngine, rows: list[dict[str, Any]], databases: list[Database]) -> list[Verdict]:
     pairs = [Pair(database, row["gold"], row["pred"]) for database, row in zip(databases, rows, strict=True)]
-    return engine.judge_many(pairs, list(PREDICTIONS))
+    return engine.verdicts(pairs, list(PREDICTIONS))
 
 
 def test_the_verdicts_on_532_published_predictions(engine: SqlEngine) -> None:

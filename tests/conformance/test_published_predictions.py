@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from scipy import stats as scipy_stats
 
-from pipelines.evaluation import contents, report, tables
 from pipelines.evaluation.compare import compare
-from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.summary import summarise
+from pipelines.report import formats, report_tables, writer
+from pipelines.report.data import ReportData
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -92,7 +92,7 @@ def test_paired_tests_agree_with_scipy(data: ReportData) -> None:
 
 
 def test_their_report_is_written(data: ReportData, tmp_path: Path) -> None:
-    report.write(data, tmp_path / "report.html")
+    writer.write(data, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "133 questions over 4 databases" in page
     assert all(system.name in page for system in data.systems)
@@ -100,15 +100,15 @@ def test_their_report_is_written(data: ReportData, tmp_path: Path) -> None:
 
 def test_the_tables_in_the_documentation_are_these(data: ReportData) -> None:
     page = Path(__file__).parents[2].joinpath("docs", "published_systems.md").read_text(encoding="utf-8")
-    for table in (contents.equalities(data), contents.errors(data), contents.paired(data)):
+    for table in (report_tables.equalities(data), report_tables.errors(data), report_tables.paired(data)):
         assert table is not None
-        assert tables.markdown(table).strip() in page
+        assert formats.markdown(table).strip() in page
 
 
 def test_the_page_in_the_documentation_is_this_and_holds_no_text_of_the_benchmark(
     data: ReportData, rows: list[Mapping[str, Any]], tmp_path: Path
 ) -> None:
-    report.write(build_published.without_texts(data), tmp_path / "page.html")
+    writer.write(build_published.without_texts(data), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page == build_published.PAGE.read_text(encoding="utf-8"), "run: python docs/build_published.py FOLDER"
     assert not any(row[name] in page for row in rows for name in ("gold", "pred"))

@@ -28,7 +28,7 @@ def test_the_oracle_answers_every_dev_question(tmp_path, settings):
         engine = RolloutEngine(OraclePolicy(protocol), protocol, sql, Sampling(), 10, functools.cache(introspect))
         trajectories = engine.run([EpisodeRequest(example, 0, number) for number, example in enumerate(examples)])
         pairs = [Pair(e.database, e.gold_sql, t.final_sql) for e, t in zip(examples, trajectories, strict=True)]
-        verdicts = sql.judge_many(pairs, ["strict"])
+        verdicts = sql.verdicts(pairs, ["strict"])
     assert len(trajectories) == 133
     assert all(trajectory.well_formed for trajectory in trajectories)
     assert all(verdict.scores["strict"] == 1.0 for verdict in verdicts)

@@ -73,7 +73,7 @@ def select(
     outcomes: Sequence[Outcome], settings: Filter, seed: int = 0, databases: Mapping[str, str] | None = None
 ) -> Selection:
     """Judge outcomes and select from them as the stage does."""
-    judged = [filtering.Judged.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
+    judged = [filtering.CheckedTrajectory.of(one, (databases or {}).get(one.example_id, "d")) for one in outcomes]
     found = filtering.select(filtering.table(map(dataclasses.asdict, judged)), settings, seed)
     rows = list(found.select("example_id", "sample", pl.col("reason").cast(pl.String)).iter_rows())
     kept = [(id, sample) for id, sample, reason in rows if reason is None]

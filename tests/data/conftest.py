@@ -38,7 +38,7 @@ def databases():
     """All databases of the recipe, for SFT and for RL, drawn but not built."""
     data = read_yaml(CONF / "data" / "miniature.yaml")["data"]
     drawn = {"train": [], "dev": [], "test": []}
-    for source in (data["sft"], *data["rl"], data["dev"], data["test"]):
+    for source in (data["sft"], *data["rl"], data["dev"], *data["test"]):
         first, count = source["options"].get("first", 0), source["options"]["databases"]
         drawn[source["split"]] += [world.draw(source["split"], index, 0) for index in range(first, first + count)]
     return drawn

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "miniature.md"
 
 def numbers():
     data = read_yaml(CONF / "data" / "miniature.yaml")["data"]
-    pools = {"sft": data["sft"], "rl": data["rl"][0], "dev": data["dev"], "test": data["test"]}
+    pools = {"sft": data["sft"], "rl": data["rl"][0], "dev": data["dev"], "test": data["test"][0]}
     lines = [
         "| pool | databases | questions | table pairs held out | columns held out | wordings |",
         "|---|---|---|---|---|---|",

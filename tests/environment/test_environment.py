@@ -13,7 +13,7 @@ from pipelines.environment import Environment
 from pipelines.environment.core import example_of
 from pipelines.errors import DataError
 from pipelines.protocols.base import build
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
@@ -43,7 +43,7 @@ def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple
             environment.schema,
         )
         trajectories = engine.run([EpisodeRequest(question, 0, 7) for question in questions])
-        outcomes = judge_trajectories(
+        outcomes = make_outcomes(
             trajectories,
             {question.id: question for question in questions},
             environment.sql,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from pipelines.evaluation.material import Preview, ReportData, System
 from pipelines.evaluation.record import EpisodeRecord, Linking, Mode
+from pipelines.report.data import Preview, ReportData, System
 from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis, Hint
 from pipelines.types import (
     HARDNESS_LEVELS,

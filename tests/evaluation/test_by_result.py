@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.evaluation import by_result
+from pipelines.evaluation import result_files
 from pipelines.types import ExecutionResult, ExecutionStatus, Scalar
 
 
@@ -38,38 +38,38 @@ SHIPS = gold("name,tons\nAurora,52.004\nEgret,95")
     ],
 )
 def test_an_answer_holds_the_columns_that_count(rows: list[tuple[Scalar, ...]], right: bool) -> None:
-    assert by_result.score(SHIPS, answer(*rows)) == float(right)
+    assert result_files.score(SHIPS, answer(*rows)) == float(right)
 
 
 def test_only_the_columns_that_count_are_asked_for() -> None:
-    assert by_result.score(gold("n,flag\n1,NO\n2,LR", columns=[[1]]), answer(("LR",), ("NO",))) == 1.0
+    assert result_files.score(gold("n,flag\n1,NO\n2,LR", columns=[[1]]), answer(("LR",), ("NO",))) == 1.0
 
 
 def test_the_order_counts_where_the_standard_says_so() -> None:
     ordered = gold("flag\nNO\nLR", ignore_order=False)
-    assert by_result.score(ordered, answer(("NO",), ("LR",))) == 1.0
-    assert by_result.score(ordered, answer(("LR",), ("NO",))) == 0.0
+    assert result_files.score(ordered, answer(("NO",), ("LR",))) == 1.0
+    assert result_files.score(ordered, answer(("LR",), ("NO",))) == 0.0
 
 
 def test_any_accepted_file_will_do() -> None:
     either = gold("n\n1", "n,m\n2,3", columns=[[0], [1]])
-    assert [by_result.score(either, answer((value,))) for value in (1, 2, 3)] == [1.0, 0.0, 1.0]
+    assert [result_files.score(either, answer((value,))) for value in (1, 2, 3)] == [1.0, 0.0, 1.0]
 
 
 def test_nothing_equals_no_value_and_only_that() -> None:
     missing = gold("flag,n\nNO,1\n,2")
-    assert by_result.score(missing, answer(("NO", 1), (None, 2))) == 1.0
-    assert by_result.score(missing, answer(("NO", 1), ("0", 2))) == 0.0
+    assert result_files.score(missing, answer(("NO", 1), (None, 2))) == 1.0
+    assert result_files.score(missing, answer(("NO", 1), ("0", 2))) == 0.0
 
 
 def test_an_empty_result_equals_an_empty_file() -> None:
-    assert by_result.score(gold("flag"), answer(width=1)) == 1.0
-    assert by_result.score(gold("flag"), answer(("NO",))) == 0.0
+    assert result_files.score(gold("flag"), answer(width=1)) == 1.0
+    assert result_files.score(gold("flag"), answer(("NO",))) == 0.0
 
 
 def test_an_answer_that_failed_or_was_cut_is_wrong() -> None:
-    assert by_result.score(gold("n\n1"), ExecutionResult(ExecutionStatus.ERROR)) == 0.0
-    assert by_result.score(gold("n\n1"), ExecutionResult(ExecutionStatus.OK, ("n",), ((1,),), truncated=True)) == 0.0
+    assert result_files.score(gold("n\n1"), ExecutionResult(ExecutionStatus.ERROR)) == 0.0
+    assert result_files.score(gold("n\n1"), ExecutionResult(ExecutionStatus.OK, ("n",), ((1,),), truncated=True)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_columns_get_the_types_that_pandas_gives_them(cells: list[str]) -> None:
     pandas = pytest.importorskip("pandas")
     text = "a,b\n" + "".join(f"{cell},x\n" for cell in cells)
     theirs = [None if pandas.isna(cell) else cell for cell in pandas.read_csv(io.StringIO(text))["a"].tolist()]
-    assert by_result._typed(cells) == theirs
+    assert result_files._typed(cells) == theirs

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 from evaluation_world import report_data
 
-from pipelines.evaluation import contents
 from pipelines.evaluation.curves import moving_average, series, steps_to
-from pipelines.evaluation.material import ReportData
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import summarise
+from pipelines.report import report_tables
+from pipelines.report.data import ReportData
 
 Make = Callable[..., EpisodeRecord]
 
@@ -39,10 +39,10 @@ def test_two_trainings_are_compared_by_the_steps_that_they_need() -> None:
 
 def test_the_report_says_after_how_many_steps() -> None:
     data = dataclasses.replace(report_data(), curves={"GRPO": [*rows(*[0.1] * 10, *[0.5] * 10)]})
-    table = contents.thresholds(data)
+    table = report_tables.thresholds(data)
     assert [column.name for column in table.columns] == ["curve", "10 %", "20 %", "30 %", "40 %", "50 %"]
     assert table.rows == (("GRPO: EX in training", 10.0, 13.0, 15.0, 18.0, 20.0),)
-    assert not contents.thresholds(dataclasses.replace(data, curves={"GRPO": rows(0.0, 0.0)})).rows
+    assert not report_tables.thresholds(dataclasses.replace(data, curves={"GRPO": rows(0.0, 0.0)})).rows
 
 
 def test_the_share_of_answers_by_the_first_statement(record: Make) -> None:
@@ -82,7 +82,7 @@ def test_figures_by_birds_levels_stand_in_their_order_with_characters_and_deviat
 
 def test_the_tables_show_them(record: Make) -> None:
     data: ReportData = report_data()
-    names = [column.name for column in contents.databases(data).columns]
+    names = [column.name for column in report_tables.databases(data).columns]
     assert names[-5:] == ["turns", "± turns", "tokens in", "tokens out", "reasoning"], "cost by database"
-    shown = {column.name for column in contents.behaviour(data).columns}
+    shown = {column.name for column in report_tables.behaviour(data).columns}
     assert {"± turns", "single", "reasoning"} <= shown

@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from pipelines.errors import DataError
-from pipelines.evaluation import evaluate, text
+from pipelines.evaluation import evaluate
 from pipelines.evaluation.compare import Comparison, compare
 from pipelines.evaluation.metrics import value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
+from pipelines.report import terminal
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.sql.engine import Limits, SqlEngine
@@ -294,7 +295,7 @@ def printed(show: Callable[[Console], None]) -> str:
 def test_the_end_of_a_run_fits_a_terminal(record: Make) -> None:
     summaries = {"after SFT": summarise(mixed(record), "strict"), "[bold]odd[/]": summarise(mixed(record), "strict")}
     judged = {"far": summaries, "near": {"after SFT": summarise(mixed(record), "strict")}}
-    shown = printed(lambda console: text.show_end(console, judged, {"report": "store/report/1/report.html"}))
+    shown = printed(lambda console: terminal.show_end(console, judged, {"report": "store/report/1/report.html"}))
     assert re.findall(r"accuracy on (\w+), equality (\w+)", shown) == [("far", "strict"), ("near", "strict")]
     assert "50.0 [15.0, 85.0]" in shown  # Wilson's interval of 2 in 4
     assert "[bold]odd[/]" in shown
@@ -309,7 +310,7 @@ def test_a_comparison_in_a_terminal_names_its_tests_and_no_escape_code_passes(re
     ]
     found: Comparison | None = compare(before, after, "strict", ("SFT", "GRPO"))
     assert found is not None
-    shown = printed(lambda console: text.show_comparison(console, found))
+    shown = printed(lambda console: terminal.show_comparison(console, found))
     assert "SFT → GRPO (greedy, strict, 20 questions): 40.0 → 70.0 %, +30.0 points" in shown
     assert "gained 7, lost 1; McNemar p 0.070" in shown
     assert "− q0" in shown

@@ -7,7 +7,7 @@ import dataclasses
 from evaluation_world import RECORD, report_data
 
 from pipelines.evaluation.compare import compare
-from pipelines.evaluation.matching import Question, common_names, matched
+from pipelines.evaluation.question_matching import Question, common_names, matched
 from pipelines.evaluation.record import EpisodeRecord, text_digest
 
 

@@ -10,7 +10,7 @@ from flows import sweeping
 from pipelines import paper_tables, recipes
 from pipelines.errors import RecipeError
 from pipelines.evaluation.measures import measure
-from pipelines.evaluation.sweep import BENCHMARK, ROW, Filled, table
+from pipelines.report.sweep import BENCHMARK, ROW, Filled, table
 from pipelines.store import Store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "papers.md"

@@ -11,7 +11,7 @@ from evaluation_world import example, trajectory
 
 from pipelines import frames
 from pipelines.errors import DataError
-from pipelines.evaluation.material import System
+from pipelines.report.data import System
 from pipelines.stages.answers import Latency
 from pipelines.stages.reading import keep, left_out, taken, texts
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from evaluation_world import EVIL, NAMES, report_data
 
-from pipelines.evaluation import contents, numbers, report, tables
-from pipelines.evaluation.material import ReportData, System
-from pipelines.evaluation.page.document import document
-from pipelines.evaluation.page.html import VOID, data, join, tag
-from pipelines.evaluation.page.svg import Scale, around, ticks
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
+from pipelines.report import digits, formats, report_tables, writer
+from pipelines.report.data import ReportData, System
+from pipelines.report.page.document import document
+from pipelines.report.page.html import VOID, data, join, tag
+from pipelines.report.page.svg import Scale, around, ticks
 
 
 class Outline(html.parser.HTMLParser):
@@ -100,14 +100,14 @@ def test_the_policy_names_the_pages_own_script_and_style(outline: Outline) -> No
 
 
 def test_the_same_data_gives_the_same_bytes(page: str, tmp_path: Path) -> None:
-    report.write(report_data(), tmp_path / "report.html")
+    writer.write(report_data(), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == page
 
 
 def test_a_lone_surrogate_and_a_null_can_be_written(tmp_path: Path) -> None:
     base = report_data(questions=2, samples=0)
     odd = {key: dataclasses.replace(each, question="odd \ud800 \x00") for key, each in base.examples.items()}
-    report.write(dataclasses.replace(base, examples=odd, title="odd \ud800 \x00"), tmp_path / "report.html")
+    writer.write(dataclasses.replace(base, examples=odd, title="odd \ud800 \x00"), tmp_path / "report.html")
     written = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '"odd \\ud800 \\u0000"' in written
     assert "\x00" not in written
@@ -125,7 +125,7 @@ def test_a_report_of_one_bare_prediction_file_leaves_empty_sections_out() -> Non
 
 def test_a_report_needs_a_system(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a system"):
-        report.write(ReportData("empty", "strict", (), {}), tmp_path / "report.html")
+        writer.write(ReportData("empty", "strict", (), {}), tmp_path / "report.html")
 
 
 def test_trajectories_beyond_the_cap_are_counted_and_greedy_ones_stay() -> None:
@@ -169,7 +169,7 @@ def test_flips_and_verdicts_of_the_index_are_those_of_the_records() -> None:
 
 
 def test_the_leader_table_by_hand() -> None:
-    leader = contents.leader(report_data(questions=10, samples=4))
+    leader = report_tables.leader(report_data(questions=10, samples=4))
     assert [column.name for column in leader.columns] == ["system", "EX greedy", "EX sampled", "majority@4", "pass@4"]
     greedy = [row[1].value for row in leader.rows if isinstance(row[1], Estimate)]
     assert greedy == [0.0, 0.6, 0.8]  # (7 n) mod 10 takes every digit once
@@ -177,55 +177,55 @@ def test_the_leader_table_by_hand() -> None:
 
 def test_markdown_latex_and_csv_agree_and_escape() -> None:
     estimate = Estimate(0.802, 0.764, 0.839, 480, 40, "wilson")
-    table = tables.Table(
+    table = formats.Table(
         "t",
         "A title",
-        (tables.Column("system"), tables.Column("EX", "estimate"), tables.Column("p", "p")),
+        (formats.Column("system"), formats.Column("EX", "estimate"), formats.Column("p", "p")),
         (("a|b_c & 50 %", estimate, 0.0004), ("=cmd()", None, None)),
     )
-    assert "| a\\|b_c & 50 % | 80.2 [76.4, 83.9] | &lt; 0.001 |" in tables.markdown(table)
-    assert "a|b\\_c \\& 50 \\% & 80.2 [76.4, 83.9] & $<$ 0.001 \\\\" in tables.latex(table)
-    rows = list(csv.reader(io.StringIO(tables.to_csv(table))))
+    assert "| a\\|b_c & 50 % | 80.2 [76.4, 83.9] | &lt; 0.001 |" in formats.markdown(table)
+    assert "a|b\\_c \\& 50 \\% & 80.2 [76.4, 83.9] & $<$ 0.001 \\\\" in formats.latex(table)
+    rows = list(csv.reader(io.StringIO(formats.to_csv(table))))
     assert rows[0] == ["system", "EX", "EX low", "EX high", "EX n", "p"]
     assert rows[1] == ["a|b_c & 50 %", "0.802", "0.764", "0.839", "480", "0.0004"]
     assert rows[2] == ["'=cmd()", "", "", "", "", ""]  # no spreadsheet runs it
 
 
 def test_no_text_of_a_table_is_read_as_a_command() -> None:
-    columns = (tables.Column("system"), tables.Column('=HYPERLINK("x")', "count"))
-    table = tables.Table(
+    columns = (formats.Column("system"), formats.Column('=HYPERLINK("x")', "count"))
+    table = formats.Table(
         "t", "A title", columns, (("[3] ![x](http://x/x.png)", 1), ("* a\n\nb\u2028c", 2)), "note\n\nmore"
     )
-    assert tables.markdown(table).splitlines()[4:6] == [
+    assert formats.markdown(table).splitlines()[4:6] == [
         r"| \[3\] \!\[x\](http://x/x.png) | 1 |",
         "| * a b c | 2 |",
     ]
-    written = tables.latex(table)
+    written = formats.latex(table)
     assert "\n{}[3] ![x](http://x/x.png) & 1 \\\\\n" in written
     assert "\n{}* a  b c & 2 \\\\\n" in written
     assert "note  more}" in written
-    assert next(csv.reader(io.StringIO(tables.to_csv(table)))) == ["system", '\'=HYPERLINK("x")']
+    assert next(csv.reader(io.StringIO(formats.to_csv(table)))) == ["system", '\'=HYPERLINK("x")']
 
 
 def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
     base = report_data()
-    report.write_tables(base, tmp_path)
-    slugs = [table.slug for table in contents.all_tables(base)]
+    writer.write_tables(base, tmp_path)
+    slugs = [table.slug for table in report_tables.all_tables(base)]
     assert len(slugs) == len(set(slugs))
     each = {f"{slug}.{form}" for slug in slugs for form in ("csv", "parquet")}
     assert {path.name for path in tmp_path.iterdir()} == {"tables.md", "tables.tex"} | each
     assert (tmp_path / "tables.tex").read_text().count("\\begin{table}") == len(slugs)
     for name in NAMES:
-        assert name in report.markdown(base)
+        assert name in writer.markdown(base)
 
 
 def test_what_the_paired_tests_say_is_said_in_words() -> None:
-    first, second = contents.verdicts(report_data(questions=40, samples=0))
+    first, second = report_tables.verdicts(report_data(questions=40, samples=0))
     assert first.startswith("From before SFT to after SFT: +60.0 points of greedy EX [")
     assert second.startswith("From after SFT to after GRPO: +20.0 points of greedy EX [")
     same = report_data(questions=40, samples=0)
     twice = dataclasses.replace(same, systems=(same.systems[1], dataclasses.replace(same.systems[1], name="again")))
-    assert "(may be chance)" in next(contents.verdicts(twice))
+    assert "(may be chance)" in next(report_tables.verdicts(twice))
 
 
 @pytest.mark.parametrize(
@@ -242,16 +242,16 @@ def test_what_the_paired_tests_say_is_said_in_words() -> None:
     ],
 )
 def test_numbers_on_axes_have_three_digits(number: float, shown: str) -> None:
-    assert numbers.compact(number) == shown
+    assert digits.compact(number) == shown
 
 
 def test_figures_are_written_alike_everywhere() -> None:
-    assert numbers.percent(0.8024) == "80.2"
-    assert numbers.points(-0.0312) == "−3.1"
-    assert numbers.count(12345) == "12\u202f345"
-    assert (numbers.p_value(0.0004), numbers.p_value(0.0213)) == ("< 0.001", "0.021")
-    assert (numbers.mean(3.14159), numbers.mean(18.64), numbers.mean(1234)) == ("3.14", "18.6", "1\u202f234")
-    assert {numbers.percent(None), numbers.interval(None), numbers.mean(None), numbers.p_value(None)} == {"–"}
+    assert digits.percent(0.8024) == "80.2"
+    assert digits.points(-0.0312) == "−3.1"
+    assert digits.count(12345) == "12\u202f345"
+    assert (digits.p_value(0.0004), digits.p_value(0.0213)) == ("< 0.001", "0.021")
+    assert (digits.mean(3.14159), digits.mean(18.64), digits.mean(1234)) == ("3.14", "18.6", "1\u202f234")
+    assert {digits.percent(None), digits.interval(None), digits.mean(None), digits.p_value(None)} == {"–"}
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -277,30 +277,30 @@ def test_markup_escapes_whatever_is_not_its_own() -> None:
 
 
 def test_records_of_several_equalities_get_a_table(record: Callable[..., EpisodeRecord]) -> None:
-    other = contents.equalities(report_data(questions=10, samples=0))
+    other = report_tables.equalities(report_data(questions=10, samples=0))
     assert other is not None
     assert [column.name for column in other.columns] == ["system", "strict", "bird"]
     base = report_data(questions=1, samples=0)
     one = dataclasses.replace(base, systems=(System("one", (record(),)),))
-    assert contents.equalities(one) is None
+    assert report_tables.equalities(one) is None
 
 
 def test_parquet_holds_the_raw_values_with_their_types(tmp_path: Path) -> None:
     import polars
 
-    report.write_tables(report_data(), tmp_path)
+    writer.write_tables(report_data(), tmp_path)
     leader = polars.read_parquet(tmp_path / "leader.parquet")
     assert leader["system"].to_list() == list(NAMES)
     assert leader["EX greedy"].dtype == polars.Float64
     assert leader["EX greedy n"].to_list() == [36, 36, 36]
     errors = polars.read_parquet(tmp_path / "errors.parquet")
     assert errors.columns == ["error class", *(each for name in NAMES for each in (name, f"{name} %"))]
-    twice = tables.Table("t", "", (tables.Column("a"), tables.Column("a", "count")), (("=\ud800", 1.0),))
-    assert tables.to_frame(twice).to_dicts() == [{"a": "=\\ud800", "a 2": 1.0}]
+    twice = formats.Table("t", "", (formats.Column("a"), formats.Column("a", "count")), (("=\ud800", 1.0),))
+    assert formats.to_frame(twice).to_dicts() == [{"a": "=\\ud800", "a 2": 1.0}]
 
 
 def test_shares_of_the_error_classes_by_hand() -> None:
-    errors = contents.errors(report_data(questions=10, samples=0))
+    errors = report_tables.errors(report_data(questions=10, samples=0))
     # Of ten wrong answers of the first system the classes take two each; 4 and 2 answers of the others are wrong.
     assert [row[1] for row in errors.rows] == [2, 2, 2, 2, 2, 10]
     assert [row[2] for row in errors.rows] == [0.2, 0.2, 0.2, 0.2, 0.2, 1.0]
@@ -318,24 +318,24 @@ def test_answers_at_once_and_questions_left_out_are_told_in_the_leader_table() -
         third,
     )
     data_ = dataclasses.replace(base, systems=systems)
-    leader = contents.leader(data_)
+    leader = report_tables.leader(data_)
     assert [row[0] for row in leader.rows] == [NAMES[0], NAMES[1], f"{NAMES[1]}, at once", NAMES[2]]
     assert [row[1].value for row in leader.rows if isinstance(row[1], Estimate)] == [0.0, 0.6, 0.8, 0.8]
     assert leader.styles == (0, 1, 1, 2)
     words = "62 questions are left out (60 missing database, 2 gold error)."
     assert leader.note.endswith(f"At once: made to answer without looking. {NAMES[1]}: {words}")
     assert f'role="note">{NAMES[1]}: {words}' in document(data_)
-    assert words in report.markdown(data_)
+    assert words in writer.markdown(data_)
     every = tuple(dataclasses.replace(system, left_out=missing) for system in base.systems)
-    assert contents.left_out(dataclasses.replace(base, systems=every)) == [words]
+    assert report_tables.left_out(dataclasses.replace(base, systems=every)) == [words]
     assert data_.summaries[1].flat()["n_left_out"] == 62
 
 
 def test_what_answers_took_is_a_table_where_it_was_noted() -> None:
     base = report_data(questions=4, samples=0)
-    assert contents.costs(base) is None
+    assert report_tables.costs(base) is None
     systems = (dataclasses.replace(base.systems[0], costs={"seconds (greedy)": 1.25, "R-VES": 71.5}), *base.systems[1:])
-    table = contents.costs(dataclasses.replace(base, systems=systems))
+    table = report_tables.costs(dataclasses.replace(base, systems=systems))
     assert table is not None
     assert [column.name for column in table.columns] == ["system", "seconds (greedy)", "R-VES"]
     assert table.rows[:2] == ((NAMES[0], 1.25, 71.5), (NAMES[1], None, None))
@@ -369,10 +369,10 @@ def test_data_efficiency_is_counted_from_the_base_in_one_turn_and_says_so() -> N
     """SQL-Trail, table 1: gains over the base model in a single pass, where it was asked so."""
     base = report_data(questions=10, samples=0)
     first, second, third = (dataclasses.replace(system, training_examples=1000) for system in base.systems)
-    plain = contents.behaviour(dataclasses.replace(base, systems=(first, second, third)))
+    plain = report_tables.behaviour(dataclasses.replace(base, systems=(first, second, third)))
     assert [row[-1] for row in plain.rows] == [None, pytest.approx(60.0), pytest.approx(80.0)]
     assert plain.note.endswith(f"are counted from {NAMES[0]} (0.0).")
     single = dataclasses.replace(first, at_once=second.records)  # right on six of ten without a look
-    table = contents.behaviour(dataclasses.replace(base, systems=(single, second, third)))
+    table = report_tables.behaviour(dataclasses.replace(base, systems=(single, second, third)))
     assert [row[-1] for row in table.rows] == [None, pytest.approx(0.0), pytest.approx(20.0)]
     assert table.note.endswith(f"are counted from {NAMES[0]} in one turn (60.0).")

@@ -13,7 +13,7 @@ import pytest
 from chromium import CHROMIUM, Browser
 from evaluation_world import EVIL, report_data
 
-from pipelines.evaluation import report
+from pipelines.report import writer
 from pipelines.types import Turn
 
 pytestmark = [pytest.mark.services, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -23,7 +23,7 @@ ACTIVE = "document.activeElement"
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
-    report.write(report_data(), path)
+    writer.write(report_data(), path)
     return path
 
 
@@ -222,7 +222,7 @@ def test_a_page_of_records_alone_has_no_reader_and_no_error(browser: Browser, tm
     path = tmp_path / "records.html"
     data = report_data()
     systems = tuple(dataclasses.replace(system, trajectories=()) for system in data.systems)
-    report.write(dataclasses.replace(data, systems=systems, examples={}), path)
+    writer.write(dataclasses.replace(data, systems=systems, examples={}), path)
     browser.open(path)
     for key in ("j", "/", "]"):
         browser.press(key)
@@ -247,7 +247,7 @@ def test_two_thousand_trajectories_open_in_three_seconds(browser: Browser, tmp_p
         for system in data.systems
     )
     path = tmp_path / "large.html"
-    report.write(dataclasses.replace(data, systems=systems), path)
+    writer.write(dataclasses.replace(data, systems=systems), path)
     assert path.stat().st_size > 5_000_000
     took = min(opening(browser, path) for _ in range(3))  # other processes may be at work beside it
     assert browser.ask("document.querySelectorAll('#list .item').length") < 60  # only what is looked at is drawn

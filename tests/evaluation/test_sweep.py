@@ -16,7 +16,7 @@ from flows import sweeping
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import DataError, RecipeError, UserError
-from pipelines.evaluation.sweep import Sweep, table
+from pipelines.report.sweep import Sweep, table
 from pipelines.stages import graph
 from pipelines.stages.inputs import write_lines
 from pipelines.store import Store

@@ -8,12 +8,13 @@ import pytest
 from evaluation_world import EVIL, RECORD
 
 from pipelines.errors import RecipeError
-from pipelines.evaluation import measures, seeds, stats, sweep
+from pipelines.evaluation import measures, seeds, stats
 from pipelines.evaluation.measures import Run, measure
-from pipelines.evaluation.page.html import VOID
-from pipelines.evaluation.page.sweep_page import page
 from pipelines.evaluation.record import EpisodeRecord, Linking, Overlap
-from pipelines.evaluation.sweep import Filled, Sweep
+from pipelines.report import sweep
+from pipelines.report.page.html import VOID
+from pipelines.report.page.sweep_page import page
+from pipelines.report.sweep import Filled, Sweep
 from pipelines.sql.diagnoses import Diagnosis
 
 

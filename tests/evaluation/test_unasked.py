@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pipelines import recipes
-from pipelines.evaluation import text
-from pipelines.evaluation.material import ReportData, System
-from pipelines.evaluation.page import document
+from pipelines.report import terminal
+from pipelines.report.data import ReportData, System
+from pipelines.report.page import document
 from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.stages import data, evaluate
@@ -32,7 +32,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call
     connection.close()
     rows = [{"question": f"q{n}", "database": "harbour.sqlite", "sql": f"SELECT {n}"} for n in range(QUESTIONS)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(evaluate, "HOPELESS", 3)
+    monkeypatch.setattr(evaluate, "FIRST_EPISODES", 3)
     settings = ["include=data/own", f"data.test.0.path={tmp_path / 'mine.jsonl'}", "rollout.shard=2"]
     settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
 
@@ -67,7 +67,7 @@ def test_a_model_that_never_answers_is_given_up(evaluated: Callable[[Any], Path]
     system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
     (warning,) = document._warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
     assert "base: 5 episodes were not asked" in warning
-    assert "not asked" in [column.name for column in text.figures({"base": system_summary(system)}).columns]
+    assert "not asked" in [column.name for column in terminal.figures({"base": system_summary(system)}).columns]
 
 
 def system_summary(system: System) -> Any:

@@ -12,9 +12,9 @@ from rich.console import Console
 from flows import asking, screen, status
 from flows.progress import Bars
 from pipelines import recipes
-from pipelines.evaluation import text
-from pipelines.evaluation.tables import Column, Table
 from pipelines.protocols.base import build
+from pipelines.report import terminal
+from pipelines.report.formats import Column, Table
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.stages import graph
@@ -45,13 +45,13 @@ def printed(of: Console) -> str:
     ],
 )
 def test_what_does_not_print_is_shown_by_its_escape(words: str, one_line: str, lines: str) -> None:
-    assert text.plain(words) == one_line
-    assert text.plain(words, lines=True) == lines
+    assert terminal.plain(words) == one_line
+    assert terminal.plain(words, lines=True) == lines
 
 
 def test_tables_and_progress_show_what_others_wrote() -> None:
     out = console()
-    out.print(text.render(Table("t", "of [/red]", (Column("sys [/b]"),), ((HOSTILE,),))))
+    out.print(terminal.render(Table("t", "of [/red]", (Column("sys [/b]"),), ((HOSTILE,),))))
     Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
     assert printed(out).splitlines() == [
         "of [/red]".ljust(len(SHOWN)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import (
@@ -47,7 +47,7 @@ def episode(final: str | None, stop: StopReason = StopReason.SOLUTION) -> Trajec
 
 
 def judged(example: Example, engine: SqlEngine, *trajectories: Trajectory, **more: object) -> list[Outcome]:
-    return judge_trajectories(
+    return make_outcomes(
         trajectories,
         {"e1": example},
         engine,

@@ -15,7 +15,7 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import build
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
@@ -119,14 +119,14 @@ def said(text: str, protocol: str) -> Trajectory:
     return Trajectory("e1", 0, "policy", "react", (), (*looks(), Turn(text, action)), final, stop)
 
 
-Judged = tuple[Outcome, dict[str, Outcome]]
+CheckedTrajectory = tuple[Outcome, dict[str, Outcome]]
 
 
 @pytest.fixture(scope="module")
-def judged(example: Example, engine: SqlEngine) -> Judged:
+def judged(example: Example, engine: SqlEngine) -> CheckedTrajectory:
     """The honest wrong answer's outcome, and each way's."""
     trajectories = [episode(HONEST), *map(episode, WAYS.values())]
-    honest, *ways = judge_trajectories(trajectories, {"e1": example}, engine, functools.cache(introspect), "strict", 10)
+    honest, *ways = make_outcomes(trajectories, {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     return honest, dict(zip(WAYS, ways, strict=True))
 
 
@@ -146,7 +146,7 @@ def test_twenty_ways_and_more_are_tried() -> None:
     assert len(WAYS) + len(TEXTS) >= 20
 
 
-def test_no_way_is_right_and_none_gets_out_of_being_scored(judged: Judged) -> None:
+def test_no_way_is_right_and_none_gets_out_of_being_scored(judged: CheckedTrajectory) -> None:
     honest, ways = judged
     assert not honest.correct
     assert honest.executable
@@ -155,7 +155,7 @@ def test_no_way_is_right_and_none_gets_out_of_being_scored(judged: Judged) -> No
 
 
 @pytest.mark.parametrize("recipe", recipes_and_repairs(), ids=lambda recipe: recipe[0])
-def test_no_way_is_paid_more_than_the_honest_wrong_answer(judged: Judged, recipe: tuple[str, ...]) -> None:
+def test_no_way_is_paid_more_than_the_honest_wrong_answer(judged: CheckedTrajectory, recipe: tuple[str, ...]) -> None:
     honest, ways = judged
     panel = rubric(*recipe)
     due = panel.score(honest)
@@ -168,17 +168,19 @@ def test_no_way_is_paid_more_than_the_honest_wrong_answer(judged: Judged, recipe
 
 @pytest.mark.parametrize("recipe", recipes_and_repairs(), ids=lambda recipe: recipe[0])
 def test_no_text_around_an_answer_is_paid_more_than_the_answer(
-    judged: Judged, recipe: tuple[str, ...], example: Example, engine: SqlEngine
+    judged: CheckedTrajectory, recipe: tuple[str, ...], example: Example, engine: SqlEngine
 ) -> None:
     panel = rubric(*recipe)
     due = panel.score(judged[0]).total
     trajectories = [said(text, recipe[0]) for text in TEXTS.values()]
-    outcomes = judge_trajectories(trajectories, {"e1": example}, engine, functools.cache(introspect), "strict", 10)
+    outcomes = make_outcomes(trajectories, {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     for way, outcome in zip(TEXTS, outcomes, strict=True):
         assert panel.score(dataclasses.replace(outcome)).total <= due + 1e-9, way
 
 
-def test_a_right_answer_still_counts_after_all_of_them(judged: Judged, example: Example, engine: SqlEngine) -> None:
+def test_a_right_answer_still_counts_after_all_of_them(
+    judged: CheckedTrajectory, example: Example, engine: SqlEngine
+) -> None:
     """Nothing that a policy ran has changed what the next one is judged by."""
-    (right,) = judge_trajectories([episode(GOLD)], {"e1": example}, engine, functools.cache(introspect), "strict", 10)
+    (right,) = make_outcomes([episode(GOLD)], {"e1": example}, engine, functools.cache(introspect), "strict", 10)
     assert right.correct

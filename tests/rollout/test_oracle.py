@@ -55,7 +55,7 @@ def play(examples, settings, sql, error_rate=0.0, max_turns=None):
 
 def share_right(examples, trajectories, sql):
     pairs = [Pair(e.database, e.gold_sql, t.final_sql) for e, t in zip(examples, trajectories, strict=True)]
-    return sum(verdict.scores["strict"] for verdict in sql.judge_many(pairs, ["strict"])) / len(pairs)
+    return sum(verdict.scores["strict"] for verdict in sql.verdicts(pairs, ["strict"])) / len(pairs)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.curation.duplicates import sql_shape
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.catalogs import introspect
@@ -19,7 +19,7 @@ from pipelines.types import Action, ActionKind, Database, Example, StopReason, T
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSER = "pipelines/sql/analysis/"
-DOOR = "pipelines/sql/process.py"  # it tells a worker the name of the session, which the worker imports
+DOOR = "pipelines/sql/sandbox/process.py"  # it tells a worker the name of the session, which the worker imports
 JOINS = "SELECT 1 FROM customer" + " JOIN purchase" * 24  # its parser's work doubles with each JOIN
 DATES = f"SELECT {'DATE(' * 40}1{')' * 40} FROM customer"
 WIDE = f"SELECT {', '.join('name' for _ in range(3000))} FROM customer"
@@ -45,7 +45,7 @@ def test_an_answer_of_many_joins_is_judged_like_any_other(shop: Database, engine
     sql = "SELECT 1 FROM customer" + " JOIN (SELECT 1)" * 24
     turn = Turn(sql, Action(ActionKind.SOLUTION, sql))
     answer = Trajectory("e1", 0, "policy", "react", (), (turn,), sql, StopReason.SOLUTION)
-    (outcome,) = judge_trajectories([answer], {"e1": example}, engine, introspect, "strict", 10)
+    (outcome,) = make_outcomes([answer], {"e1": example}, engine, introspect, "strict", 10)
     assert (outcome.correct, outcome.broken, outcome.predicted_schema) == (True, False, None)
 
 

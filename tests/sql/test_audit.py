@@ -27,8 +27,8 @@ def test_every_statement_leaves_a_line(shop: Database, tmp_path: Path) -> None:
         engine.execute_many([(shop, "SELECT id FROM customer"), (shop, "DROP TABLE customer")])
         asyncio.run(engine.execute(shop, "SELECT nope"))
         pair = Pair(shop, "SELECT 1", "SELECT 2")
-        engine.judge_many([pair, pair], ["strict"])
-        engine.judge_many([pair], ["strict"])
+        engine.verdicts([pair, pair], ["strict"])
+        engine.verdicts([pair], ["strict"])
     lines = read(path)
     assert [(line["role"], line["sql"], line["outcome"], line["rows"]) for line in lines] == [
         ("query", "SELECT id FROM customer", "ok", 4),

@@ -59,7 +59,7 @@ def verdicts(
             Pair(one.database, one.gold_sql, rng.choice(others)),
         ]
     moved = [dataclasses.replace(pair, database=copies[pair.database.id]) for pair in pairs]
-    return engine.judge_many(pairs, EQUALITIES), engine.judge_many(moved, EQUALITIES)
+    return engine.verdicts(pairs, EQUALITIES), engine.verdicts(moved, EQUALITIES)
 
 
 def hold(world: Sequence[Example], ours: Sequence[Verdict], theirs: Sequence[Verdict]) -> None:

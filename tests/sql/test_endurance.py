@@ -36,7 +36,7 @@ def test_memory_is_flat_over_200000_executions(shop: Database) -> None:
             ]
             engine.execute_many(jobs)
             pairs = [Pair(shop, f"SELECT {n % 997}", f"SELECT {n}") for n in range(start, start + ROUND // 2)]
-            engine.judge_many(pairs, ["strict", "bird", "test_suite"])
+            engine.verdicts(pairs, ["strict", "bird", "test_suite"])
             workers = children() - before  # one, and a second where the machine was too busy for it for a while
             now = resident_kb(os.getpid()), max(map(resident_kb, workers))
             if start == EXECUTIONS // 4:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.sql import process
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.replies import Misshapen, check
+from pipelines.sql.sandbox import process
+from pipelines.sql.sandbox.replies import Misshapen, check
 from pipelines.types import Database, ExecutionStatus
 
 EXECUTE = ("execute", ("db",), "SELECT 1", 10)
@@ -73,7 +73,7 @@ def test_a_worker_that_answers_nonsense_is_a_dead_worker(
         (result,) = engine.execute_many([(shop, "SELECT 1")])
         assert not result.ok
         assert result.error_class == "worker_died"
-        (verdict,) = engine.judge_many([Pair(shop, "SELECT 1", "SELECT 1")], ["strict"])
+        (verdict,) = engine.verdicts([Pair(shop, "SELECT 1", "SELECT 1")], ["strict"])
         assert verdict.scores == {"strict": 0.0}
     monkeypatch.undo()
     with SqlEngine(Limits(timeout_s=5)) as engine:

@@ -49,7 +49,7 @@ def duck(shop: Database, tmp_path: Path) -> Database:
 
 
 def assert_the_statements_own(engine: SqlEngine, database: Database, statements: list[str]) -> None:
-    verdicts = engine.judge_many([Pair(database, "SELECT 1", sql) for sql in statements], ["strict"])
+    verdicts = engine.verdicts([Pair(database, "SELECT 1", sql) for sql in statements], ["strict"])
     for sql, verdict in zip(statements, verdicts, strict=True):
         assert verdict.predicted is ExecutionStatus.ERROR, (sql, verdict)
         assert not verdict.broken, sql

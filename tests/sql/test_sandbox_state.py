@@ -115,7 +115,7 @@ def test_a_poisoned_answer_is_not_paid_and_harms_no_other(tmp_path: Path) -> Non
     database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
     gold = "SELECT name FROM customer"
     with SqlEngine(Limits(timeout_s=5)) as engine:
-        poison, honest = engine.judge_many(
+        poison, honest = engine.verdicts(
             [Pair(database, gold + " WHERE id > 0", LEFT_BY_DUCKDB[0]), Pair(database, gold, gold)], ["strict"]
         )
         assert (poison.scores, honest.scores) == ({"strict": 0.0}, {"strict": 1.0})

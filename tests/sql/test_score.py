@@ -22,10 +22,10 @@ from flows.compare import compare, load
 from flows.score import score
 from pipelines.errors import DataError, UserError
 from pipelines.sql import score_files, scoring, ves
-from pipelines.sql.databases import Databases, opener
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
+from pipelines.sql.sandbox.sessions import Databases, opener
 from pipelines.types import Database
 
 app = typer.Typer()

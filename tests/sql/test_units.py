@@ -49,8 +49,8 @@ def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_p
     gold = "SELECT name FROM actor LIMIT 1"
     pairs = [Pair(imdb, gold, f"SELECT name FROM actor LIMIT {count}") for count in ("1", "'1'", "1.0")]
     with SqlEngine(Limits(timeout_s=5)) as engine:
-        verdicts = engine.judge_many(pairs, ["spider_exec", "bird"])
+        verdicts = engine.verdicts(pairs, ["spider_exec", "bird"])
         assert [verdict.scores["spider_exec"] for verdict in verdicts] == [1.0, 0.0, 0.0]
         assert [verdict.scores["bird"] for verdict in verdicts] == [1.0, 1.0, 1.0]
-        (verdict,) = engine.judge_many([Pair(imdb, "SELECT role FROM cast", quoted)], ["spider_exec", "bird"])
+        (verdict,) = engine.verdicts([Pair(imdb, "SELECT role FROM cast", quoted)], ["spider_exec", "bird"])
         assert verdict.scores == {"spider_exec": 0.0, "bird": 1.0}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import frames
-from pipelines.evaluation import by_result, evaluate
+from pipelines.evaluation import evaluate, result_files
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
 from pipelines.sql.health import _told
@@ -95,7 +95,7 @@ def test_a_value_can_be_voted_on_compared_and_shown_in_a_schema(value: Any) -> N
     result = ExecutionResult(ExecutionStatus.OK, ("a",), ((value,),))
     assert signature(result) == signature(dataclasses.replace(result))
     gold = {"results": [[["a"], ["1"]]], "columns": [[]], "ignore_order": True}
-    assert by_result.score(gold, result) in (0.0, 1.0)
+    assert result_files.score(gold, result) in (0.0, 1.0)
     schema = Schema((Table("t", (Column("a", "TEXT", False, (value,)),)),))
     assert render(schema, "ddl").count("\n") == 2
     assert render(schema, "compact").isprintable()

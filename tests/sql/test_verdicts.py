@@ -14,8 +14,8 @@ from shops import build_shop
 from pipelines.config import Execution
 from pipelines.errors import RecipeError
 from pipelines.registry import EQUALITIES
-from pipelines.sql import wire
 from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.sandbox import wire
 from pipelines.types import Database, ExecutionStatus
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
@@ -26,7 +26,7 @@ OK = ExecutionStatus.OK
 
 
 def test_a_verdict_holds_both_sides(engine: SqlEngine, shop: Database) -> None:
-    (verdict,) = engine.judge_many(
+    (verdict,) = engine.verdicts(
         [Pair(shop, "SELECT city FROM customer", "SELECT DISTINCT city FROM customer")], ["strict", "bird"]
     )
     assert verdict.scores == {"strict": 0.0, "bird": 1.0}
@@ -38,7 +38,7 @@ def test_a_verdict_holds_both_sides(engine: SqlEngine, shop: Database) -> None:
 def test_order_counts_where_the_gold_query_orders(engine: SqlEngine, shop: Database) -> None:
     asc, desc = "SELECT name FROM customer ORDER BY id", "SELECT name FROM customer ORDER BY id DESC"
     plain = "SELECT name FROM customer"
-    verdicts = engine.judge_many([Pair(shop, asc, desc), Pair(shop, plain, desc), Pair(shop, asc, plain)], ["strict"])
+    verdicts = engine.verdicts([Pair(shop, asc, desc), Pair(shop, plain, desc), Pair(shop, asc, plain)], ["strict"])
     assert [verdict.scores["strict"] for verdict in verdicts] == [0.0, 1.0, 1.0]
 
 
@@ -46,7 +46,7 @@ def test_a_wrong_prediction_scores_0_and_says_why(engine: SqlEngine, shop: Datab
     two, large = "SELECT 1; SELECT 1", "SELECT zeroblob(2000000000)"
     wrong = ["SELECT nope", "DROP TABLE customer", "", ENDLESS, NATIVE, MANY, two, large]
     names = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
-    verdicts = engine.judge_many([Pair(shop, "SELECT 1", sql) for sql in wrong], names)
+    verdicts = engine.verdicts([Pair(shop, "SELECT 1", sql) for sql in wrong], names)
     assert [verdict.error_class for verdict in verdicts] == [
         "no_such_column", "not_authorized", "empty", "timeout", "timeout", "result_limit", "several_statements",
         "cell_limit",
@@ -63,7 +63,7 @@ def test_a_wrong_prediction_scores_0_and_says_why(engine: SqlEngine, shop: Datab
 
 @pytest.mark.parametrize("gold", ["SELECT nope", "DELETE FROM customer", ENDLESS, NATIVE, MANY])
 def test_a_gold_query_without_a_result_breaks_the_pair(engine: SqlEngine, shop: Database, gold: str) -> None:
-    (verdict,) = engine.judge_many([Pair(shop, gold, "SELECT 1")], ["strict", "test_suite"])
+    (verdict,) = engine.verdicts([Pair(shop, gold, "SELECT 1")], ["strict", "test_suite"])
     assert verdict.broken
     assert verdict.gold is not OK
     assert verdict.predicted is None
@@ -72,13 +72,13 @@ def test_a_gold_query_without_a_result_breaks_the_pair(engine: SqlEngine, shop: 
 
 def test_a_missing_database_breaks_the_pair(engine: SqlEngine, shop: Database) -> None:
     gone = Database("gone", "sqlite", shop.location + ".gone")
-    (verdict,) = engine.judge_many([Pair(gone, "SELECT 1", "SELECT 1")], ["strict"])
+    (verdict,) = engine.verdicts([Pair(gone, "SELECT 1", "SELECT 1")], ["strict"])
     assert verdict.broken
     assert (verdict.gold, verdict.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
 
 
 def test_no_prediction_is_wrong_and_not_broken(engine: SqlEngine, shop: Database) -> None:
-    (verdict,) = engine.judge_many([Pair(shop, "SELECT 1", None)], ["strict"])
+    (verdict,) = engine.verdicts([Pair(shop, "SELECT 1", None)], ["strict"])
     assert (verdict.predicted, verdict.gold, verdict.broken) == (None, OK, False)
     assert verdict.scores == {"strict": 0.0}
 
@@ -87,7 +87,7 @@ def test_a_gold_query_runs_once_and_a_prediction_once_a_group(shop: Database, tm
     audit = tmp_path / "audit.jsonl"
     group = [Pair(shop, "SELECT 1", sql) for sql in ("SELECT 1 ", "SELECT 2", "SELECT 2", "SELECT 1")]
     with SqlEngine(Limits(), audit=audit) as engine:
-        first = engine.judge_many(group, ["strict"])
+        first = engine.verdicts(group, ["strict"])
         again = asyncio.run(engine.judge(group[1], ["strict"]))
     assert [verdict.scores["strict"] for verdict in first] == [1.0, 0.0, 0.0, 1.0]
     assert again == first[1]
@@ -103,7 +103,7 @@ def test_a_gold_query_runs_once_and_a_prediction_once_a_group(shop: Database, tm
 def test_a_kept_gold_result_goes_when_the_database_changes(engine: SqlEngine, tmp_path: Path) -> None:
     database = build_shop(tmp_path / "a.sqlite")
     pair = Pair(database, "SELECT count(*) FROM customer", "SELECT 4")
-    assert engine.judge_many([pair], ["strict"])[0].scores["strict"] == 1.0
+    assert engine.verdicts([pair], ["strict"])[0].scores["strict"] == 1.0
     (tmp_path / "a.sqlite").unlink()
     (tmp_path / "b").mkdir()
     build_shop(tmp_path / "b" / "b.sqlite")
@@ -114,14 +114,14 @@ def test_a_kept_gold_result_goes_when_the_database_changes(engine: SqlEngine, tm
     connection.commit()
     connection.close()
     (tmp_path / "b" / "b.sqlite").rename(tmp_path / "a.sqlite")
-    assert engine.judge_many([pair], ["strict"])[0].scores["strict"] == 0.0
+    assert engine.verdicts([pair], ["strict"])[0].scores["strict"] == 0.0
 
 
 def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path: Path) -> None:
     databases = [build_shop(tmp_path / f"{n}.sqlite") for n in range(7)]
     pairs = [Pair(databases[n % 7], f"SELECT {n % 3}", f"SELECT {n % 2}") for n in range(600)]
     with SqlEngine(Limits(), workers=3) as engine:
-        verdicts = engine.judge_many(pairs, ["strict"])
+        verdicts = engine.verdicts(pairs, ["strict"])
     assert [verdict.scores["strict"] for verdict in verdicts] == [float(n % 3 == n % 2) for n in range(600)]
 
 
@@ -143,7 +143,7 @@ def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database)
 
 def test_an_unknown_equality_is_an_error_of_the_caller(engine: SqlEngine, shop: Database) -> None:
     with pytest.raises(RecipeError, match="there is no equality 'exact'"):
-        engine.judge_many([Pair(shop, "SELECT 1", "SELECT 1")], ["exact"])
+        engine.verdicts([Pair(shop, "SELECT 1", "SELECT 1")], ["exact"])
 
 
 def test_limits_come_from_the_recipe() -> None:

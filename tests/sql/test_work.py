@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pipelines.sql.engine import Limits, Query, SqlEngine
-from pipelines.sql.process import Task
+from pipelines.sql.sandbox.process import Task
 from pipelines.types import Database, ExecutionStatus
 
 COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) SELECT count(*) FROM n"

@@ -67,13 +67,13 @@ def make_evaluation(ctx: Context) -> None:
     """Twelve greedy answers of which every third is wrong."""
     made = [trajectory(f"t{n}") for n in range(12)]
     frames.write(ctx.folder / "data.parquet", frames.to_frame(made, extra=[{"pass": "greedy"}] * len(made)))
-    judged = [_judged(one.example_id, right=n % 3 != 2) for n, one in enumerate(made)]
+    judged = [_audit_entries(one.example_id, right=n % 3 != 2) for n, one in enumerate(made)]
     rows = [{"pass": "greedy", "record": to_dict(record)} for record in judged]
     (ctx.folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ctx.metrics({"ex": 0.75, "ex_sampled": 0.5})
 
 
-def _judged(name: str, right: bool) -> EpisodeRecord:
+def _audit_entries(name: str, right: bool) -> EpisodeRecord:
     wrong = Diagnosis("semantic", "a string literal differs from the gold SQL's")
     scores = {Recipe(name="toy").headline: float(right)}
     return dataclasses.replace(RECORD, example_id=name, scores=scores, diagnosis=None if right else wrong)

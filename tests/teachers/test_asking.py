@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from teacher_server import TeacherServer
 
+from pipelines.endpoints import retry
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint, within
 from pipelines.errors import BoundaryError, ResourceError
-from pipelines.rollout import retry
-from pipelines.rollout.endpoints import Endpoint, within
-from pipelines.rollout.policies.base import Message
-from pipelines.teachers.asking import Asker
+from pipelines.types import Message
 
 
 def asker_of(server: TeacherServer, folder: Path, concurrency: int = 8, **settings: Any) -> Asker:

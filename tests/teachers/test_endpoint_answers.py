@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from pipelines import config
+from pipelines.endpoints.answers import Answer, as_turn, from_record, read
+from pipelines.endpoints.client import Malformed, Unreadable
 from pipelines.protocols.base import build
-from pipelines.rollout.endpoints import Malformed, Unreadable
-from pipelines.teachers.answers import Answer, as_turn, from_record, read
 from pipelines.teachers.prompts import read_object
 from pipelines.types import ActionKind
 

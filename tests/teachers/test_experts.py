@@ -18,20 +18,20 @@ from pipelines.config import RewardTerm
 from pipelines.curation import gold_schema
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
+from pipelines.endpoints import retry
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint
 from pipelines.errors import BoundaryError
 from pipelines.evaluation.voting import signature
 from pipelines.protocols.base import build
 from pipelines.protocols.observations import defuse
 from pipelines.rewards import judge as judging
-from pipelines.rollout import retry
-from pipelines.rollout.endpoints import Endpoint
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table
 from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store, read_json
 from pipelines.teachers import cleaning, judge, linker, prompts, selector
-from pipelines.teachers.asking import Asker
 from pipelines.teachers.star import HINT
 from pipelines.types import (
     Action,
@@ -103,14 +103,14 @@ def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
     cases = {f"q{n}": question(n, music) for n in range(4)}
     outcomes = [answered("q0", GOLD, True), *(answered(f"q{n}", f"SELECT {n}", False) for n in (1, 2, 3, 1))]
     for _ in range(2):  # the second is another run: the log answers it
-        grade = judge.Grader(terms, tmp_path / "responses")
+        grade = judge.GradeSource(terms, tmp_path / "responses")
         graded = grade(outcomes, cases)
         assert [one.judge for one in graded] == [None, 0.75, None, 0.0, 0.75]
         assert [one.broken for one in graded] == [False, False, True, False, False]  # no grade is no zero
         assert grade.take_used() == {"judge_answers": 3.0, "judge_cost": 3 + 13 + 1}
         assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0}
     assert sum(server.delivered.values()) == 3
-    assert judge.Grader([], tmp_path / "responses").take_used() == {}
+    assert judge.GradeSource([], tmp_path / "responses").take_used() == {}
 
 
 def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None:
@@ -373,7 +373,7 @@ def test_a_judge_that_fails_on_one_leaves_it_out_of_training_and_stops_a_measure
     pool = {one.id: one for one in (question(0, music), question(1, music))}
     outcomes = [answered("q0", "SELECT 0", False), answered("q1", "SELECT 1", False)]
     server.sick = judging.messages(pool["q1"], "SELECT 1", 2.0)[-1][1]
-    fill = judge.Grader([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
+    fill = judge.GradeSource([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
     graded = fill(outcomes, pool)
     assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (None, True)]
     with pytest.raises(BoundaryError, match="1 of 2 requests failed"):

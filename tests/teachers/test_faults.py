@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from teacher_world import KEY, make, recipe_of
 
+from pipelines.endpoints import retry
 from pipelines.errors import BoundaryError, ResourceError
-from pipelines.rollout import retry
 from pipelines.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from pipelines.config import Protocol, Sampling
+from pipelines.endpoints import retry
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint
 from pipelines.errors import ResourceError
 from pipelines.protocols.base import build
-from pipelines.rollout import retry
-from pipelines.rollout.endpoints import Endpoint
 from pipelines.rollout.policies.base import Request
-from pipelines.teachers.asking import Asker
 from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.types import ActionKind, Database, Example
 

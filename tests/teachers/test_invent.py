@@ -13,11 +13,11 @@ import pytest
 from flows.cli import app
 from pipelines.config import Source
 from pipelines.data import base
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint
 from pipelines.errors import DataError
-from pipelines.rollout.endpoints import Endpoint
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.teachers.asking import Asker
 from pipelines.teachers.invent import STYLES, Inventor, read_sql
 from pipelines.types import HARDNESS_LEVELS, Database
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from teacher_world import recipe_of, world
 
-from flows import judging
+from flows import judge_agreement
 from pipelines.store import Store
 from tests.flows.command_line import sqltrain
 
@@ -47,7 +47,7 @@ def test_a_judge_that_likes_comments_is_found_out(
     }
     assert "18 of them bought now" in " ".join((out + said).split())
     assert sum(judge.delivered.values()) == 18  # six answers, asked about plainly, turned round, and padded
-    assert judging.doubts(found) == [
+    assert judge_agreement.doubts(found) == [
         "its kappa with execution is below 0.6: as a reward it would teach its own mistakes",
         "comments raise its grade: a policy would learn to write them",
     ]

@@ -6,11 +6,11 @@ from email.utils import formatdate
 
 import pytest
 
+from pipelines.endpoints import retry
+from pipelines.endpoints.limits import Budget
+from pipelines.endpoints.log import Spent
+from pipelines.endpoints.pace import Rate
 from pipelines.errors import ResourceError
-from pipelines.rollout import retry
-from pipelines.rollout.pace import Rate
-from pipelines.teachers.limits import Budget
-from pipelines.teachers.log import Spent
 
 
 class Clock:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipelines.teachers.log import ResponseLog
+from pipelines.endpoints.log import ResponseLog
 
 A, B = "a" * 32, "b" * 32
 
@@ -73,7 +73,7 @@ def test_whoever_asks_first_buys_and_the_others_wait(tmp_path: Path) -> None:
 
 def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from pipelines.teachers.log import ResponseLog\n"
+        "import os, sys; from pathlib import Path; from pipelines.endpoints.log import ResponseLog\n"
         f"log = ResponseLog(Path(sys.argv[1]), 't'); log._take('{A}'); print('held', flush=True)\n"
         "sys.stdin.read(); os._exit(9)"
     )

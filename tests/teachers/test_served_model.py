@@ -20,7 +20,7 @@ from teacher_world import make, recipe_of
 
 from pipelines.config import RewardTerm
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.rewards.outcome import judge_trajectories
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store, read_json
 from pipelines.teachers import judge
@@ -92,9 +92,9 @@ def test_a_served_model_teaches_and_judges(tmp_path: Path, endpoint: str) -> Non
 
     cases = {one.id: one for one in examples(make(recipe, store, "data"), "sft")}
     with sql_engine(recipe) as sql:
-        outcomes = judge_trajectories(made, cases, sql, schemas(recipe), "strict", recipe.protocol.max_turns)
+        outcomes = make_outcomes(made, cases, sql, schemas(recipe), "strict", recipe.protocol.max_turns)
     wrong = [one for one in outcomes if not one.correct and one.trajectory.final_sql]
-    grade = judge.Grader([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
+    grade = judge.GradeSource([RewardTerm(term="judge", options={"by": "judge"})], store.root / "responses")
     graded = grade(wrong, cases)
     # A model that has only learned SQL gives no grades; what it says is kept, and is no zero.
     assert all(one.broken == (one.judge is None) for one in graded)

@@ -15,7 +15,7 @@ from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.losses import sampler_weights
 from pipelines.training.optim import MuonAdamW
 from pipelines.training.plan import Plan
-from pipelines.training.rows import moving
+from pipelines.training.row_selection import moving
 from pipelines.training.step import StepState
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10

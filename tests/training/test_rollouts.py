@@ -10,7 +10,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.training.plan import Plan
-from pipelines.training.rollouts import FULL, Generation, Paid, Rollouts, cut, facts, format_errors
+from pipelines.training.rollouts import FULL, Generation, PaidEpisode, Rollouts, cut, facts, format_errors
 from pipelines.types import StopReason, Trajectory
 
 RIGHT, WRONG = "<solution> SELECT count(*) FROM singer</solution>", "<solution> SELECT 0</solution>"
@@ -132,7 +132,7 @@ def test_an_episode_is_cut_before_the_agents_first_word(ids, mask, expected):
 
 def test_a_broken_episode_has_no_reward_and_no_weight(make):
     rollouts = make(lambda request: RIGHT)
-    broken = Paid(trajectory((1, 2, 3), (0, 1, 1), (3,)), None, None)
+    broken = PaidEpisode(trajectory((1, 2, 3), (0, 1, 1), (3,)), None, None)
     made = Generation([broken], [broken], {}, {})
     assert made.rewards(FULL).isnan().all()
     assert rollouts.masks(made, FULL, torch.tensor([True])) == [[0, 0]]

@@ -14,7 +14,7 @@ from pipelines.loading import load
 from pipelines.rewards.rubric import Rewards
 from pipelines.training import grpo, settings
 from pipelines.training.plan import Plan
-from pipelines.training.rollouts import Generation, Paid, Rollouts
+from pipelines.training.rollouts import Generation, PaidEpisode, Rollouts
 from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -77,7 +77,7 @@ def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
     """A function that takes one GRPO step on the episodes: its gradient, and its line of curves."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     paid = [
-        Paid(
+        PaidEpisode(
             trajectory,
             SimpleNamespace(correct=True),
             Rewards(full, {"exec": full, "schema": schema}, {"full": full, "schema": schema}),

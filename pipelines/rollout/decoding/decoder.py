@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines.protocols.stops import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding.sampling import draw, uniforms
 from pipelines.rollout.decoding.slots import Slots, Span
-from pipelines.rollout.decoding.stops import StopStrings, cut
 from pipelines.rollout.policies.base import Completion, Request
 
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are taken in over several steps

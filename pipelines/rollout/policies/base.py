@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from pipelines.config import Sampling
-from pipelines.types import Example
+from pipelines.types import Example, Message
 
 if TYPE_CHECKING:
     from pipelines.rollout.codec import ChatCodec
-
-Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
 from pipelines.errors import EndpointError, ResourceError
+from pipelines.protocols.stops import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding.stops import StopStrings, cut
-from pipelines.rollout.endpoints import Connection, ContextOverflow, Endpoint
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.policies.served import Probe
 

@@ -15,9 +15,9 @@ and a column that only joins or only stands in a plain COUNT is not asked for.
 
 from __future__ import annotations
 
-from pipelines.sql.analysis import hints
-from pipelines.sql.analysis.clauses import Reading, read
-from pipelines.sql.analysis.names import Unknown
+from pipelines.sql.analysis import differences
+from pipelines.sql.analysis.name_resolution import Unknown
+from pipelines.sql.analysis.query_clauses import Reading, read
 from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
 from pipelines.types import ExecutionStatus, StopReason
 
@@ -62,7 +62,7 @@ def _refused(failure: Failure) -> str:
 
 def _wrong_names(failure: Failure, unknown: tuple[Unknown, ...]) -> Diagnosis:
     """Hallucination when a name exists nowhere; schema linking when all exist, but elsewhere."""
-    clues = tuple(hints.of_unknown(unknown, failure.schema))
+    clues = tuple(differences.of_unknown(unknown, failure.schema))
     if not unknown:
         word = (failure.error_class or "").replace("_", " ")
         return Diagnosis("hallucination", f"the engine says: {word}")
@@ -80,13 +80,13 @@ def _joined(details: list[str]) -> str:
 
 
 def _compare(failure: Failure, predicted: Reading, gold: Reading) -> Diagnosis:
-    apart = hints.difference(predicted, gold)
-    schema_clues = tuple(hints.of_schema(apart))
+    apart = differences.difference(predicted, gold)
+    schema_clues = tuple(differences.of_schema(apart))
     clues = (
         *schema_clues,
-        *hints.of_conditions(predicted, gold, failure),
-        *hints.of_clauses(predicted, gold),
-        *hints.of_result(failure),
+        *differences.of_conditions(predicted, gold, failure),
+        *differences.of_clauses(predicted, gold),
+        *differences.of_result(failure),
         *_limits(failure),
     )
     if apart:

@@ -1,7 +1,7 @@
 """A turn ends at a stop string, in whatever tokens the model spells it."""
 
+from pipelines.protocols.stops import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding.stops import StopStrings, cut
 
 
 def spell(codec: ChatCodec, text: str) -> list[int]:

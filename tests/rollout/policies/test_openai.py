@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pipelines.config import Teacher
+from pipelines.endpoints import client
+from pipelines.endpoints.answers import close_tag
+from pipelines.endpoints.client import Endpoint
 from pipelines.errors import RecipeError, ResourceError
-from pipelines.rollout import endpoints
-from pipelines.rollout.endpoints import Endpoint
 from pipelines.rollout.engine import EpisodeRequest
-from pipelines.teachers.answers import close_tag
 from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.types import Example, StopReason
 
@@ -172,16 +172,16 @@ def test_endpoints_are_read_from_the_users_file(tmp_path: Path, monkeypatch: pyt
     path.write_text(
         "big: {base_url: 'http://x/v1', model: m, key_env: NO_SUCH_KEY}\nodd: {base_url: 'http://x/v1', modle: m}\n"
     )
-    assert endpoints.endpoint("big", path).model == "m"
+    assert client.endpoint("big", path).model == "m"
     with pytest.raises(RecipeError, match="Did you mean 'big'"):
-        endpoints.endpoint("bigg", path)
+        client.endpoint("bigg", path)
     with pytest.raises(RecipeError, match=r"odd\.model.*required|odd\.modle"):
-        endpoints.endpoint("odd", path)
+        client.endpoint("odd", path)
     with pytest.raises(RecipeError, match="Add to"):
-        endpoints.endpoint("big", tmp_path / "none.yaml")
+        client.endpoint("big", tmp_path / "none.yaml")
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ResourceError, match="Set the environment variable NO_SUCH_KEY"):
-        OpenAIPolicy(endpoints.endpoint("big", path), "big")
+        OpenAIPolicy(client.endpoint("big", path), "big")
     with pytest.raises(RecipeError, match=r"synthesis\.teacher\.endpoint"):
         OpenAIPolicy.named(Teacher(kind="endpoint"))
 
@@ -205,23 +205,23 @@ def test_a_secret_in_the_wrong_place_is_refused_and_not_said(tmp_path: Path, ent
     path = tmp_path / "endpoints.yaml"
     path.write_text(f"big: {entry}\n")
     with pytest.raises(RecipeError, match=f"big: {says}") as caught:
-        endpoints.endpoint("big", path)
+        client.endpoint("big", path)
     assert "SECRET99" not in str(caught.value)
 
 
 def test_a_key_is_stripped_and_one_that_no_header_carries_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Endpoint(base_url="http://host/v1", model="m", key_env="SOME_KEY")
     monkeypatch.setenv("SOME_KEY", "secret-word\n")
-    assert endpoints.Connection(settings, "t")._key == "secret-word"
+    assert client.Connection(settings, "t")._key == "secret-word"
     monkeypatch.setenv("SOME_KEY", "sécret-word")
     with pytest.raises(ResourceError, match=r"the key of endpoint 't' has characters.*SOME_KEY") as caught:
-        endpoints.Connection(settings, "t")
+        client.Connection(settings, "t")
     assert "cret-word" not in str(caught.value)
 
 
 def test_endpoints_may_be_numbers(tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
     path.write_text("1: {base_url: 'http://x/v1', model: m}\n")
-    assert endpoints.endpoint("1", path).concurrency == 16
+    assert client.endpoint("1", path).concurrency == 16
     with pytest.raises(RecipeError, match="no endpoint 'big'"):
-        endpoints.endpoint("big", path)
+        client.endpoint("big", path)

@@ -1,0 +1,120 @@
+"""`sqltrain judge`: how far an endpoint that is to judge answers can be trusted, before a training pays for it."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from flows import screen
+from flows.progress import Bars
+from pipelines.config import Recipe
+from pipelines.curation.filtering import shuffled
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.endpoints.log import RESPONSES
+from pipelines.errors import DataError
+from pipelines.report.terminal import plain
+from pipelines.rewards.outcome import make_outcomes
+from pipelines.stages import graph
+from pipelines.stages.inputs import examples, trajectories
+from pipelines.store import Store
+from pipelines.types import Example, Outcome, Trajectory
+
+BATCH = 512  # trajectories between two moves of the bar
+LOW_KAPPA = 0.6  # "substantial" agreement begins there (Landis and Koch, 1977)
+MOVED = 0.05  # of the grade's range: what a judge that looks at the query alone would not be moved by
+WORDS = {
+    "answers": "answers asked about",
+    "unread": "of them without a grade that can be read",
+    "right_accepted": "right answers that it calls right",
+    "wrong_accepted": "wrong answers that it calls right",
+    "kappa": "Cohen's kappa with execution",
+    "place_shift": "grade gained by standing first",
+    "length_shift": "grade gained by comments that change nothing",
+}
+
+
+def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, float]:
+    """Ask a judge about answers, right and wrong ones in equal number, and say how it did.
+
+    They are those of the recipe's teachers and, where the store has them, of its evaluated models.
+
+    Args:
+        endpoint: a name of conf/local/endpoints.yaml.
+        count: answers at most.
+
+    Returns:
+        What `pipelines.teachers.judge.check` found.
+
+    Raises:
+        DataError: the answers are all right, or all wrong.
+    """
+    from pipelines.endpoints.asking import Asker
+    from pipelines.teachers.judge import check
+
+    asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
+    screen.run(recipe, store, "synthesize")
+    there = [step for step in graph.plan(recipe, store) if step.cached]
+    folders = [step.folder for step in there if step.kind in ("data", "test")]
+    pool = {example.id: example for folder in folders for example in examples(folder, "sft", "dev", "test")}
+    sources = [step.folder for step in there if step.kind == "synthesize" or step.kind.startswith("evaluate_")]
+    right, wrong = _choose(recipe, [one for folder in sources for one in trajectories(folder)], pool, count // 2)
+    half = min(len(right), len(wrong))
+    if not half:
+        raise DataError(
+            f"the answers of {recipe.name} are all {'right' if right else 'wrong'}: a judge is measured on both",
+            f"Train and evaluate it first: sqltrain run {recipe.name}",
+        )
+    screen.say(f"{endpoint} is asked three times about {half} right and {half} wrong answers")
+    options = next((term.options for term in recipe.rewards if term.term == "judge"), {})
+    found = check(asker, [*right[:half], *wrong[:half]], pool, float(options.get("scale", 2.0)))
+    _show(endpoint, found)
+    screen.say(asker.bill())
+    return found
+
+
+def _choose(
+    recipe: Recipe, made: list[Trajectory], pool: dict[str, Example], most: int
+) -> tuple[list[Outcome], list[Outcome]]:
+    """At most so many right and wrong answers, drawn by the seed."""
+    answers = [one for one in made if one.final_sql is not None]
+    answers.sort(key=lambda one: (shuffled(one.example_id, one.sample, recipe.seed), one.policy))
+    chosen: dict[bool, list[Outcome]] = {True: [], False: []}
+    with sql_engine(recipe) as sql, Bars(screen.console) as bars:
+        bars.begin("execute", len(answers), "answers")
+        for start in range(0, len(answers), BATCH):
+            part = answers[start : start + BATCH]
+            for outcome in make_outcomes(part, pool, sql, None, recipe.execution.equality, 0):
+                if not outcome.broken and len(chosen[outcome.correct]) < most:
+                    chosen[outcome.correct].append(outcome)
+            bars.advance(len(part))
+            if all(len(some) == most for some in chosen.values()):
+                break
+    return chosen[True], chosen[False]
+
+
+def _show(endpoint: str, found: dict[str, float]) -> None:
+    table = Table(title=Text(f"{plain(endpoint)} as a judge", "italic"))
+    table.add_column("")
+    table.add_column("figure", justify="right")
+    for name, words in WORDS.items():
+        value = found[name]
+        counted = name in ("answers", "unread")
+        signed = name in ("kappa", "place_shift", "length_shift")
+        table.add_row(words, f"{value:.0f}" if counted else f"{value:+.2f}" if signed else f"{100 * value:.1f} %")
+    screen.console.print(table)
+    for line in doubts(found):
+        screen.say(f"note: {line}")
+
+
+def doubts(found: dict[str, float]) -> list[str]:
+    """What speaks against paying this judge, a line each."""
+    lines = []
+    if found["unread"] > 0.05 * found["answers"]:
+        lines.append("more than one answer in twenty cannot be read as a grade; each would break its episode")
+    if found["kappa"] < LOW_KAPPA:
+        lines.append(f"its kappa with execution is below {LOW_KAPPA}: as a reward it would teach its own mistakes")
+    if abs(found["place_shift"]) > MOVED:
+        lines.append("the place of a query moves its grade")
+    if found["length_shift"] > MOVED:
+        lines.append("comments raise its grade: a policy would learn to write them")
+    return lines

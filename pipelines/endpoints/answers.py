@@ -1,0 +1,192 @@
+"""What a chat endpoint answered, read from its JSON whatever the server's habits, and as a turn of our protocols."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pipelines.endpoints.client import Malformed, Unreadable
+from pipelines.protocols.stops import cut
+
+Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
+_THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer, as it is kept.
+
+    Attributes:
+        kind: how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
+            "malformed" where no choice could be read.
+        reasoning: a thinking model's own field; "" where there is none.
+        calls: (name, arguments as JSON text) of tool calls that the server took out of the text.
+        stopped: the stop string that ended it, where the server says so.
+    """
+
+    text: str
+    kind: Kind = "ok"
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    stopped: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """JSON values for the log."""
+        return {**dataclasses.asdict(self), "calls": [list(call) for call in self.calls]}
+
+
+def from_record(record: Mapping[str, Any]) -> Answer:
+    """An answer from what `record` gave."""
+    names = {field.name for field in dataclasses.fields(Answer)}
+    kept: dict[str, Any] = {name: value for name, value in record.items() if name in names}
+    kept |= {name: whole(value) for name, value in kept.items() if isinstance(value, str)}
+    return Answer(**{**kept, "calls": tuple((whole(name), whole(text)) for name, text in record["calls"])})
+
+
+def whole(text: str) -> str:
+    r"""The text with U+FFFD for each half of a surrogate pair: JSON may escape one alone, which no file, database or
+    request takes. Halves that belong together become their character.
+    """
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def read(value: Mapping[str, Any]) -> Answer:
+    """The first choice of a chat completion.
+
+    Raises:
+        Malformed: it is not one: no choices, or fields of other types.
+        Unreadable: as that, of a server that tells of no error.
+    """
+    problem = Malformed("the answer tells of an error")
+    try:
+        if not value.get("error"):
+            problem = Unreadable("the answer has no choice that can be read", _usage(value))
+        choice = value["choices"][0]
+        message = choice["message"]
+        text = _text(message.get("content"))
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        calls = tuple(_call(call["function"]) for call in message.get("tool_calls") or ())
+        refusal = message.get("refusal") or ""
+        tokens = _usage(value)
+        finish, stopped = choice.get("finish_reason"), choice.get("stop_reason")
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        raise problem from None
+    if not isinstance(reasoning, str) or not isinstance(refusal, str):
+        raise problem
+    kind: Kind = "ok"
+    if finish == "length":
+        kind = "truncated"
+    elif refusal or finish == "content_filter":
+        kind = "refused"
+    elif not text.strip() and not calls:
+        kind = "empty"
+    said = whole(stopped) if isinstance(stopped, str) else None
+    return Answer(whole(text or refusal), kind, whole(reasoning), calls, said, *tokens)
+
+
+def _usage(value: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt and of the completion; 0 where the server counts none."""
+    usage = value.get("usage")
+    counts = [usage.get(name) if isinstance(usage, Mapping) else 0 for name in ("prompt_tokens", "completion_tokens")]
+    prompt, completion = (int(count) if isinstance(count, int | float) and count > 0 else 0 for count in counts)
+    return prompt, completion
+
+
+def _text(content: Any) -> str:
+    """A message's text, which some servers give in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if part.get("type") in ("text", "output_text"))
+    if content is not None and not isinstance(content, str):
+        raise TypeError
+    return content or ""
+
+
+def _call(function: Mapping[str, Any]) -> tuple[str, str]:
+    arguments = function["arguments"]
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return whole(str(function["name"])), whole(written)
+
+
+def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
+    """The answer as the text of an agent's turn.
+
+    Tool calls that the server parsed are written back into the protocol's tags; a `<think>` block or a reasoning field
+    becomes the protocol's reasoning block where the text has none; the text is cut after its first stop string, and one
+    that the server swallowed is put back.
+
+    Args:
+        stops: the closing tags that end a turn.
+        agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
+    """
+    text, thought = answer.text, answer.reasoning
+    if agent and (found := _inline(text, agent)):
+        if "think" in agent:  # the protocol's own block: what it rehearses there is not its action
+            begin = text[: found.start("thought")] if found["opened"] else "<think>"
+            head = f"{begin}{_harmless(found['thought'], agent)}{text[found.end('thought') : found.end()]}"
+            return head + _turn(answer, text[found.end() :], stops, agent)
+        text, thought = text[found.end() :], thought or found["thought"]
+    text = _turn(answer, text, stops, agent)
+    if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
+        text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
+    return text
+
+
+def _inline(text: str, agent: Sequence[str]) -> re.Match[str] | None:
+    """The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template."""
+    found = _THINK.match(text)
+    if found is None or found["opened"]:
+        return found
+    own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
+    return None if own or "<think>" in found["thought"] else found
+
+
+def _turn(answer: Answer, text: str, stops: Sequence[str], agent: Sequence[str]) -> str:
+    """What follows the thought: parsed calls written back, cut after the first stop string, its last tag closed."""
+    if agent and answer.calls:
+        text = "\n".join(filter(None, [text.rstrip(), *(_written(*call, agent) for call in answer.calls)]))
+    text = cut(text, stops)
+    if answer.kind != "truncated":
+        text = close_tag(text, tuple(stops), answer.stopped)
+    return text
+
+
+def _written(name: str, arguments: str, agent: Sequence[str]) -> str:
+    """A parsed tool call in the protocol's own words; of a protocol without calls, the SQL in its tag."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = arguments
+    if "tool_call" in agent or "sql" not in agent:
+        said = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
+        return f"<tool_call>\n{said}\n</tool_call>"
+    sql = value.get("sql") if isinstance(value, Mapping) else None
+    return f"<sql>{whole(sql)}</sql>" if isinstance(sql, str) else ""
+
+
+def _harmless(thought: str, agent: Sequence[str]) -> str:
+    """Reasoning in which the protocol's tags are words: a thinking model rehearses its answer there."""
+    names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
+    return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
+
+
+def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
+    """The text with the stop string that the server took away.
+
+    Args:
+        said: the stop string by the server's own word (vLLM says it); else it is the closing tag of the last tag that
+            the text leaves open.
+    """
+    if text.endswith(stops):
+        return text
+    if isinstance(said, str) and said in stops:
+        return text + said
+    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
+    last = max(opened, default=-1)
+    return text + opened[last] if last >= 0 else text

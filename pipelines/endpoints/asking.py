@@ -1,0 +1,310 @@
+"""Asking one endpoint: look into the log, stay within budget and pace, send, keep the answer, hand it on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import Sampling
+from pipelines.endpoints import answers, streams
+from pipelines.endpoints.answers import Answer
+from pipelines.endpoints.client import (
+    Connection,
+    ContextOverflow,
+    Endpoint,
+    Refused,
+    Unreadable,
+    body_of,
+    endpoint,
+)
+from pipelines.endpoints.limits import Budget
+from pipelines.endpoints.log import ResponseLog, Spent
+from pipelines.errors import BoundaryError, EndpointError
+from pipelines.types import Message
+
+MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
+CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them
+UNUSABLE = ("refused", "truncated", "empty", "malformed")  # kinds of answers that are counted: they were paid for too
+GREEDY = Sampling(temperature=0.0, turn_tokens=2048)
+
+
+class Asker:
+    """One endpoint as a function from a conversation to an answer that is bought at most once.
+
+    Args:
+        endpoint: its settings.
+        name: what errors and the log call it.
+        responses: the folder of the logs; None keeps nothing (evaluating a hosted model, say).
+        concurrency: requests in flight at once.
+
+    Attributes:
+        bought: what this run has paid; the log's own count goes back to the first run.
+        used: tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run
+            paid.
+
+    Raises:
+        ResourceError: the environment variable that should hold the key is empty.
+    """
+
+    def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
+        self.endpoint, self.name, self.concurrency = endpoint, name, concurrency
+        self.bought = Spent()
+        self.used: dict[str, tuple[int, int, str]] = {}
+        self._connection = Connection(endpoint, name)
+        self.log = ResponseLog(responses, name) if responses is not None else None
+        self.budget = Budget(
+            name,
+            self.log.spent if self.log is not None else self.bought,
+            endpoint.cap_tokens,
+            endpoint.cap_cost,
+            endpoint.price_in,
+            endpoint.price_out,
+            endpoint.currency,
+        )
+        self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    @classmethod
+    def named(cls, name: str, responses: Path | None) -> Asker:
+        """The endpoint of that name in `conf/local/endpoints.yaml`.
+
+        Raises:
+            RecipeError: there is none.
+        """
+        settings = endpoint(name)
+        return cls(settings, name, responses, settings.concurrency)
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        sample: int = 0,
+    ) -> Answer:
+        """One answer; see `Connection.ask` for errors.
+
+        Args:
+            sample: which of several answers to the same conversation.
+        """
+        body = self._body(messages, sampling, stop, max_tokens or sampling.turn_tokens)
+        key = self._key(body, sample)
+        if "seed" not in self.endpoint.omit:
+            body["seed"] = int(key[:8], 16) >> 1
+        async with self._semaphore():
+            answer = await self._find_or_buy(body, key, sample)
+        self.used[key] = answer.prompt_tokens, answer.completion_tokens, answer.kind
+        return answer
+
+    async def _find_or_buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
+        if self.log is None:
+            return await self._buy(body)
+        async with self.log.claim(key) as record:
+            if record is None:
+                return await self._buy(body, key, sample)
+            return answers.from_record(record)
+
+    def take_used(self) -> dict[str, float]:
+        """Answers, tokens and cost of what was handed out since the last call, and how many answers were none."""
+        prompt, completion = sum(used[0] for used in self.used.values()), sum(used[1] for used in self.used.values())
+        kinds = [used[2] for used in self.used.values()]
+        numbers = {"answers": float(len(self.used)), "prompt_tokens": float(prompt)}
+        numbers |= {"completion_tokens": float(completion), "cost": self.budget.cost(prompt, completion)}
+        numbers |= {kind: float(kinds.count(kind)) for kind in UNUSABLE}
+        self.used.clear()
+        return numbers
+
+    def bill(self) -> str:
+        """What `take_used` says, in one line for a person, with what this run itself has paid."""
+        used = self.take_used()
+        tokens = used["prompt_tokens"] + used["completion_tokens"]
+        cost = f" for {used['cost']:.2f} {self.endpoint.currency}" if used["cost"] else ""
+        lame = "".join(f", {used[kind]:.0f} {kind}" for kind in UNUSABLE if used[kind])
+        said = f"{self.name}: {used['answers']:.0f} answers{lame}, {tokens:.0f} tokens{cost}"
+        return f"{said}; {self.bought.requests} of them bought now"
+
+    def ask_all(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        sampling: Sampling = GREEDY,
+    ) -> list[Answer | None]:
+        """Answers in order, many in flight; None where a conversation is longer than the model's context.
+
+        Raises:
+            UserError: what the user must mend.
+            BoundaryError: the endpoint failed on one after all retries. The rest was asked before and is kept, so that
+                asking again costs one answer; going on without it would make another dataset.
+        """
+        return asyncio.run(self.ask_all_async(conversations, sampling))
+
+    def ask_most(self, conversations: Sequence[Sequence[Message]]) -> list[Answer | None]:
+        """As `ask_all`, but None also where the endpoint failed on one: for a training, which leaves an episode out
+        that a boundary broke, and caches no answer's absence.
+
+        Raises:
+            UserError: what the user must mend.
+            BoundaryError: every one failed.
+        """
+        done, failures = asyncio.run(self._ask_each(conversations, GREEDY))
+        if failures and len(failures) == len(done):
+            raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
+        return done
+
+    async def ask_all_async(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        sampling: Sampling = GREEDY,
+    ) -> list[Answer | None]:
+        """As `ask_all`, inside a running event loop."""
+        done, failures = await self._ask_each(conversations, sampling)
+        if failures:
+            problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
+            raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
+        return done
+
+    async def _ask_each(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        sampling: Sampling,
+    ) -> tuple[list[Answer | None], list[EndpointError]]:
+        """The answers in order, and what failed after all retries."""
+        done: list[Answer | None] = [None] * len(conversations)
+        queue = iter(enumerate(conversations))
+
+        async def work() -> None:
+            for index, messages in queue:
+                try:
+                    done[index] = await self.ask(messages, sampling)
+                except ContextOverflow:
+                    pass
+                except EndpointError as error:
+                    failures.append(error)
+
+        failures: list[EndpointError] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.concurrency, len(conversations))):
+                    group.create_task(work())
+        except BaseExceptionGroup as many:
+            raise many.exceptions[0] from None
+        finally:
+            await self.close()
+        return done, failures
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop; the log stays open."""
+        await self._connection.close()
+
+    def _semaphore(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._gate is None or self._gate[0] is not loop:
+            self._gate = loop, asyncio.Semaphore(self.concurrency)
+        return self._gate[1]
+
+    async def _buy(self, body: Mapping[str, Any], key: str = "", sample: int = 0) -> Answer:
+        """Send a request within budget and pace."""
+        most = _most(body, self.endpoint)
+        unread: list[Unreadable] = []  # of the last tries
+        await self.budget.reserve(most)
+        try:
+            answer = await self._connection.ask(
+                lambda client: self._send_and_keep(client, body, key, sample, unread), sum(most)
+            )
+        except Refused:
+            answer = self._keep(Answer("", "refused"), key, sample)
+        except EndpointError:
+            if not unread:
+                raise
+            prompt, completion = (sum(one.used[place] for one in unread) for place in (0, 1))
+            lame = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
+            answer = self._keep(lame, key, sample)
+        finally:
+            self.budget.release(most)
+        self._connection.pace.settle(sum(most), answer.prompt_tokens + answer.completion_tokens)
+        return answer
+
+    async def _send_and_keep(
+        self, client: Any, body: Mapping[str, Any], key: str, sample: int, unread: list[Unreadable]
+    ) -> Answer:
+        """One request, whose answer is kept before anybody uses it, be its asker still there or not.
+
+        Args:
+            unread: gets an answer that came whole and cannot be read; any other failure empties it.
+        """
+        try:
+            answer = await self._send(client, body)
+        except Unreadable as error:
+            unread.append(error)
+            raise
+        except Exception:
+            unread.clear()
+            raise
+        return self._keep(_counted(answer, body, self.endpoint), key, sample)
+
+    def _keep(self, answer: Answer, key: str, sample: int) -> Answer:
+        used = answer.prompt_tokens, answer.completion_tokens
+        if self.log is not None:
+            about = {"model": self.endpoint.model, "sample": sample}
+            self.log.append(key, used, {**about, **answer.record()})
+        self.bought.requests += 1
+        self.bought.prompt_tokens += used[0]
+        self.bought.completion_tokens += used[1]
+        return answer
+
+    async def _send(self, client: Any, body: Mapping[str, Any]) -> Answer:
+        if self.endpoint.stream:
+            return answers.read(await streams.collect(client, body, self.endpoint.omit))
+        return answers.read(body_of(await client.post("/chat/completions", cast_to=str, body=body)))
+
+    def _body(
+        self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int
+    ) -> dict[str, Any]:
+        settings = self.endpoint
+        said = _merged(messages) if settings.system == "merge" else messages
+        body = {
+            "model": settings.model,
+            "messages": [{"role": role, "content": text} for role, text in said],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            settings.max_tokens_key: max_tokens,
+        }
+        if stop:
+            body["stop"] = list(stop)[:MOST_STOPS]
+        return {name: value for name, value in body.items() if name not in settings.omit} | settings.extra
+
+    def _key(self, body: Mapping[str, Any], sample: int) -> str:
+        """(endpoint, model, request hash, sample index) as 32 hex digits. The seed is no part of it: another recipe's
+        seed is no reason to pay again.
+        """
+        text = json.dumps([self.name, self.endpoint.model, body, sample], sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """The conversation without the system role: its text begins the first user message."""
+    system = "\n\n".join(text for role, text in messages if role == "system")
+    rest = [message for message in messages if message[0] != "system"]
+    first = next((index for index, (role, _) in enumerate(rest) if role == "user"), None)
+    if not system or first is None:
+        return rest or [("user", system)]
+    rest[first] = ("user", f"{system}\n\n{rest[first][1]}")
+    return rest
+
+
+def _most(body: Mapping[str, Any], settings: Endpoint) -> tuple[int, int]:
+    """Tokens of the prompt (a guess) and of the answer (its limit) that a request takes at most."""
+    chars = sum(len(message["content"]) + 16 for message in body["messages"])
+    return chars // CHARS_PER_TOKEN + 1, int(body.get(settings.max_tokens_key) or GREEDY.turn_tokens)
+
+
+def _counted(answer: Answer, body: Mapping[str, Any], settings: Endpoint) -> Answer:
+    """The answer; of a server that counts no tokens, with a guess of them, so that caps and costs hold there too."""
+    if answer.prompt_tokens or answer.completion_tokens:
+        return answer
+    chars = len(answer.text) + len(answer.reasoning) + sum(len(text) for _, text in answer.calls)
+    prompt, completion = _most(body, settings)[0], -(-chars // CHARS_PER_TOKEN)
+    return dataclasses.replace(answer, prompt_tokens=prompt, completion_tokens=completion)

@@ -1,0 +1,374 @@
+"""Models behind HTTP: which ones the user has named, and sending them requests with the official client.
+
+`conf/local/endpoints.yaml` (git-ignored) holds one entry an endpoint:
+
+    my_teacher:
+      base_url: https://api.example.com/v1
+      model: big-model
+      key_env: EXAMPLE_API_KEY    # the environment variable that holds the key; leave out for a server without one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import os
+import re
+import sys
+import urllib.parse
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+
+from pipelines.config import Positive, Section, Teacher
+from pipelines.endpoints.pace import Pace
+from pipelines.endpoints.retry import Breaker, delay, retry_after
+from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
+from pipelines.recipes import LOCAL
+from pipelines.yaml_files import read_yaml
+
+ENDPOINTS = LOCAL / "endpoints.yaml"
+ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
+EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
+RETRIED = frozenset({408, 409, 425, 429})
+SLICES = 20  # of a time-out: each lets the process look at what has come
+LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
+TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
+OVERFLOW = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|model's context length"
+    r"|exceeds? the (available )?context|prompt is too long|input token count .* exceeds",
+    re.IGNORECASE,
+)  # as OpenAI, vLLM, SGLang, llama.cpp and others say it
+FILTERED = re.compile(
+    r"content_?filter|data_?inspection_?failed|content_policy_violation|content management policy|content exists risk",
+    re.IGNORECASE,
+)  # a provider's refusal that comes as an HTTP error
+KEY_LIKE = re.compile(r"(sk|pk|hf|gsk|xai|r8)_\w*\d\w*|(?=\w*\d)(?=\w*[a-z])\w{16,}", re.ASCII)
+Answer = TypeVar("Answer")
+
+
+class Malformed(Exception):
+    """A server's answer that is none: broken JSON, a cut stream, no choices. It is asked again."""
+
+
+class Unreadable(Malformed):
+    """A whole answer, and so a paid one, whose choice cannot be read: after the last try it is kept as it is.
+
+    Args:
+        used: tokens of its prompt and of its completion, as the server counted them.
+    """
+
+    def __init__(self, message: str, used: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.used = used
+
+
+class ContextOverflow(EndpointError):
+    """The conversation is longer than the model's context: its episode is broken, and asking again is useless."""
+
+
+class Refused(EndpointError):
+    """The provider's filter would not have the conversation answered: a refusal, and data as the model's own."""
+
+
+class Endpoint(Section):
+    """One model behind an OpenAI-compatible HTTP interface.
+
+    Attributes:
+        base_url: up to and with `/v1`; without a user name or a password.
+        key_env: the environment variable that holds the key; null for a server that wants none.
+        timeout_s: of one request from its first byte to its last, in seconds in which this process was running.
+        retries: of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with
+            exponential back-off and jitter, or after what the server's Retry-After says.
+        concurrency: requests in flight at once, of a judge, cleaner, linker, extractor, selector or `invent`; a teacher
+            has `synthesis.teacher.concurrency`.
+        patience_s: seconds in which nothing works after which the run stops.
+        requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
+        price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
+        cap_tokens, cap_cost: a run stops before the endpoint's answers in this store have used more.
+        max_tokens_key: what the server calls the most tokens of an answer; newer OpenAI models want
+            `max_completion_tokens`.
+        omit: keys of a request's body that the server refuses ("seed", "stop", "temperature", "top_p").
+        extra: further JSON of each request's body ({"reasoning_effort": "low"}).
+        system: "merge" puts the system message into the first user message, for templates that refuse the role.
+        reasoning: "keep" makes a thinking model's reasoning field the turn's reasoning block where it has none; "drop"
+            leaves it out.
+        stream: read the answer as it is written, for servers that cut silent connections.
+    """
+
+    base_url: str
+    model: str
+    key_env: str | None = None
+    timeout_s: float = pydantic.Field(default=600.0, gt=0)
+    retries: Positive = 8
+    concurrency: Positive = 16
+    patience_s: float = pydantic.Field(default=300.0, gt=0)
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+    price_in: float = pydantic.Field(default=0.0, ge=0)
+    price_out: float = pydantic.Field(default=0.0, ge=0)
+    currency: str = "USD"
+    cap_tokens: Positive | None = None
+    cap_cost: float | None = pydantic.Field(default=None, gt=0)
+    max_tokens_key: str = "max_tokens"
+    omit: tuple[str, ...] = ()
+    extra: dict[str, Any] = pydantic.Field(default_factory=dict)
+    system: Literal["keep", "merge"] = "keep"
+    reasoning: Literal["keep", "drop"] = "keep"
+    stream: bool = False
+
+    @pydantic.field_validator("base_url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        """Refused without being quoted: it may hold a password."""
+        try:
+            parts = urllib.parse.urlsplit(url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is none
+            whole, parts = False, urllib.parse.SplitResult("", "", "", "", "")
+        if "@" in parts.netloc or parts.query:
+            hint = "Put the secret into an environment variable and name it in key_env."
+            raise RecipeError("its base_url holds a user name, a password or a query", hint)
+        if not whole:
+            raise RecipeError("its base_url is no address", "It looks like https://api.example.com:443/v1.")
+        return url
+
+    @pydantic.field_validator("key_env")
+    @classmethod
+    def _variable(cls, name: str | None) -> str | None:
+        """Refused without being quoted: people paste the key itself."""
+        if name is None or name in os.environ:
+            return name
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or KEY_LIKE.fullmatch(name):
+            hint = "Write the NAME of the environment variable that holds the key, and set that."
+            raise RecipeError("its key_env is not the name of an environment variable that is set", hint)
+        return name
+
+
+def endpoint(name: str, path: Path | None = None) -> Endpoint:
+    """The endpoint of that name.
+
+    Args:
+        path: the file that holds it; by default `conf/local/endpoints.yaml`, or what SQLTRAIN_ENDPOINTS names.
+
+    Raises:
+        RecipeError: there is no such entry, or it has an unknown or a missing key.
+    """
+    path = path or Path(os.environ.get(ENDPOINTS_VARIABLE) or ENDPOINTS)
+    entries = {str(key): value for key, value in (read_yaml(path) if path.is_file() else {}).items()}
+    if name not in entries:
+        close = difflib.get_close_matches(name, list(entries), n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Add to {path}: {EXAMPLE.replace('NAME', name)}"
+        raise RecipeError(f"there is no endpoint {name!r} in {path}", hint)
+    try:
+        return Endpoint.model_validate(entries[name])
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {name}: {error.message}", error.hint) from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([name, *map(str, first["loc"])])
+        raise RecipeError(f"{path}: {where}: {first['msg']}", f"An entry looks like {EXAMPLE}") from None
+
+
+def name_of(teacher: Teacher) -> str:
+    """The endpoint that a teacher section names.
+
+    Raises:
+        RecipeError: it names none.
+    """
+    if teacher.endpoint is None:
+        raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
+    return teacher.endpoint
+
+
+class Connection:
+    """The official asynchronous client of one endpoint; one client for each event loop that asks.
+
+    Args:
+        name: what errors call it.
+
+    Attributes:
+        pace: its requests and tokens per minute.
+
+    Raises:
+        ResourceError: the environment variable that should hold the key is empty.
+    """
+
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
+        self.endpoint, self.name = endpoint, name
+        self._key = os.environ.get(endpoint.key_env, "").strip() if endpoint.key_env else "none"
+        if not self._key:
+            raise ResourceError(f"endpoint {name!r} has no key", f"Set the environment variable {endpoint.key_env}.")
+        if not (self._key.isascii() and self._key.isprintable()):
+            hint = f"Set the environment variable {endpoint.key_env} again: it holds more than the key."
+            raise ResourceError(f"the key of endpoint {name!r} has characters that no header can carry", hint)
+        self.pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self._breaker = Breaker(name, endpoint.patience_s)
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_way: set[asyncio.Task[Any]] = set()
+        self._left: set[asyncio.Task[Any]] = set()  # of these, the ones whose asker has gone
+
+    async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
+        """What `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
+
+        Cancelled, it sends nothing more; a request that is on its way goes on until `close`.
+
+        Args:
+            tokens: that the request may use, for the endpoint's limit per minute.
+
+        Raises:
+            RecipeError, ResourceError: the server refuses such requests, or is down; says what to change.
+            ContextOverflow: the conversation is too long for the model.
+            Refused: the provider's filter refuses the conversation.
+            EndpointError: no answer after all retries.
+        """
+        attempt = 0
+        while True:
+            await self._breaker.admit()
+            await self.pace.admit(tokens)
+            try:
+                answer = await self._attempt(send)
+            except Exception as error:
+                wait = self._consider(error, attempt)
+                self.pace.settle(tokens, 0)
+                attempt += not self._breaker.open  # a dead endpoint does not use up a request's own attempts
+                await asyncio.sleep(wait)
+            else:
+                self._breaker.worked()
+                return answer
+
+    async def _attempt(self, send: Callable[[Any], Coroutine[Any, Any, Answer]]) -> Answer:
+        request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
+        self._on_way.add(request)
+        request.add_done_callback(self._on_way.discard)
+        request.add_done_callback(self._left.discard)
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            if not request.done():
+                self._left.add(request)
+            raise
+
+    async def close(self) -> None:
+        """Close the running event loop's connections, once what is on its way has come; the next request opens new
+        ones. What another asker of the endpoint still waits for is waited for; what nobody does, for a minute.
+        """
+        client, self._client, self._loop = self._client, None, None
+        on_way = set(self._on_way)
+        if left := on_way & self._left:
+            _, late = await asyncio.wait(left, timeout=LAST_WAIT_S)
+            for request in late:
+                request.cancel()
+        await asyncio.gather(*on_way, return_exceptions=True)
+        if client is not None:
+            await client.close()
+
+    def _open(self) -> Any:
+        """The client of the running event loop."""
+        if self._loop is not asyncio.get_running_loop():
+            import openai
+
+            self._loop = asyncio.get_running_loop()
+            self._client = openai.AsyncOpenAI(
+                api_key=self._key, base_url=self.endpoint.base_url, timeout=None, max_retries=0
+            )  # `within` bounds the whole request
+        return self._client
+
+    def _consider(self, error: Exception, attempt: int) -> float:
+        """Seconds to wait before the same request is sent again; raises what repeating cannot mend."""
+        import openai
+
+        status = getattr(error, "status_code", None)
+        passing = (openai.APIConnectionError, openai.APIResponseValidationError, TimeoutError, Malformed)
+        cut = tuple(sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules)  # while it was read
+        broken = (*passing, *cut, json.JSONDecodeError, UnicodeDecodeError)
+        if not isinstance(error, (openai.APIError, *broken)):
+            raise error
+        quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
+        retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
+        if not retried or quota:
+            self._breaker.worked()
+            raise self._explain(error) from None
+        asked = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
+        if status == 429:
+            self._breaker.worked()  # it lives, and is busy
+            self.pace.hold(min(asked or 0.0, self.endpoint.patience_s))
+        else:
+            self._breaker.failed()
+        if asked is not None and asked > self.endpoint.patience_s:
+            hint = "Run again later: nothing that was answered is asked again."
+            raise ResourceError(f"endpoint {self.name!r} wants {asked:.0f} s without requests ({status})", hint)
+        if attempt >= self.endpoint.retries and not self._breaker.open:
+            raise self._explain(error) from None
+        return delay(attempt, asked)
+
+    def _explain(self, error: Any) -> SqltrainError:
+        """An error of the client as one of ours: what repeating cannot mend is the user's."""
+        status, code = getattr(error, "status_code", None), getattr(error, "code", None) or ""
+        said = self._said(error)
+        entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
+        about = f"{code} {getattr(error, 'type', None) or ''} {said}"
+        if status in (400, 403, 422) and FILTERED.search(about):
+            return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {said}")
+        if status in (401, 403):
+            hint = f"Check the key in the environment variable {self.endpoint.key_env}."
+            return ResourceError(f"endpoint {self.name!r} refused the key ({status})", hint)
+        if code == "insufficient_quota" or status == 402:
+            return ResourceError(f"endpoint {self.name!r} has no quota left: {said}", "Add credit, or name another.")
+        if status == 404:
+            return RecipeError(
+                f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404)", f"{entry}: url, model."
+            )
+        if status in (400, 413, 422, 500) and OVERFLOW.search(about):
+            return ContextOverflow(f"the conversation is longer than the context of endpoint {self.name!r}")
+        if 400 <= (status or 0) < 500 and status not in RETRIED:
+            knobs = "system: merge" if "system" in said.lower() else "max_tokens_key, omit, extra"
+            hint = f"{entry}: {knobs}; and the recipe's sampling."
+            return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {said}", hint)
+        where = f"at {self.endpoint.base_url}" if status is None else f"(HTTP {status})"
+        return EndpointError(f"endpoint {self.name!r} {where} failed: {said}", "Is the server up?")
+
+    def _said(self, error: Any) -> str:
+        """What the server said, on one line; a key that it repeats is left out."""
+        said = " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
+        return said.replace(self._key, "***")[:300] if self.endpoint.key_env else said[:300]
+
+
+async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
+    """What a request gives within so many seconds in which this process was running.
+
+    The time is counted in slices, each as long as it was to be and not as long as it took: a process that was starved
+    or suspended looks at what has come before it gives up, for what has come is paid for.
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    task = asyncio.ensure_future(request)
+    try:
+        for _ in range(SLICES):
+            if (await asyncio.wait({task}, timeout=seconds / SLICES))[0]:
+                return task.result()
+        raise TimeoutError
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def body_of(raw: bytes | str) -> Mapping[str, Any]:
+    """A response's JSON object.
+
+    Raises:
+        Malformed: it is none.
+    """
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Malformed("the answer is not JSON") from None
+    if not isinstance(value, Mapping):
+        raise Malformed("the answer is not a JSON object")
+    return value

@@ -1,0 +1,125 @@
+"""Equality `spider2`: a result against accepted result files, as Spider 2.0's evaluator compares them.
+
+Source: `compare_pandas_table` and `compare_multi_pandas_table` of spider2-lite/evaluation_suite/evaluate.py. An answer
+is right when some accepted file has each of its columns that count among the answer's columns, whatever these are
+called and whatever else the answer returns. Numbers may differ by 0.01. Both sides go through CSV there, so text that
+reads as a number is one, and an empty cell equals NULL.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.errors import DataError
+from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.types import Example, ExecutionResult, ExecutionStatus, Scalar, text_of
+
+EQUALITY = "spider2"
+META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order
+TOLERANCE = 1e-2
+MISSING = frozenset(  # what pandas.read_csv takes for no value
+    {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"}
+    | {"NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+)
+_INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*")
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|inf|infinity)\s*", re.IGNORECASE)
+_TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+Cell = str | float | None
+Gold = Mapping[str, Any]
+
+
+def is_asked_for(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
+    """Whether answers are judged by result files here, and not by gold queries.
+
+    Raises:
+        DataError: the equalities ask for both, or for what some example does not have.
+    """
+    asked = EQUALITY in equalities
+    if asked and len(set(equalities)) > 1:
+        raise DataError(
+            f"equality {EQUALITY} stands alone, beside it is {', '.join(equalities)}", "Take include=data/spider2_lite."
+        )
+    wrong = [one.id for one in examples if (META not in one.meta if asked else not one.gold_sql)]
+    if wrong:
+        lack = "accepted results" if asked else "gold SQL"
+        raise DataError(
+            f"{len(wrong)} examples have no {lack}, the first is {wrong[0]}",
+            f"Equality {EQUALITY} is for Spider 2.0's questions, and only it: include=data/spider2_lite.",
+        )
+    return asked
+
+
+def verdicts(pairs: Sequence[Pair], golds: Sequence[Gold], sql: SqlEngine) -> list[Verdict]:
+    """Verdicts under this equality, in order; each different answer runs once."""
+    asked = [(pair.database, pair.predicted_sql) for pair in pairs]
+    jobs = list(dict.fromkeys((database, text) for database, text in asked if text is not None))
+    results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
+    found = [None if pair.predicted_sql is None else results[pair.database, pair.predicted_sql] for pair in pairs]
+    return [_verdict(result, gold) for result, gold in zip(found, golds, strict=True)]
+
+
+def _verdict(result: ExecutionResult | None, gold: Gold) -> Verdict:
+    rows = len(gold["results"][0]) - 1
+    if result is None:
+        return Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, rows)
+    scores = {EQUALITY: score(gold, result)}
+    return Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), rows)
+
+
+def score(gold: Gold, result: ExecutionResult) -> float:
+    """1.0 when some accepted result's columns are all among the answer's, else 0.0."""
+    if not result.ok or result.truncated:
+        return 0.0
+    answer = _columns([[_text(cell) for cell in row] for row in result.rows], len(result.columns))
+    ordered = not gold["ignore_order"]
+    for (header, *rows), wanted in zip(gold["results"], gold["columns"], strict=True):
+        accepted = _columns(rows, len(header))
+        accepted = [accepted[index] for index in wanted] if wanted else accepted
+        if all(any(_same(column, other, ordered) for other in answer) for column in accepted):
+            return 1.0
+    return 0.0
+
+
+def _text(cell: Scalar) -> str:
+    """A value as it stands in a CSV file that pandas writes."""
+    return "" if cell is None else text_of(cell)
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:
+    """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells."""
+    table = [[row[index] if index < len(row) else "" for row in rows] for index in range(width)]
+    return [_typed(column) for column in table]
+
+
+def _typed(column: Sequence[str]) -> list[Cell]:
+    known = [cell for cell in column if cell not in MISSING]
+    if known and all(cell in _TRUTH for cell in known):
+        return [float(_TRUTH[cell]) if cell in _TRUTH else None for cell in column]
+    if all(_NUMBER.fullmatch(cell) for cell in known):
+        whole = len(known) == len(column) and all(_INTEGER.fullmatch(cell) for cell in known)
+        return [None if cell in MISSING else int(cell) if whole else float(cell) for cell in column]
+    return [None if cell in MISSING else cell for cell in column]
+
+
+def _same(first: Sequence[Cell], second: Sequence[Cell], ordered: bool) -> bool:
+    if len(first) != len(second):
+        return False
+    if not ordered:
+        first, second = sorted(first, key=_place), sorted(second, key=_place)
+    return all(map(_close, first, second))
+
+
+def _place(cell: Cell) -> tuple[bool, str, bool]:
+    """The evaluator's order of a column's cells; its missing cells are NaN and sort as that text."""
+    return False, "nan" if cell is None else str(cell), isinstance(cell, int | float)
+
+
+def _close(first: Cell, second: Cell) -> bool:
+    if first is None or second is None:
+        return first is second
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
+    return math.isclose(first, second, abs_tol=TOLERANCE)

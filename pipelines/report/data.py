@@ -1,0 +1,103 @@
+"""What a report is made of: systems with their records and trajectories, and what surrounds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+from pipelines.evaluation.compare import Comparison, compare
+from pipelines.evaluation.record import EpisodeRecord, Preview
+from pipelines.evaluation.summary import KS, Summary, summarise
+from pipelines.evaluation.voting import PLAIN, Rule
+from pipelines.types import Example, Trajectory
+
+MAX_TRAJECTORIES = 2000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class System:
+    """One evaluated system: a checkpoint before or after a stage, an endpoint, somebody's prediction file.
+
+    Attributes:
+        name: as tables call it ("after GRPO").
+        records: its evaluation records, greedy and sampled together; at least one.
+        trajectories: what each record was made from, in the same order; () leaves the reader with the answers alone.
+        training_examples: examples that training used up to here, all stages together; None when not known.
+        note: where it comes from (a checkpoint's digest, a file's name).
+        at_once: records of the greedy pass in which the agent had to answer without looking; () without one.
+        left_out: questions of the benchmark that could not be asked, by the reason.
+        costs: what an answer took, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.
+    """
+
+    name: str
+    records: tuple[EpisodeRecord, ...]
+    trajectories: tuple[Trajectory, ...] = ()
+    training_examples: int | None = None
+    note: str = ""
+    at_once: tuple[EpisodeRecord, ...] = ()
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportData:
+    """All that one report shows. Whatever is left empty leaves its section out.
+
+    Attributes:
+        title: of the page ("miniature").
+        equality: the headline's name; every record must have been judged under it.
+        systems: in the order of training, the baseline first; their colours follow this order.
+        examples: of the questions in the records, by id; the reader shows these, and {} leaves it out.
+        schemas: by database id, the schema as text for the reader.
+        curves: rows of `curves.jsonl` by stage ("SFT", "GRPO"); each row has a "step".
+        pass_rates: one a scored question, in [0, 1]: the difficulty stage's.
+        group: rollouts behind each pass rate (G).
+        results: first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
+        facts: what names the run, label and value ("recipe": "miniature", "seed": "0", ...).
+        ks: sample counts of the curves over k.
+        rule: who votes for majority@k.
+        metrics: those of plug-ins, by name, that are shown beside ours.
+        max_trajectories: how many the reader holds; greedy ones come first.
+        seed: of the bootstraps.
+    """
+
+    title: str
+    equality: str
+    systems: tuple[System, ...]
+    examples: Mapping[str, Example]
+    schemas: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    curves: Mapping[str, Sequence[Mapping[str, float]]] = dataclasses.field(default_factory=dict)
+    pass_rates: tuple[float, ...] = ()
+    group: int | None = None
+    results: Mapping[tuple[str, str], Preview] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ks: tuple[int, ...] = KS
+    rule: Rule = PLAIN
+    metrics: tuple[str, ...] = ()
+    max_trajectories: int = MAX_TRAJECTORIES
+    seed: int = 0
+
+    @functools.cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """Each system's figures, in order."""
+        return tuple(
+            dataclasses.replace(
+                summarise(system.records, self.equality, self.ks, self.rule, self.seed, self.metrics),
+                left_out=system.left_out,
+            )
+            for system in self.systems
+        )
+
+    @functools.cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Each system against the one before it, and the last against the first, greedy and sampled."""
+        pairs = list(zip(self.systems, self.systems[1:], strict=False))
+        if len(self.systems) > 2:
+            pairs.append((self.systems[0], self.systems[-1]))
+        found = (
+            compare(old.records, new.records, self.equality, (old.name, new.name), mode, self.seed)
+            for old, new in pairs
+            for mode in ("greedy", "sampled")
+        )
+        return tuple(each for each in found if each is not None)

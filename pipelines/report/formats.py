@@ -1,0 +1,189 @@
+"""Tables that carry raw values and are written as Markdown, LaTeX, CSV or a frame, each figure to the digits it has."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.report import digits
+from pipelines.types import escaped
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Kind = Literal["text", "percent", "estimate", "difference", "count", "mean", "p"]
+Cell = str | float | Estimate | Paired | None
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "−": r"$-$",
+        "–": "--",
+        "→": r"$\rightarrow$",
+        "<": r"$<$",
+        ">": r"$>$",
+        "\u202f": r"\,",
+    }
+)
+_MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "[": r"\[", "]": r"\]", "!": r"\!", "<": "&lt;"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, what its cells are, and a longer word for the heading ("" for none)."""
+
+    name: str
+    kind: Kind = "text"
+    about: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of raw values.
+
+    Attributes:
+        slug: names its CSV file and its LaTeX label.
+        title: its caption.
+        note: how to read it; may be empty.
+        styles: the system that each row is about, as a number of the palette; () for none.
+    """
+
+    slug: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    styles: tuple[int, ...] = ()
+
+
+def show(cell: Cell, kind: Kind) -> str:
+    """A cell as readers see it."""
+    if isinstance(cell, Estimate):
+        return f"{digits.percent(cell.value)} {digits.interval(cell)}"
+    if isinstance(cell, Paired):
+        return f"{digits.points(cell.difference)} [{digits.points(cell.low)}, {digits.points(cell.high)}]"
+    if cell is None or isinstance(cell, str):
+        return cell or digits.NONE
+    shapes: Mapping[Kind, Callable[[float], str]] = {
+        "percent": digits.percent,
+        "count": digits.count,
+        "mean": digits.mean,
+        "p": digits.p_value,
+        "difference": digits.points,
+    }
+    return shapes.get(kind, str)(cell)
+
+
+def markdown(table: Table) -> str:
+    """A GitHub table under its title."""
+    lines = [_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns)]
+    lines.append("|" + "|".join(" :--- " if column.kind == "text" else " ---: " for column in table.columns) + "|")
+    lines += [_markdown_row(map(_markdown_cell, row, _shown(table, row))) for row in table.rows]
+    return "\n".join([f"### {table.title}", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
+
+
+def _shown(table: Table, row: Iterable[Cell]) -> list[str]:
+    return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
+
+
+def _markdown_cell(cell: Cell, words: str) -> str:
+    """Words that hold no link, image or tag; a figure is ours, and its interval keeps its brackets."""
+    return words.translate(_MARKDOWN) if isinstance(cell, str) else words.replace("<", "&lt;")
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+
+
+def latex(table: Table) -> str:
+    """A booktabs table with its caption and label."""
+    layout = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+    head = _latex_row(column.name for column in table.columns)
+    body = "\n".join(_latex_row(_shown(table, row)) for row in table.rows)
+    caption = table.title + (f". {table.note}" if table.note else "")
+    return (
+        f"\\begin{{table}}\n\\centering\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{_latex_text(caption)}}}\n\\label{{tab:{table.slug}}}\n"
+        "\\end{table}\n"
+    )
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    row = " & ".join(map(_latex_text, cells)) + r" \\"
+    # Here a bracket or a star would be an argument of the command that ends the line before.
+    return "{}" + row if row.lstrip().startswith(("[", "*")) else row
+
+
+def _latex_text(words: str) -> str:
+    """Words on one line, for a blank one ends a paragraph; the narrow space stands in numbers."""
+    return "".join(c if c.isprintable() or c == "\u202f" else " " for c in words).translate(_LATEX)
+
+
+def to_csv(table: Table) -> str:
+    """Raw values, an interval's bounds in columns of their own, and n; absent ones are empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_harmless(name) for column in table.columns for name in _headings(column)])
+    for row in table.rows:
+        writer.writerow(
+            [value for cell, column in zip(row, table.columns, strict=True) for value in _raw(cell, column, _harmless)]
+        )
+    return out.getvalue()
+
+
+def to_frame(table: Table) -> pl.DataFrame:
+    """The values of `to_csv` with their types; a heading that comes twice gets a number."""
+    import polars as pl
+
+    seen: dict[str, int] = {}
+    names = []
+    for name in (name for column in table.columns for name in _headings(column)):
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    rows = [
+        [
+            _encodable(value)
+            for cell, column in zip(row, table.columns, strict=True)
+            for value in _raw(cell, column, str)
+        ]
+        for row in table.rows
+    ]
+    return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None, strict=False)
+
+
+def _encodable(value: str | float | None) -> str | float | None:
+    """Text without half characters, which no Parquet file takes."""
+    return escaped(value) if isinstance(value, str) else value
+
+
+def _headings(column: Column) -> list[str]:
+    if column.kind in ("estimate", "difference"):
+        return [column.name, f"{column.name} low", f"{column.name} high", f"{column.name} n"]
+    return [column.name]
+
+
+def _raw(cell: Cell, column: Column, written: Callable[[str], str]) -> list[str | float | None]:
+    if isinstance(cell, Estimate):
+        return [cell.value, cell.low, cell.high, cell.n]
+    if isinstance(cell, Paired):
+        return [cell.difference, cell.low, cell.high, cell.n]
+    if column.kind in ("estimate", "difference"):
+        return [cell, None, None, None]
+    return [written(cell) if isinstance(cell, str) else cell]
+
+
+def _harmless(text: str) -> str:
+    """Text that a spreadsheet will not run as a formula: database and model text can begin with "="."""
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

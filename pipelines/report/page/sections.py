@@ -1,0 +1,334 @@
+"""The report's sections as HTML: a plain sentence first, then the chart, then the table that it was drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipelines.evaluation.curves import SMOOTH, series
+from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.evaluation.summary import Level, Summary
+from pipelines.report import digits, report_tables
+from pipelines.report.data import ReportData
+from pipelines.report.formats import Cell, Column, Table, show
+from pipelines.report.page import charts
+from pipelines.report.page.html import Child, Html, join, tag
+from pipelines.report.page.svg import canvas, marker
+from pipelines.sql.diagnoses import ERROR_CLASSES
+
+LETTERS = {"easy": "E", "medium": "M", "hard": "H", "extra": "X"}
+ABOUT_ERRORS = {
+    "hallucination": "names what does not exist",
+    "schema_linking": "wrong or missing tables, columns",
+    "semantic": "right schema, wrong logic",
+    "syntax": "refused by the engine",
+    "generation": "no final SQL",
+}
+
+
+def section(identifier: str, title: str, *children: Child) -> Html:
+    """A section with its heading, reachable from the navigation."""
+    heading = tag("h2", title, id=f"{identifier}-title")
+    return tag("section", heading, *children, id=identifier, aria_labelledby=f"{identifier}-title")
+
+
+def sections(data: ReportData) -> Iterator[tuple[str, str, Html]]:
+    """(id, short name, markup) of every section that has something to show, the trajectory reader left out."""
+    yield "accuracy", "Accuracy", _accuracy(data)
+    if data.comparisons:
+        yield "paired", "Paired tests", _paired(data)
+    yield "hardness", "Hardness", _hardness(data)
+    if any(summary.points for summary in data.summaries):
+        yield "samples", "Samples", _samples(data)
+    yield "cost", "Cost", _cost(data)
+    if any(sum(summary.errors.values()) for summary in data.summaries):
+        yield "errors", "Errors", _errors(data)
+    if data.pass_rates:
+        yield "difficulty", "Difficulty", _difficulty(data)
+    if any(data.curves.values()):
+        yield "training", "Training", _training(data)
+    yield "slices", "Slices", _slices(data)
+
+
+def headline(data: ReportData) -> Html:
+    """The first thing to see: each system's EX, large, with its interval."""
+    return tag(
+        "div",
+        [_figure(style, data.systems[style].name, summary) for style, summary in enumerate(data.summaries)],
+        class_="figures",
+    )
+
+
+def _figure(style: int, name: str, summary: Summary) -> Html:
+    found = summary.headline
+    kind = "greedy EX" if summary.ex else "mean sampled EX"
+    sampled = f"sampled {digits.percent(summary.sampled.value)} %" if summary.ex and summary.sampled else None
+    return tag(
+        "div",
+        tag("div", legend_mark(style), name, class_="figure-name"),
+        tag(
+            "div",
+            digits.percent(found.value if found else None),
+            tag("span", "%", class_="unit"),
+            class_="figure-value",
+        ),
+        tag("div", f"{kind} {digits.interval(found)}", class_="figure-note"),
+        tag("div", sampled, class_="figure-note") if sampled else None,
+        class_="figure",
+    )
+
+
+def legend_mark(style: int) -> Html:
+    """A system's marker, for legends and table rows."""
+    return canvas(14, 14, "", marker(7, 7, style, size=4.2), class_="key")
+
+
+def legend(data: ReportData) -> Html:
+    """Which marker is which system."""
+    items = (tag("li", legend_mark(style), system.name) for style, system in enumerate(data.systems))
+    return tag("ul", items, class_="legend")
+
+
+def table(source: Table, caption: bool = True) -> Html:
+    """A table with aligned figures; the first column is the row's heading."""
+    head = tag("tr", [_heading(column) for column in source.columns])
+    body = [_row(source, index, row) for index, row in enumerate(source.rows)]
+    narrow = "narrow" if len(source.columns) < 4 else None
+    title = tag("caption", source.title, tag("span", source.note, class_="note") if source.note else None)
+    return tag(
+        "div",
+        tag("table", title if caption else None, tag("thead", head), tag("tbody", body), class_=narrow),
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label=source.title,
+    )
+
+
+def _heading(column: Column) -> Html:
+    return tag(
+        "th", column.name, scope="col", class_=None if column.kind == "text" else "num", title=column.about or None
+    )
+
+
+def _row(source: Table, index: int, row: Sequence[Cell]) -> Html:
+    style = source.styles[index] if source.styles else None
+    cells = []
+    for position, (cell, column) in enumerate(zip(row, source.columns, strict=True)):
+        name = column.name in ("system",) and style is not None
+        content = join(legend_mark(style) if name and style is not None else None, _cell(cell, column))
+        class_ = None if column.kind == "text" else "num"
+        cells.append(tag("th", content, scope="row") if position == 0 else tag("td", content, class_=class_))
+    return tag("tr", cells)
+
+
+def _cell(cell: Cell, column: Column) -> Html:
+    if isinstance(cell, Estimate):
+        tip = f"n = {cell.n}, {cell.n_clusters} databases, {cell.method}"
+        bounds = tag("span", digits.interval(cell), class_="bounds", title=tip)
+        return join(tag("span", digits.percent(cell.value), class_="figure-cell"), " ", bounds)
+    if isinstance(cell, Paired):
+        bounds = tag(
+            "span", f"[{digits.points(cell.low)}, {digits.points(cell.high)}]", class_="bounds", title=cell.method
+        )
+        return join(tag("span", digits.points(cell.difference), class_="figure-cell"), " ", bounds)
+    return join(show(cell, column.kind))
+
+
+def _accuracy(data: ReportData) -> Html:
+    groups = [
+        charts.Group("greedy", "one answer a question", _rows(data, [s.ex.get(data.equality) for s in data.summaries]))
+    ]
+    if any(summary.sampled for summary in data.summaries):
+        groups.append(charts.Group("sampled", "mean of the samples", _rows(data, [s.sampled for s in data.summaries])))
+    other = report_tables.equalities(data)
+    return section(
+        "accuracy",
+        "Execution accuracy",
+        [tag("p", sentence, class_="lead") for sentence in report_tables.verdicts(data)],
+        tag("figure", legend(data), charts.forest(groups, "EX of each system with its 95 % interval")),
+        table(report_tables.leader(data)),
+        table(other) if other is not None else None,
+    )
+
+
+def _rows(data: ReportData, estimates: Sequence[Estimate | None]) -> tuple[charts.Row, ...]:
+    pairs = enumerate(zip(data.systems, estimates, strict=True))
+    return tuple(charts.Row(style, system.name, estimate) for style, (system, estimate) in pairs)
+
+
+def _paired(data: ReportData) -> Html:
+    words = (
+        "Both systems answered the same questions, so differences are taken question by question. McNemar's exact test "
+        "looks at the questions that flipped; the other one flips the signs of whole databases, because questions over "
+        "one database stand and fall together."
+    )
+    return section("paired", "Paired tests", tag("p", words, class_="about"), table(report_tables.paired(data)))
+
+
+def _levels(data: ReportData) -> list[tuple[str, list[Level | None]]]:
+    by_system = [{level.name: level for level in summary.by_hardness} for summary in data.summaries]
+    names = list(dict.fromkeys(name for levels in by_system for name in levels))
+    return [(name, [levels.get(name) for levels in by_system]) for name in names]
+
+
+def _hardness(data: ReportData) -> Html:
+    groups = []
+    for name, levels in _levels(data):
+        n = max(level.n for level in levels if level)
+        shown = [(level.ex or level.sampled) if level else None for level in levels]
+        groups.append(charts.Group(name, f"{n} questions", _rows(data, shown)))
+    return section(
+        "hardness",
+        "By hardness",
+        tag("figure", legend(data), charts.forest(groups, "EX by hardness level with 95 % intervals")),
+        _more("As a table", table(report_tables.hardness(data), caption=False)),
+    )
+
+
+def _more(title: str, *children: Child) -> Html:
+    return tag("details", tag("summary", title), *children)
+
+
+def _samples(data: ReportData) -> Html:
+    words = (
+        "pass@k: some of k samples is right. majority@k: the result that most of k samples agree on is right. "
+        "average@k: what one sample is worth."
+    )
+    kinds = ("pass_at", "majority_at", "average_at")
+    found = {kind: _over_k(data, kind) for kind in kinds}
+    bounds = [point for series in found.values() for one in series for point in one.points]
+    low = max(0.0, min(point.low or 0 for point in bounds) // 0.1 * 0.1)
+    high = min(1.0, max(point.high or 0 for point in bounds) // 0.1 * 0.1 + 0.1)
+    figures = [
+        tag("figure", tag("figcaption", f"{kind[:-3]}@k"), charts.curve_over_k(series, f"{kind[:-3]}@k", low, high))
+        for kind, series in found.items()
+    ]
+    return section(
+        "samples",
+        "Several samples",
+        tag("p", words, class_="about"),
+        legend(data),
+        tag("div", figures, class_="multiples three"),
+        _more("As a table", table(report_tables.samples(data), caption=False)),
+    )
+
+
+def _over_k(data: ReportData, kind: str) -> list[charts.Series]:
+    series = []
+    for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
+        estimates: list[tuple[int, Estimate]] = [(point.k, getattr(point, kind)) for point in summary.points]
+        points = tuple(charts.Point(k, each.value, each.low, each.high) for k, each in estimates)
+        if points:
+            series.append(charts.Series(style, system.name, points))
+    return series
+
+
+def _cost(data: ReportData) -> Html:
+    clouds = [
+        tag("figure", tag("figcaption", f"EX against {unit} a question"), charts.cloud(dots, unit))
+        for unit, dots in (
+            ("generated tokens", _dots(data, "tokens_out")),
+            ("characters of reasoning", _dots(data, "reasoning_chars")),
+        )
+        if any(dot.x for dot in dots)
+    ]
+    about = "Each mark is one hardness level: " + ", ".join(f"{mark} {name}" for name, mark in LETTERS.items()) + "."
+    return section(
+        "cost",
+        "Turns and cost",
+        table(report_tables.behaviour(data)),
+        table(taken) if (taken := report_tables.costs(data)) is not None else None,
+        table(report_tables.likeness(data)),
+        tag("h3", "Turns by hardness"),
+        legend(data),
+        tag("figure", charts.turns(_turn_rows(data), "Mean turns by hardness level")),
+        (tag("h3", "Accuracy against cost"), tag("p", about, class_="about")) if clouds else None,
+        tag("div", clouds, class_="multiples wide"),
+    )
+
+
+def _turn_rows(data: ReportData) -> list[tuple[str, list[tuple[int, str, float, float]]]]:
+    return [
+        (
+            name,
+            [
+                (style, data.systems[style].name, level.turns.mean, level.turns.p95)
+                for style, level in enumerate(levels)
+                if level and level.turns
+            ],
+        )
+        for name, levels in _levels(data)
+    ]
+
+
+def _dots(data: ReportData, attribute: str) -> list[charts.Dot]:
+    dots = []
+    for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
+        for level in summary.by_hardness:
+            spread, ex = getattr(level, attribute), level.ex or level.sampled
+            if spread is not None and ex is not None:
+                mark = LETTERS[level.name]
+                dots.append(charts.Dot(style, system.name, level.name, mark, spread.mean, ex.value))
+    return dots
+
+
+def _errors(data: ReportData) -> Html:
+    groups = []
+    for name in ERROR_CLASSES:
+        totals = [max(sum(summary.errors.values()), 1) for summary in data.summaries]
+        members = [
+            charts.Bar(style, data.systems[style].name, summary.errors[name], summary.errors[name] / totals[style])
+            for style, summary in enumerate(data.summaries)
+        ]
+        groups.append((name.replace("_", " "), ABOUT_ERRORS[name], members))
+    return section(
+        "errors",
+        "Error classes",
+        tag(
+            "p",
+            "Every wrong greedy answer is in exactly one class, put there by program with its evidence.",
+            class_="about",
+        ),
+        tag("figure", legend(data), charts.bars(groups, "Wrong answers by error class")),
+        _more("Finer clues", table(report_tables.clues(data), caption=False)),
+    )
+
+
+def _difficulty(data: ReportData) -> Html:
+    useful = sum(0 < rate < 1 for rate in data.pass_rates)
+    words = (
+        f"{digits.count(len(data.pass_rates))} questions were tried"
+        + (f" {data.group} times each" if data.group else "")
+        + f" by the policy after SFT; {digits.count(useful)} are solved sometimes and not always, "
+        "and only those give GRPO a signal."
+    )
+    chart = charts.histogram(data.pass_rates, "Questions by pass rate")
+    return section(
+        "difficulty", "Difficulty of the training questions", tag("p", words, class_="about"), tag("figure", chart)
+    )
+
+
+def _training(data: ReportData) -> Html:
+    stages = []
+    for style, (stage, rows) in enumerate((item for item in data.curves.items() if item[1]), 1):
+        names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+        drawn = [_curve(rows, name, style) for name in names]
+        stages.append(tag("h3", stage))
+        stages.append(tag("div", [figure for figure in drawn if figure is not None], class_="multiples"))
+    words = f"Faint: every step. Firm: the mean of the last {SMOOTH} steps."
+    reached = report_tables.thresholds(data)
+    steps = _more(reached.title, table(reached, caption=False)) if reached.rows else None
+    return section("training", "Training curves", tag("p", words, class_="about"), stages, steps)
+
+
+def _curve(rows: Sequence[Mapping[str, float]], name: str, style: int) -> Html | None:
+    """One number's curve; None for words, and for a number that is there once or is not finite."""
+    values = series(rows, name)
+    if len(values) < 2:
+        return None
+    return tag("figure", tag("figcaption", name.replace("_", " ")), charts.training_curve(values, name, style))
+
+
+def _slices(data: ReportData) -> Html:
+    tables = (report_tables.difficulty(data), report_tables.links(data), report_tables.databases(data))
+    return section("slices", "Slices", [_more(each.title, table(each, caption=False)) for each in tables if each.rows])

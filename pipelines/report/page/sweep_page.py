@@ -1,0 +1,183 @@
+"""The page of a sweep: its table, a chart of its rows, the errors of cells that failed, and curves of several runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+from pipelines.evaluation import measures
+from pipelines.evaluation.stats import Estimate
+from pipelines.report import digits, sweep
+from pipelines.report.page import charts
+from pipelines.report.page.document import KEYS, bar, shell
+from pipelines.report.page.html import Child, Html, join, tag
+from pipelines.report.page.sections import section, table
+from pipelines.report.page.svg import Frame, Scale, around, axis_x, band, canvas, grid_y, polyline, ticks
+from pipelines.report.sweep import Line, Sweep
+
+STYLES = ("page.css", "sweep.css")
+SCRIPTS = ("dom.js", "page.js")
+ERROR_CHARS = 60  # of an error in the table; the section below has it whole
+COLOURS = 6  # of page.css; a seventh line is the first colour again, with dashes
+
+
+def page(found: Sweep) -> str:
+    """The sweep as one HTML document that asks nothing of the network."""
+    parts = list(_sections(found))
+    return shell(
+        f"{found.title} – sweep",
+        bar(found.title, [(identifier, name) for identifier, name, _ in parts]),
+        tag("main", _hero(found), [markup for _, _, markup in parts], _method(found), id="main"),
+        KEYS,
+        styles=STYLES,
+        scripts=SCRIPTS,
+    )
+
+
+def _hero(found: Sweep) -> Html:
+    failed = sum(bool(cell.error) for cell in found.cells)
+    what = f"{len(found.cells)} cells in {len(found.rows())} rows" + (f", {failed} of them failed" if failed else "")
+    facts = [tag("div", tag("dt", label), tag("dd", value)) for label, value in found.facts.items()]
+    return tag(
+        "div",
+        tag("p", "Sweep", class_="eyebrow"),
+        tag("h1", found.title),
+        tag("p", f"{what}.", class_="summary"),
+        tag("dl", facts, class_="facts") if facts else None,
+        class_="hero",
+    )
+
+
+def _sections(found: Sweep) -> Iterator[tuple[str, str, Html]]:
+    """(id, short name, markup) of every section that has something to show."""
+    yield "table", "Table", section("table", "The table", _table(found), _rows(found))
+    if any(cell.error for cell in found.cells):
+        yield "failed", "Failed", section("failed", "Cells that failed", _pairs(_errors(found)))
+    if found.absent:
+        yield (
+            "absent",
+            "Absent",
+            section("absent", "Rows of the paper that no cell fills", _pairs(found.absent.items())),
+        )
+    drawn = sweep.curves(found)
+    if drawn:
+        yield "curves", "Curves", _curves(found, drawn)
+
+
+def _table(found: Sweep) -> Html:
+    """The table under its note: a wide one scrolls, and would take its caption along."""
+    source = sweep.table(found)
+    rows = tuple((*row[:-1], _cut(row[-1])) for row in source.rows)
+    shown = table(dataclasses.replace(source, rows=rows), caption=False)
+    return join(tag("p", source.note, class_="about"), shown)
+
+
+def _cut(error: object) -> str | None:
+    return str(error)[:ERROR_CHARS] + ("…" if len(str(error)) > ERROR_CHARS else "") if error else None
+
+
+def _rows(found: Sweep) -> Html | None:
+    """The first share of the table as dots with their intervals, a row each."""
+    chosen = next((each for each in map(measures.measure, found.measures) if each.kind == "percent"), None)
+    if chosen is None:
+        return None
+    groups = []
+    for row in found.rows():
+        estimate = sweep.figure(row, chosen)
+        shown = charts.Row(1, row.name, estimate if isinstance(estimate, Estimate) else None)
+        groups.append(charts.Group(row.name, "", (shown,)))
+    name = measures.title(chosen.name)
+    return tag("figure", tag("figcaption", f"{name}, in percent"), charts.forest(groups, f"{name} of each row"))
+
+
+def _errors(found: Sweep) -> Iterator[tuple[str, str]]:
+    yield from ((cell.name, cell.error) for cell in found.cells if cell.error)
+
+
+def _pairs(items: Iterable[tuple[str, str]]) -> Html:
+    return tag("dl", [(tag("dt", name), tag("dd", words)) for name, words in items], class_="pairs")
+
+
+def _curves(found: Sweep, drawn: dict[str, list[Line]]) -> Html:
+    names = [row.name for row in found.rows()]
+    first = [name for name in found.curves if name in drawn]
+    rest = [name for name in drawn if name not in first]
+    words = "Moving averages by step." + (
+        " Bands: from the lowest seed to the highest." if len(found.seeds) > 1 else ""
+    )
+    more = tag("details", tag("summary", f"{len(rest)} more"), _multiples(rest, drawn, names)) if rest else None
+    return section(
+        "curves",
+        "Training curves",
+        tag("p", words, class_="about"),
+        _legend(names, {line.row for lines in drawn.values() for line in lines}),
+        _multiples(first, drawn, names),
+        more,
+    )
+
+
+def _multiples(chosen: Sequence[str], drawn: dict[str, list[Line]], names: Sequence[str]) -> Html:
+    figures: list[Child] = [
+        tag("figure", tag("figcaption", name.replace("_", " ")), chart(drawn[name], name, names)) for name in chosen
+    ]
+    return tag("div", figures, class_="multiples wide")
+
+
+def _legend(names: Sequence[str], drawn: Container[str]) -> Html:
+    """Which line is which row's; rows that trained nothing have none."""
+    items = []
+    for place, name in enumerate(names):
+        if name not in drawn:
+            continue
+        sample = canvas(22, 14, "", polyline([(1, 7), (21, 7)], _line_class(place)), class_="key")
+        items.append(tag("li", sample, name))
+    return tag("ul", items, class_="legend")
+
+
+def _line_class(place: int) -> str:
+    return f"line s{place % COLOURS}" + (" dashed" if place // COLOURS % 2 else "")
+
+
+def chart(lines: Sequence[Line], name: str, names: Sequence[str]) -> Html:
+    """One number of training of several runs against the step; each line and its band says whose it is.
+
+    Args:
+        names: all rows, whose places are their colours.
+    """
+    width, height = 500.0, 250.0
+    frame = Frame(44, 10, width - 12, height - 38)
+    low, high = around([bound for line in lines for _, _, *bounds in line.points for bound in bounds])
+    steps = [step for line in lines for step, *_ in line.points]
+    across, up = Scale(min(steps), max(steps), frame.left, frame.right), Scale(low, high, frame.bottom, frame.top)
+    marks = [mark for mark in ticks(min(steps), max(steps)) if mark == int(mark)]
+    parts: list[Child] = [grid_y(up, frame, ticks(low, high), digits.compact)]
+    for line in lines:
+        parts.append(_drawn(line, names.index(line.row), across, up))
+    parts.append(axis_x(across, frame, marks, lambda step: f"{step:g}", "step"))
+    ends = "; ".join(f"{line.row} {digits.compact(line.points[-1][1])}" for line in lines)
+    return canvas(width, height, f"{name} by step, at the end: {ends}", parts)
+
+
+def _drawn(line: Line, place: int, across: Scale, up: Scale) -> Html:
+    at = [(across(step), up(mean)) for step, mean, _, _ in line.points]
+    spread = any(highest > lowest for _, _, lowest, highest in line.points)
+    upper = [(across(step), up(highest)) for step, _, _, highest in line.points]
+    lower = [(across(step), up(lowest)) for step, _, lowest, _ in line.points]
+    return tag(
+        "g",
+        band(upper, lower, f"band s{place % COLOURS}") if spread else None,
+        polyline(at, _line_class(place)),
+        data_tip=f"{line.row}: {digits.compact(line.points[-1][1])} at step {line.points[-1][0]:g}",
+    )
+
+
+def _method(found: Sweep) -> Html:
+    notes = [
+        "A row is one value of each axis; cells that differ in their seed alone are averaged.",
+        "Intervals of one run are those of its report. Of several, databases and seeds are resampled, each for itself; "
+        "with two or three seeds, the deviation beside says as much.",
+        "The difference is of the same questions, seed by seed, from the baseline's row.",
+    ]
+    if found.reported:
+        notes.append("The paper's figures are as it prints them: its models, its benchmarks and its data.")
+    return section("method", "How the figures are made", tag("ul", [tag("li", note) for note in notes], class_="notes"))

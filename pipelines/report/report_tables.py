@@ -1,0 +1,338 @@
+"""The report's tables, each made from the report's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from pipelines.evaluation.compare import Comparison
+from pipelines.evaluation.curves import SMOOTH, series, steps_to
+from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored, value_of
+from pipelines.evaluation.summary import Level, Summary
+from pipelines.registry import METRICS
+from pipelines.report import digits
+from pipelines.report.data import ReportData
+from pipelines.report.formats import Cell, Column, Table
+from pipelines.sql import diagnoses
+from pipelines.sql.diagnoses import ERROR_CLASSES
+
+COMMON_HINTS = 14
+WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)}  # curves, by what each is smoothed
+
+
+def all_tables(data: ReportData) -> Iterator[Table]:
+    """Every table that has something to show, in the page's order."""
+    makers = (
+        leader,
+        equalities,
+        behaviour,
+        costs,
+        likeness,
+        paired,
+        samples,
+        hardness,
+        difficulty,
+        errors,
+        clues,
+        links,
+        databases,
+        thresholds,
+    )
+    return (table for maker in makers if (table := maker(data)) is not None and table.rows)
+
+
+def leader(data: ReportData) -> Table:
+    """EX of each system: greedy, the mean of its samples, and what voting and the best of k make of them."""
+    k = max((point.k for summary in data.summaries for point in summary.points), default=0)
+    columns = [Column("system"), Column("EX greedy", "estimate")]
+    if k:
+        columns += [Column("EX sampled", "estimate", "mean of all samples")]
+        columns += [Column(f"majority@{k}", "estimate"), Column(f"pass@{k}", "estimate")]
+    rows: list[tuple[Cell, ...]] = []
+    styles = []
+    for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
+        row: list[Cell] = [system.name, summary.ex.get(data.equality)]
+        if k:
+            point = _point(summary, k)
+            row += [summary.sampled, point.majority_at if point else None, point.pass_at if point else None]
+        rows.append(tuple(row))
+        styles.append(style)
+        if system.at_once:
+            forced = execution_accuracy(scored(system.at_once), data.equality, data.seed)
+            rows.append((f"{system.name}, at once", forced, *(None,) * (len(columns) - 2)))
+            styles.append(style)
+    notes = [f"Percent, equality {data.equality}, with 95 % intervals."]
+    if any(system.at_once for system in data.systems):
+        notes.append("At once: made to answer without looking.")
+    notes += left_out(data)
+    return Table("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
+
+
+def left_out(data: ReportData) -> list[str]:
+    """Which questions could not be asked, in a sentence for each system, or in one for all."""
+    said = [
+        f"{sum(reasons.values()):,} questions are left out ({', '.join(f'{n:,} {why}' for why, n in reasons.items())})."
+        if (reasons := system.left_out)
+        else ""
+        for system in data.systems
+    ]
+    if len(set(said)) == 1:
+        return [said[0]] if said[0] else []
+    return [f"{system.name}: {words}" for system, words in zip(data.systems, said, strict=True) if words]
+
+
+def _point(summary: Summary, k: int) -> KPoint | None:
+    return next((point for point in summary.points if point.k == k), None)
+
+
+def equalities(data: ReportData) -> Table | None:
+    """Greedy EX under every equality that was judged: the same answers, other numbers."""
+    names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
+    if len(names) < 2:
+        return None
+    columns = (Column("system"), *(Column(name, "estimate") for name in names))
+    rows = tuple(
+        (system.name, *(summary.ex.get(name) for name in names))
+        for system, summary in zip(data.systems, data.summaries, strict=True)
+    )
+    note = "The same greedy answers under each named equality, in percent."
+    return Table("equalities", "EX under other equalities", columns, rows, note, tuple(range(len(rows))))
+
+
+def behaviour(data: ReportData) -> Table:
+    """What each system does for its accuracy, and what that costs."""
+    columns, values = _metrics(data, "behaviour")
+    about = "EX points gained over the baseline per 1,000 training examples"
+    columns.append(Column("points / 1,000", "mean", about))
+    rows = tuple((*row, _efficiency(data, index)) for index, row in enumerate(values))
+    note = "Means over the greedy episodes; shares in percent."
+    before = _baseline(data)
+    if before is not None and any(system.training_examples for system in data.systems[1:]):
+        note += f" Points per 1,000 examples are counted from {before[0]} ({100 * before[1]:.1f})."
+    return Table("behaviour", "Behaviour and cost", tuple(columns), rows, note, tuple(range(len(rows))))
+
+
+def _metrics(data: ReportData, table: str) -> tuple[list[Column], list[tuple[Cell, ...]]]:
+    """A column for each metric of a table that some system has a value of, and a row of values for each system."""
+    names = [name for name in METRICS if METRICS[name].table == table]
+    shown = [name for name in names if any(name in summary.measured for summary in data.summaries)]
+    parts = [METRICS[name] for name in shown]
+    columns = [Column("system"), *(Column(part.title, part.unit, part.about) for part in parts)]
+    rows: list[tuple[Cell, ...]] = [
+        (system.name, *(value_of(summary.measured.get(name)) for name in shown))
+        for system, summary in zip(data.systems, data.summaries, strict=True)
+    ]
+    return columns, rows
+
+
+def costs(data: ReportData) -> Table | None:
+    """What an answer took, where it was noted: wall-clock facts of one machine at one hour."""
+    names = list(dict.fromkeys(name for system in data.systems for name in system.costs))
+    if not names:
+        return None
+    columns = (Column("system"), *(Column(name, "mean") for name in names))
+    rows = tuple((system.name, *(system.costs.get(name) for name in names)) for system in data.systems)
+    note = "Means a question, as they were on the machine that answered; episodes overlap."
+    return Table("costs", "What an answer took", columns, rows, note, tuple(range(len(rows))))
+
+
+def likeness(data: ReportData) -> Table:
+    """How much the answers look like gold, whatever their results."""
+    columns, rows = _metrics(data, "likeness")
+    note = "Schema linking against the gold schema, in percent."
+    return Table("likeness", "Likeness to gold", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
+
+
+def _baseline(data: ReportData) -> tuple[str, float] | None:
+    """What data efficiency is counted from: the first system in one turn, as in SQL-Trail (5.1), if it was asked so."""
+    first, ex = data.systems[0], data.summaries[0].headline
+    single = execution_accuracy(scored(first.at_once), data.equality, data.seed) if first.at_once else None
+    if single is not None:
+        return f"{first.name} in one turn", single.value
+    return (first.name, ex.value) if ex is not None else None
+
+
+def _efficiency(data: ReportData, index: int) -> float | None:
+    """Points gained over the baseline per 1,000 training examples (SQL-Trail, equation 5)."""
+    before, after = _baseline(data), data.summaries[index].headline
+    examples = data.systems[index].training_examples
+    if not index or not examples or before is None or after is None:
+        return None
+    return data_efficiency(before[1], after.value, examples)
+
+
+def paired(data: ReportData) -> Table:
+    """Paired tests of the systems on the questions that they share."""
+    columns = (
+        Column("systems"),
+        Column("episodes"),
+        Column("questions", "count"),
+        Column("before", "percent"),
+        Column("after", "percent"),
+        Column("difference", "difference", "in points, with its 95 % interval"),
+        Column("gained", "count", "questions that only the later system has right"),
+        Column("lost", "count", "questions that only the earlier system has right"),
+        Column("p McNemar", "p", "exact, two-sided"),
+        Column("p sign-flip", "p", "sign-flip permutation test, whole databases flipped together"),
+        Column("needed", "count", "questions that would detect a difference of this size with 80 % power"),
+        Column("detectable", "percent", "points that so many questions detect with 80 % power, by the flips seen"),
+    )
+    rows = tuple(
+        (
+            f"{each.before} → {each.after}",
+            each.mode,
+            each.paired.n,
+            each.accuracy_before,
+            each.accuracy_after,
+            each.paired,
+            *((each.gained, each.lost) if each.mode == "greedy" else (None, None)),
+            each.p_mcnemar,
+            each.paired.p_permutation,
+            each.needed,
+            each.detectable,
+        )
+        for each in data.comparisons
+    )
+    return Table("paired", "Paired differences", columns, rows, "The same questions, before and after.")
+
+
+def samples(data: ReportData) -> Table:
+    """pass@k, average@k and majority@k against k."""
+    columns = (
+        Column("system"),
+        Column("k", "count"),
+        Column("pass@k", "estimate"),
+        Column("majority@k", "estimate"),
+        Column("average@k", "estimate"),
+        Column("ties", "percent", "share of the votes that were ties"),
+    )
+    found = [
+        (index, (system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
+        for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True))
+        for point in summary.points
+    ]
+    note = "pass@k is the unbiased estimate over all samples; majority@k averages the votes of all k-subsets."
+    styles = tuple(index for index, _ in found)
+    return Table("samples", "Several samples", columns, tuple(row for _, row in found), note, styles)
+
+
+def hardness(data: ReportData) -> Table:
+    """EX and turns by Spider's hardness levels."""
+    return _slices(data, "hardness", "By hardness", "by_hardness")
+
+
+def difficulty(data: ReportData) -> Table:
+    """EX and turns by the benchmark's own difficulty."""
+    return _slices(data, "difficulty", "By difficulty", "by_difficulty")
+
+
+def links(data: ReportData) -> Table:
+    """EX and turns by the number of columns that gold names."""
+    return _slices(data, "gold columns", "By number of schema links", "by_links")
+
+
+def databases(data: ReportData) -> Table:
+    """EX and turns by database."""
+    return _slices(data, "database", "By database", "by_database")
+
+
+def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
+    columns = (
+        Column(what),
+        Column("system"),
+        Column("questions", "count"),
+        Column("EX greedy", "estimate"),
+        Column("EX sampled", "estimate"),
+        Column("turns", "mean"),
+        Column("± turns", "mean", "their standard deviation"),
+        Column("tokens in", "mean"),
+        Column("tokens out", "mean"),
+        Column("reasoning", "mean", "mean characters of thinking"),
+    )
+    by_system: list[dict[str, Level]] = [
+        {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
+    ]
+    names = list(dict.fromkeys(name for levels in by_system for name in levels))
+    found = [
+        (index, _slice(system.name, levels[name]))
+        for name in names
+        for index, (system, levels) in enumerate(zip(data.systems, by_system, strict=True))
+        if name in levels
+    ]
+    styles = tuple(index for index, _ in found)
+    return Table(attribute, title, columns, tuple(row for _, row in found), "", styles)
+
+
+def _slice(system: str, level: Level) -> tuple[Cell, ...]:
+    costs = (level.tokens_in, level.tokens_out, level.reasoning_chars)
+    means = (cost.mean if cost else None for cost in costs)
+    turns = (level.turns.mean, level.turns.std) if level.turns else (None, None)
+    return level.name, system, level.n, level.ex, level.sampled, *turns, *means
+
+
+def thresholds(data: ReportData) -> Table:
+    """After how many steps a training's accuracy first reached a tenth and its multiples (SkyRL-SQL, figure 6)."""
+    levels = [tenth / 10 for tenth in range(1, 11)]
+    found = {
+        f"{stage}: {words}": [steps_to(points, level, window) for level in levels]
+        for stage, rows in data.curves.items()
+        for name, (words, window) in WATCHED.items()
+        if (points := series(rows, name))
+    }
+    reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in found.values())]
+    columns = (Column("curve"), *(Column(f"{100 * levels[place]:.0f} %", "count") for place in reached))
+    rows = tuple((name, *(steps[place] for place in reached)) for name, steps in found.items()) if reached else ()
+    note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
+    return Table("thresholds", "Steps to an accuracy", columns, rows, note)
+
+
+def errors(data: ReportData) -> Table:
+    """How many wrong greedy answers fall in each error class."""
+    named = ((Column(each.name, "count"), Column(f"{each.name} %", "percent")) for each in data.systems)
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name.replace("_", " "), *_shares([summary.errors[name] for summary in data.summaries], data))
+        for name in ERROR_CLASSES
+    )
+    total = ("all", *_shares([sum(summary.errors.values()) for summary in data.summaries], data))
+    columns = (Column("error class"), *(column for pair in named for column in pair))
+    note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
+    return Table("errors", "Wrong answers by error class", columns, (*rows, total), note)
+
+
+def _shares(counts: list[int], data: ReportData) -> Iterator[Cell]:
+    """Each system's count, and its share of the system's wrong answers."""
+    for number, summary in zip(counts, data.summaries, strict=True):
+        wrong = sum(summary.errors.values())
+        yield number
+        yield number / wrong if wrong else None
+
+
+def clues(data: ReportData) -> Table:
+    """The finer clues that come most often in any system."""
+    most: dict[str, int] = {}
+    for summary in data.summaries:
+        for kind, number in summary.hints.items():
+            most[kind] = max(most.get(kind, 0), number)
+    names = sorted(most, key=lambda kind: (-most[kind], kind))[:COMMON_HINTS]
+    columns = (Column("the answer …"), *(Column(system.name, "count") for system in data.systems))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (diagnoses.KINDS.get(name, name), *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
+    )
+    return Table("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
+
+
+def verdicts(data: ReportData) -> Iterator[str]:
+    """What the paired tests say of each system and the one before it, one plain sentence each."""
+    for old, new in pairwise(system.name for system in data.systems):
+        found = [each for each in data.comparisons if (each.before, each.after) == (old, new)]
+        if found:
+            yield f"From {old} to {new}: {'; '.join(map(_verdict, found))}."
+
+
+def _verdict(each: Comparison) -> str:
+    measure = "greedy EX" if each.mode == "greedy" else "mean sampled EX"
+    result = each.paired
+    size = f"{digits.points(result.difference)} points of {measure}"
+    bounds = f"[{digits.points(result.low)}, {digits.points(result.high)}]"
+    unsure = " (may be chance)" if result.low <= 0 <= result.high else ""
+    return f"{size} {bounds}{unsure}"

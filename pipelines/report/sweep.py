@@ -1,0 +1,248 @@
+"""What a sweep came to: its cells as rows that average over seeds, one table, and curves of several runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipelines.evaluation import measures, seeds
+from pipelines.evaluation.curves import SMOOTH, Points, moving_average, series
+from pipelines.evaluation.measures import Measure, Run
+from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.report.formats import Cell, Column, Table
+
+SEED = "seed"  # the axis that a row averages over
+BENCHMARK, ROW = "benchmark", "row"
+MEASURES = ("greedy", "majority", "turns")  # of a sweep that names none
+CURVES = ("reward", "ex", "turns")  # that the page shows first
+Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -> measure -> the paper's own figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A cell that was made, or the error that it ended with.
+
+    Attributes:
+        values: its value on each axis.
+        run: its evaluation; None where it failed.
+        curves: its training's numbers, a step a row.
+    """
+
+    values: Mapping[str, str]
+    run: Run | None = None
+    curves: tuple[Mapping[str, float], ...] = ()
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its values in the order of the axes."""
+        return named(self.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """All cells of a sweep.
+
+    Attributes:
+        baseline: the axis and value that other rows are held against; {} for none.
+        measures: what the table shows; the difference is of the first.
+        curves: what the page's charts show first.
+        reported: a paper's own figures, percent for shares.
+        absent: rows of the paper's table that no cell fills, and why.
+        facts: what else a reader wants to know, such as the command.
+    """
+
+    title: str
+    cells: tuple[Filled, ...]
+    baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    measures: tuple[str, ...] = MEASURES
+    curves: tuple[str, ...] = CURVES
+    reported: Reported = dataclasses.field(default_factory=dict)
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that rows differ by."""
+        return tuple(axis for axis in self.cells[0].values if axis != SEED)
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The values of the axis that rows average over; () where there is no such axis."""
+        return tuple(dict.fromkeys(cell.values[SEED] for cell in self.cells if SEED in cell.values))
+
+    def rows(self) -> list[Row]:
+        """The rows in the order of their first cells."""
+        found: dict[tuple[str, ...], list[Filled]] = {}
+        for cell in self.cells:
+            found.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
+        return [Row(dict(zip(self.axes, values, strict=True)), tuple(cells)) for values, cells in found.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Cells that differ in their seed alone."""
+
+    values: Mapping[str, str]
+    cells: tuple[Filled, ...]
+
+    @property
+    def name(self) -> str:
+        """Its values, without the axes' names: what a legend and a chart say."""
+        return ", ".join(self.values.values()) or "the recipe"
+
+    @property
+    def runs(self) -> list[Run]:
+        """The evaluations of those cells that were made."""
+        return [cell.run for cell in self.cells if cell.run is not None]
+
+    @property
+    def error(self) -> str:
+        """Why cells failed, each error once, with the seeds that it ended."""
+        errors: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.error:
+                errors.setdefault(cell.error, []).append(cell.values.get(SEED, ""))
+        return "; ".join(f"seed {', '.join(at)}: {said}" if at[0] else said for said, at in errors.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One number of a row's training: (step, mean over seeds, lowest, highest) at each step."""
+
+    row: str
+    points: tuple[tuple[float, float, float, float], ...]
+
+
+def named(values: Mapping[str, str]) -> str:
+    """A cell's values as one text: "variant=no_turns seed=1"."""
+    return " ".join(f"{axis}={value}" for axis, value in values.items())
+
+
+def table(sweep: Sweep) -> Table:
+    """A row for each combination of the axes' values, averaged over seeds, and the paper's figures where it has any."""
+    chosen = [measures.measure(name) for name in sweep.measures]
+    rows = sweep.rows()
+    return Table(
+        "sweep",
+        sweep.title,
+        tuple(_columns(sweep, chosen)),
+        tuple(tuple(_cells(row, rows, sweep, chosen)) for row in rows),
+        _note(sweep),
+    )
+
+
+def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Column]:
+    yield from (Column(axis) for axis in sweep.axes)
+    for place, each in enumerate(chosen):
+        heading = measures.title(each.name)
+        share = each.kind == "percent"
+        yield Column(heading, "estimate" if share else "mean")
+        if _is_reported(sweep, each):
+            yield Column(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure")
+        if not place:
+            yield Column("difference", "difference", "from the baseline's row, question by question, in points")
+            if len(sweep.seeds) > 1:
+                yield Column("deviation", "percent", f"sample deviation of the seeds' {heading}, in points")
+    if len(sweep.seeds) > 1:
+        yield Column("seeds", "count", "that were made")
+    yield from (Column("equality"), Column("questions", "count"), Column("error"))
+
+
+def _cells(row: Row, rows: Sequence[Row], sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Cell]:
+    yield from row.values.values()
+    for place, each in enumerate(chosen):
+        yield figure(row, each)
+        if _is_reported(sweep, each):
+            yield paper(row, sweep, each)
+        if not place:
+            yield _difference(row, rows, sweep, each)
+            if len(sweep.seeds) > 1:
+                yield seeds.deviation([value for run in row.runs if (value := _folded(run, each)) is not None])
+    if len(sweep.seeds) > 1:
+        yield float(len(row.runs))
+    yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
+    yield float(max((len({one.example_id for one in run.records}) for run in row.runs), default=0)) or None
+    yield row.error or None
+
+
+def figure(row: Row, of: Measure) -> Estimate | float | None:
+    """A row's figure: a share with its interval, or the mean over seeds of a count; None where nothing says it."""
+    if of.kind == "percent":
+        return seeds.mean([of.scores(run) for run in row.runs], _seed(row))
+    known = [value for run in row.runs if (value := _folded(run, of)) is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _folded(run: Run, of: Measure) -> float | None:
+    values = [value for _, value in of.scores(run).values()]
+    return of.fold(values) if values else None
+
+
+def _seed(row: Row) -> int:
+    return row.runs[0].seed if row.runs else 0
+
+
+def paper(row: Row, sweep: Sweep, of: Measure) -> float | None:
+    """The paper's own figure of a row; where the sweep has no axis of benchmarks, that of the first that it names."""
+    reported = sweep.reported.get(row.values.get(ROW, ""), {})
+    benchmark = row.values.get(BENCHMARK) or next(iter(reported), "")
+    value = reported.get(benchmark, {}).get(of.name)
+    return value / 100 if value is not None and of.kind == "percent" else value
+
+
+def _is_reported(sweep: Sweep, of: Measure) -> bool:
+    return any(of.name in each for benchmarks in sweep.reported.values() for each in benchmarks.values())
+
+
+def _difference(row: Row, rows: Sequence[Row], sweep: Sweep, of: Measure) -> Paired | None:
+    """From the row that differs in the baseline's axis alone, seed by seed; None for that one itself."""
+    values = {**row.values, **sweep.baseline}
+    first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
+    if first is None or first is row or of.kind != "percent":
+        return None
+    before = {cell.values.get(SEED): cell.run for cell in first.cells if cell.run is not None}
+    pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
+    both = [(old, new) for old, new in pairs if old is not None and new is not None and old.equality == new.equality]
+    return seeds.difference([of.scores(old) for old, _ in both], [of.scores(new) for _, new in both], _seed(row))
+
+
+def _note(sweep: Sweep) -> str:
+    parts = ["Intervals are 95 %."]
+    if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
+        said = sweep.baseline.get(ROW) or named(sweep.baseline)
+        parts.append(f"The difference is from {said}, question by question.")
+    if len(sweep.seeds) > 1:
+        parts.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
+    if sweep.reported and BENCHMARK not in sweep.axes:
+        named_first = dict.fromkeys(next(iter(each), "") for each in sweep.reported.values())
+        parts.append(f"The paper's figures are of {', '.join(named_first)}.")
+    return " ".join(parts)
+
+
+def curves(sweep: Sweep) -> dict[str, list[Line]]:
+    """Each number of training that a row logged at two steps or more, with a line a row; those named come first."""
+    rows = sweep.rows()
+    names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
+    ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
+    found = {
+        name: [line for row in rows if (line := _line(row, name)) is not None] for name in ordered if name != "step"
+    }
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _line(row: Row, name: str) -> Line | None:
+    """A number's mean over seeds with the lowest and the highest seed, each smoothed before."""
+    at: dict[float, list[float]] = {}
+    for cell in row.cells:
+        for step, value in smoothed(series(cell.curves, name)):
+            at.setdefault(step, []).append(value)
+    points = [(step, math.fsum(values) / len(values), min(values), max(values)) for step, values in sorted(at.items())]
+    return Line(row.name, tuple(points)) if len(points) > 1 else None
+
+
+def smoothed(values: Points) -> Points:
+    """The moving average of a number that every step logs, over a fifth of a short run; a rarer one stays as it is."""
+    dense = len(values) > 1 and values[-1][0] - values[0][0] == len(values) - 1
+    return moving_average(values, min(SMOOTH, max(1, len(values) // 5))) if dense else values

@@ -1,0 +1,131 @@
+"""Evaluation tables for a terminal: the figures at a run's end, where to look, and a comparison of two systems."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from pipelines.evaluation.compare import Comparison
+from pipelines.evaluation.metrics import value_of
+from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.summary import Summary
+from pipelines.report import digits, formats
+from pipelines.report.formats import Cell, Column, Table
+
+SHOWN_FLIPS = 10
+
+
+def render(table: Table) -> RichTable:
+    """Any of the report's tables; figures are aligned, and text from outside can hold no markup."""
+    drawn = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
+    for column in table.columns:
+        drawn.add_column(_line(column.name), justify="left" if column.kind == "text" else "right")
+    for row in table.rows:
+        cells = zip(row, table.columns, strict=True)
+        drawn.add_row(*(_line(formats.show(cell, column.kind)) for cell, column in cells))
+    return drawn
+
+
+def plain(words: str, lines: bool = False) -> str:
+    r"""Words that a terminal shows as they are, whoever wrote them: a user, a model, a database.
+
+    What does not print (escape sequences, control and bidirectional characters, half characters) is shown by its escape
+    (`\x1b`); narrow and unbroken spaces are plain ones.
+
+    Args:
+        lines: keep line breaks; without it they are shown too, so that one line stays one.
+    """
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() or (lines and c == "\n") else _visible(c) for c in words)
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
+        return " "
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _line(words: str) -> Text:
+    """One line without markup."""
+    return Text(plain(words))
+
+
+def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> Table:
+    """The few figures of a run's end, one system a row, by the systems' names.
+
+    Args:
+        benchmark: what its recipe calls the questions; "" where no recipe names them.
+    """
+    columns: tuple[Column, ...] = (
+        Column("system"),
+        Column("EX greedy", "estimate"),
+        Column("EX sampled", "estimate"),
+        Column("majority@k", "estimate"),
+        Column("turns", "mean"),
+        Column("questions", "count"),
+    )
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, *_figures(summary)) for name, summary in summaries.items())
+    if any(summary.left_out for summary in summaries.values()):  # an incomplete benchmark
+        columns = (*columns, Column("left out", "count"))
+        missing = (sum(summary.left_out.values()) for summary in summaries.values())
+        rows = tuple((*row, number) for row, number in zip(rows, missing, strict=True))
+    for name, number_of in (("broken", "n_broken"), ("not asked", "n_unasked")):
+        if any(getattr(summary, number_of) for summary in summaries.values()):
+            columns = (*columns, Column(name, "count"))
+            rows = tuple(
+                (*row, getattr(summary, number_of)) for row, summary in zip(rows, summaries.values(), strict=True)
+            )
+    if any(summary.n_broken for summary in summaries.values()):
+        columns = (*columns, Column("EX, broken as wrong", "percent"))
+        rows = tuple((*row, summary.ex_with_broken) for row, summary in zip(rows, summaries.values(), strict=True))
+    equality = next((summary.equality for summary in summaries.values()), "")
+    where = f" on {benchmark}" if benchmark else ""
+    title = f"Held-out execution accuracy{where}, equality {equality}, 95 % intervals"
+    return Table("figures", title, columns, rows)
+
+
+def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
+    majority = summary.points[-1].majority_at if summary.points else None
+    turns = value_of(summary.measured.get("turns"))
+    return summary.ex.get(summary.equality), summary.sampled, majority, turns, summary.n_questions
+
+
+def show_end(console: Console, judged: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
+    """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
+    for benchmark, summaries in judged.items():
+        console.print(render(figures(summaries, benchmark)))
+    width = max(map(len, look), default=0)
+    for label, place in look.items():
+        console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)
+
+
+def show_comparison(console: Console, each: Comparison, shown: int = SHOWN_FLIPS) -> None:
+    """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
+    found = each.paired
+    bounds = f"[{digits.points(found.low)}, {digits.points(found.high)}]"
+    console.print(
+        _line(
+            f"{each.before} → {each.after} ({each.mode}, {each.equality}, {found.n} questions): "
+            f"{digits.percent(each.accuracy_before)} → {digits.percent(each.accuracy_after)} %, "
+            f"{digits.points(found.difference)} points {bounds}"
+        ),
+        soft_wrap=True,
+    )
+    tests = f"sign-flip by database p {digits.p_value(found.p_permutation)}"
+    if each.p_mcnemar is not None:
+        tests = f"gained {each.gained}, lost {each.lost}; McNemar p {digits.p_value(each.p_mcnemar)}; {tests}"
+    if each.needed is not None:
+        tests += f"; {digits.count(each.needed)} questions would show a difference of this size"
+    if each.detectable is not None:
+        tests += f", and {digits.count(found.n)} show one of {digits.percent(each.detectable)} points"
+    console.print(_line(tests), soft_wrap=True)
+    for flip in each.flips[:shown]:
+        sign = "+" if flip.gained else "−"
+        console.print(_line(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
+    if len(each.flips) > shown:
+        console.print(_line(f"  and {len(each.flips) - shown} more that flipped"))

@@ -1,0 +1,102 @@
+"""The report of an evaluation: one self-contained HTML page, and its tables as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+
+from pipelines.errors import SqltrainError
+from pipelines.evaluation.record import Preview
+from pipelines.report import formats, report_tables
+from pipelines.report.data import ReportData, System
+from pipelines.report.page.document import document
+
+__all__ = [
+    "Preview",
+    "ReportData",
+    "System",
+    "csv",
+    "latex",
+    "markdown",
+    "with_results",
+    "write",
+    "write_all",
+    "write_tables",
+]
+
+PAGE, TABLES = "report.html", "tables"
+PREVIEW_S = 5.0  # seconds for the first rows of one result; a slower one is left out
+
+
+def write(data: ReportData, path: Path) -> None:
+    """Write the HTML page. The same data gives the same bytes.
+
+    Raises:
+        ValueError: there is no system, or one without records.
+    """
+    if not data.systems:
+        raise ValueError("a report needs a system")
+    # A lone surrogate of a model's text has no UTF-8; written as its escape it is what JSON wants anyway.
+    path.write_text(document(data), encoding="utf-8", errors="backslashreplace")
+
+
+def with_results(data: ReportData) -> ReportData:
+    """The same with the schemas and the first rows of wrong results, of the databases that are there."""
+    from pipelines.evaluation.evaluate import previews
+    from pipelines.sql.catalogs import introspect
+    from pipelines.sql.engine import Limits, SqlEngine
+    from pipelines.sql.schema import render
+
+    schemas: dict[str, str] = {}
+    for example in data.examples.values():
+        if example.database.id not in schemas:
+            with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
+                schemas[example.database.id] = render(introspect(example.database), "ddl")
+    shown = [
+        record
+        for system in data.systems
+        for record in system.records
+        if record.database in schemas and record.example_id in data.examples
+    ]
+    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0))) as sql:
+        return dataclasses.replace(data, schemas=schemas, results=previews(shown, data.examples, sql))
+
+
+def write_all(data: ReportData, folder: Path) -> None:
+    """Write the page, and the tables into a folder of their own; `folder` exists.
+
+    Raises:
+        ValueError: there is no system, or one without records.
+    """
+    write(data, folder / PAGE)
+    (folder / TABLES).mkdir(exist_ok=True)
+    write_tables(data, folder / TABLES)
+
+
+def markdown(data: ReportData) -> str:
+    """All tables as GitHub Markdown."""
+    return "\n".join(formats.markdown(table) for table in report_tables.all_tables(data))
+
+
+def latex(data: ReportData) -> str:
+    """All tables for a paper (needs booktabs)."""
+    return "\n".join(formats.latex(table) for table in report_tables.all_tables(data))
+
+
+def csv(data: ReportData) -> dict[str, str]:
+    """All tables as CSV with raw values, by file stem."""
+    return {table.slug: formats.to_csv(table) for table in report_tables.all_tables(data)}
+
+
+def write_tables(data: ReportData, folder: Path) -> None:
+    """Write `tables.md`, `tables.tex`, and each table as CSV and as Parquet, into a folder that exists."""
+    from pipelines import frames
+
+    for name, text in {"tables.md": markdown(data), "tables.tex": latex(data)}.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+    for stem, text in csv(data).items():
+        (folder / f"{stem}.csv").write_text(text, encoding="utf-8", errors="backslashreplace")
+    for table in report_tables.all_tables(data):
+        frames.write(folder / f"{table.slug}.parquet", formats.to_frame(table))

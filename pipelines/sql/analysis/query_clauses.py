@@ -1,0 +1,230 @@
+"""Reads a resolved query into the clauses that an error analysis compares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from sqlglot import exp
+
+from pipelines.sql.analysis.name_resolution import Item, Resolved, columns_of, resolve
+from pipelines.sql.schema import Schema
+from pipelines.types import EngineName
+
+Constant = str | int | float | None
+_COMPARISONS: Mapping[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "!=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.Like: "LIKE",
+    exp.Glob: "GLOB",
+    exp.Is: "IS",
+    exp.In: "IN",
+    exp.Between: "BETWEEN",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of a column with constants: `state IN ('CA', 'NV')` is (state, "IN", ("CA", "NV"))."""
+
+    column: Item
+    operator: str
+    values: tuple[Constant, ...]
+
+    def __str__(self) -> str:
+        values = ("NULL" if value is None else repr(value) for value in self.values)
+        return f"{'.'.join(self.column)} {self.operator} {', '.join(values)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """A query's clauses with aliases resolved; texts are canonical SQL.
+
+    Attributes:
+        resolved: the query itself.
+        columns: base columns that it says something with: shown, filtered, grouped, ordered or aggregated by.
+        loose: columns that only join tables or stand in a plain COUNT, where another column does as well.
+        equal: pairs of columns that it sets equal.
+        output: what each result column is, in order.
+        distinct, limit, ordering, grouping, having, set_operators: the clauses of all its (sub)queries.
+        aggregates: name of each aggregate function, counted.
+        conditions: comparisons with constants.
+        logic: its ORs and NOTs; joins: its outer joins.
+        subqueries: how many queries it nests.
+    """
+
+    resolved: Resolved
+    columns: frozenset[Item]
+    loose: frozenset[Item]
+    equal: tuple[tuple[Item, Item], ...]
+    output: tuple[str, ...]
+    distinct: bool
+    limit: tuple[str, ...]
+    ordering: tuple[str, ...]
+    grouping: frozenset[str]
+    having: tuple[str, ...]
+    set_operators: tuple[str, ...]
+    aggregates: Counter[str]
+    conditions: tuple[Condition, ...]
+    logic: tuple[str, ...]
+    joins: tuple[str, ...]
+    subqueries: int
+
+    @property
+    def items(self) -> frozenset[Item]:
+        """Every base column that it names."""
+        return self.columns | self.loose
+
+
+def read(sql: str, schema: Schema, engine: EngineName) -> Reading | None:
+    """A query's clauses; None when it can't be parsed as one query. Total: no text makes it raise."""
+    try:
+        resolved = resolve(sql, schema, engine)
+        return _read(resolved, schema) if resolved is not None else None
+    except Exception:  # trees that parse but make no sense have nodes where others are expected
+        return None
+
+
+def _read(resolved: Resolved, schema: Schema) -> Reading:
+    tree = resolved.tree
+    selects = list(tree.find_all(exp.Select))
+    loose = {id(column) for column in _joining(tree)} | {id(column) for column in _counted(tree)}
+    columns = {item for column in tree.find_all(exp.Column) if id(column) not in loose and (item := _item(column))}
+    return Reading(
+        resolved=resolved,
+        columns=frozenset(columns | set(_shown(selects, resolved, schema))),
+        loose=frozenset({item for column in tree.find_all(exp.Column) if (item := _item(column))} - columns),
+        equal=tuple(_equated(tree)),
+        output=_output(selects, resolved, schema),
+        distinct=any(select.args.get("distinct") for select in selects),
+        limit=tuple(sorted(_text(node) for kind in (exp.Limit, exp.Offset) for node in tree.find_all(kind))),
+        ordering=tuple(_text(key) for order in tree.find_all(exp.Order) for key in order.expressions),
+        grouping=frozenset(_text(key) for group in tree.find_all(exp.Group) for key in group.expressions),
+        having=tuple(sorted(_text(having.this) for having in tree.find_all(exp.Having))),
+        set_operators=tuple(sorted(_set_name(node) for node in tree.find_all(exp.SetOperation))),
+        aggregates=Counter(_aggregate_name(node) for node in tree.find_all(exp.AggFunc)),
+        conditions=tuple(_conditions(tree)),
+        logic=tuple(name.upper() for name in ("or", "not") for _ in tree.find_all(getattr(exp, name.title()))),
+        joins=tuple(sorted(join.side for join in tree.find_all(exp.Join) if join.side)),
+        subqueries=len(selects),
+    )
+
+
+def _item(column: exp.Column) -> Item | None:
+    """(table, column) of a resolved base column."""
+    return (column.table, column.name) if column.table and not isinstance(column.this, exp.Star) else None
+
+
+def _text(node: exp.Expr) -> str:
+    return node.sql(dialect="sqlite", comments=False)
+
+
+def _equalities(tree: exp.Expr) -> Iterator[tuple[exp.Column, exp.Column]]:
+    """Comparisons `a.x = b.y` of two columns of different tables."""
+    for node in tree.find_all(exp.EQ):
+        left, right = node.this, node.expression
+        if isinstance(left, exp.Column) and isinstance(right, exp.Column) and left.table != right.table:
+            yield left, right
+
+
+def _joining(tree: exp.Expr) -> Iterator[exp.Column]:
+    for left, right in _equalities(tree):
+        yield left
+        yield right
+
+
+def _counted(tree: exp.Expr) -> Iterator[exp.Column]:
+    """Arguments of a plain COUNT: without NULLs any column counts the same rows."""
+    return (node.this for node in tree.find_all(exp.Count) if isinstance(node.this, exp.Column))
+
+
+def _equated(tree: exp.Expr) -> Iterator[tuple[Item, Item]]:
+    """Pairs of base columns that the query sets equal, by ON, WHERE or IN (SELECT ...)."""
+    for left, right in _equalities(tree):
+        first, second = _item(left), _item(right)
+        if first is not None and second is not None:
+            yield first, second
+    for node in tree.find_all(exp.In):
+        query = node.args.get("query")
+        inner = query.find(exp.Select) if query is not None else None
+        if inner is not None and isinstance(node.this, exp.Column) and len(inner.expressions) == 1:
+            first = _item(node.this)
+            second = _item(inner.expressions[0]) if isinstance(inner.expressions[0], exp.Column) else None
+            if first is not None and second is not None:
+                yield first, second
+
+
+def _shown(selects: list[exp.Select], resolved: Resolved, schema: Schema) -> Iterator[Item]:
+    """The columns that a `*` or `t.*` in a result stands for."""
+    for projection in (projection for select in selects for projection in select.expressions):
+        if projection.is_star and not isinstance(projection, exp.Count):
+            yield from _starred(projection, resolved, schema)
+
+
+def _starred(star: exp.Expr, resolved: Resolved, schema: Schema) -> Iterator[Item]:
+    only = star.table if isinstance(star, exp.Column) else ""
+    for table, columns in columns_of(schema).items():
+        if table in resolved.tables and only in ("", table):
+            yield from ((table, column) for column in columns)
+
+
+def _output(selects: list[exp.Select], resolved: Resolved, schema: Schema) -> tuple[str, ...]:
+    """The result's columns: those of the first query of the text that is not nested in another one."""
+    outer = next((select for select in selects if select.find_ancestor(exp.Select, exp.CTE) is None), None)
+    output: list[str] = []
+    for projection in outer.expressions if outer is not None else ():
+        if projection.is_star and not isinstance(projection, exp.Count):
+            output.extend(".".join(item) for item in _starred(projection, resolved, schema))
+        else:
+            output.append(_text(projection.unalias()))
+    return tuple(output)
+
+
+def _set_name(node: exp.SetOperation) -> str:
+    return type(node).__name__.upper() + ("" if node.args.get("distinct", True) else " ALL")
+
+
+def _aggregate_name(node: exp.AggFunc) -> str:
+    distinct = isinstance(node.this, exp.Distinct)
+    return type(node).__name__.upper() + (" DISTINCT" if distinct else "")
+
+
+def _conditions(tree: exp.Expr) -> Iterator[Condition]:
+    for node in tree.find_all(*_COMPARISONS):
+        column, constants = _sides(node)
+        item = _item(column) if column is not None else None
+        if item is not None and constants:
+            negated = "NOT " if isinstance(node.parent, exp.Not) else ""
+            yield Condition(item, negated + _COMPARISONS[type(node)], constants)
+
+
+def _sides(node: exp.Expr) -> tuple[exp.Column | None, tuple[Constant, ...]]:
+    """The column of a comparison and the constants that it is compared with."""
+    operands = [node.this, *(node.args.get(key) for key in ("expression", "low", "high")), *node.expressions]
+    bare = [operand.this if isinstance(operand, exp.Lower | exp.Upper | exp.Paren) else operand for operand in operands]
+    columns = [operand for operand in bare if isinstance(operand, exp.Column) and operand.table]
+    constants = [constant for operand in bare for constant in _constant(operand)]
+    return (columns[0] if len(columns) == 1 else None), tuple(constants)
+
+
+def _constant(node: exp.Expr | None) -> tuple[Constant, ...]:
+    """A constant as a tuple of one; () for anything else."""
+    if isinstance(node, exp.Null):
+        return (None,)
+    sign = -1 if isinstance(node, exp.Neg) else 1
+    literal = node.this if isinstance(node, exp.Neg) else node
+    if not isinstance(literal, exp.Literal):
+        return ()
+    return (literal.name,) if literal.is_string else (sign * _number(literal.name),)
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:  # too many digits, or a spelling of another dialect
+        return float("nan")

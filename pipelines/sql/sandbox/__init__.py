@@ -1,0 +1,1 @@
+"""Worker processes that run SQL: their pool, their channel, and what happens inside one."""

@@ -1,0 +1,197 @@
+"""What decides a stage's result and stands outside the recipe: files, weights, prompts, and models behind endpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import Protocol, Recipe, Source
+from pipelines.data import base
+from pipelines.errors import DataError, RecipeError
+from pipelines.recipes import digest
+from pipelines.registry import PROTOCOLS
+from pipelines.store import Store, read_json, sha256, write_atomic
+
+CACHE = "digests.json"
+SETTLED_S = 2.0  # a file changed later than that may change again within one tick of its file system's clock
+ANSWER_FIELDS = {"model", "omit", "extra", "system", "reasoning"}  # of an endpoint: what decides its answers
+MISSING = "missing"
+GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
+
+
+class Digests:
+    """Digests of files, remembered in a store by (path, size, modification time): gigabytes are read once."""
+
+    def __init__(self, store: Path | None) -> None:
+        self._path = None if store is None else store / CACHE
+        self._known: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        if self._path is not None:
+            with contextlib.suppress(DataError):  # a damaged memory is none
+                self._known = read_json(self._path)
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's bytes; `MISSING` where there is none."""
+        try:
+            key, settled = self._key(path)
+            found = self._known.get(key) or self._new.get(key)
+            if found is None:
+                found = sha256(path)
+                if settled:
+                    self._new[key] = found
+        except (OSError, ValueError):  # not there, a folder, no file's name
+            return MISSING
+        return str(found)
+
+    def files(self, source: Source, path: Path) -> list[Path]:
+        """The files that a source's reader reads; of a single file, which may be long, they are remembered too."""
+        if not path.is_file():
+            return _named(source, path)
+        key, settled = self._key(path)
+        name = f"files|{digest([source.kind, source.options])}|{key}"
+        found = self._known.get(name)
+        if found is None:
+            found = [str(file) for file in _named(source, path)]
+            if settled:
+                self._new[name] = found
+        return [Path(file) for file in found]
+
+    def save(self) -> None:
+        """Keep what is new."""
+        if self._new and self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
+
+    @staticmethod
+    def _key(path: Path) -> tuple[str, bool]:
+        facts = path.stat()
+        return f"{path}|{facts.st_size}|{facts.st_mtime_ns}", time.time() - facts.st_mtime > SETTLED_S
+
+
+def _named(source: Source, path: Path) -> list[Path]:
+    """The files that a reader names, and the file itself; every file there is where its module names none."""
+    found = base.files(source)
+    return sorted(set(walk(path) if found is None else found))
+
+
+def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
+    """For each path of some sources, a digest of the files there that their readers read; unrelated ones don't count.
+
+    Links are followed. What a reader names and is not there counts, too: it may come.
+
+    Raises:
+        DataError: a source's path is not there, or its questions cannot be read.
+    """
+    digests = Digests(store)
+    found: dict[str, dict[str, str]] = {}
+    for source in sources:
+        if source.path:
+            path = _path(source)
+            files = digests.files(source, path)
+            found.setdefault(str(path), {}).update({os.path.relpath(file, path): digests.of(file) for file in files})
+    digests.save()
+    return {path: digest(files) for path, files in found.items()}
+
+
+def prompt_digest(protocol: Protocol) -> str:
+    """A digest of the prompt's text: an edited prompt makes what it was put to anew."""
+    path = PROTOCOLS[protocol.name].prompts / f"{protocol.name}_{protocol.prompt}.txt"
+    return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+
+def folder_digest(folder: Path, store: Path | None = None) -> str:
+    """A digest of every file in a folder, by content; links are followed.
+
+    Args:
+        store: remembers the digests of the files.
+    """
+    digests = Digests(store)
+    found = digest([[os.path.relpath(file, folder), digests.of(file)] for file in walk(folder)])
+    digests.save()
+    return found
+
+
+def weights(source: str, store: Store) -> str | None:
+    """A digest of the weights under a local `model.source`; None for the tiny model and for a hub's name."""
+    path = Path(source).expanduser()
+    if source == "tiny" or not path.exists():
+        return None
+    made = stage_at(source, store)
+    if made is not None:  # its manifest has the digests
+        files = store.manifest(*made)["files"]
+        return digest({name: facts["sha256"] for name, facts in files.items()})
+    return folder_digest(path.resolve(), store.root)
+
+
+def stage_at(source: str, store: Store) -> tuple[str, str] | None:
+    """The finished stage of this store that a model's source lies in; None for any other."""
+    path = Path(source).expanduser().resolve()
+    if not source or not path.is_relative_to(store.root):
+        return None
+    stage, key, *_ = (*path.relative_to(store.root).parts, "", "")
+    return (stage, key) if key and store.has(stage, key) else None
+
+
+def walk(path: Path) -> Iterator[Path]:
+    """Every file below a path, links followed; a folder that links lead back to is walked once on the way down."""
+    yield from _walk(path, frozenset())
+
+
+def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        facts = path.stat()
+        place = (facts.st_dev, facts.st_ino)
+        if place not in above:
+            for each in sorted(path.iterdir()):
+                yield from _walk(each, above | {place})
+
+
+def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
+    """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
+    if stage in ("data", "test"):
+        yield from recipe.data.cleaners if stage == "data" else ()
+        if recipe.data.linker not in (None, GOLD):
+            yield recipe.data.linker
+    elif stage == "synthesize":
+        teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
+        yield from (teacher.endpoint for teacher in teachers if teacher.kind == "endpoint")
+    elif stage in ("gold_schema", "test_schema"):
+        yield from recipe.gold_schema.extractors
+    elif stage == "grpo":
+        judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
+        yield from (judge for judge in judges if judge != "static")
+    elif stage.startswith("evaluate") and recipe.evaluation.selector:
+        yield recipe.evaluation.selector
+
+
+def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:
+    """The model behind each endpoint that a stage asks, and what else of its entry decides its answers.
+
+    The address is not part of it: the same model behind another port answers the same. A name without an entry has
+    no facts here; whether it is needed is found before a run begins.
+    """
+    names = sorted({name for name in asked(recipe, stage) if name is not None})
+    return {name: _entry(name) for name in names}
+
+
+def _entry(name: str) -> dict[str, Any] | None:
+    from pipelines.endpoints.client import endpoint
+
+    try:
+        return endpoint(name).model_dump(mode="json", include=ANSWER_FIELDS)
+    except RecipeError:
+        return None
+
+
+def _path(source: Source) -> Path:
+    path = Path(str(source.path)).expanduser().resolve()
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}", f"It is the path of a {source.kind} source in the recipe.")
+    return path

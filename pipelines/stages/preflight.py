@@ -1,0 +1,65 @@
+"""What a run needs, looked for before its first stage: hours of work should not end at a missing key or a bad word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipelines.config import Recipe, Source
+from pipelines.endpoints.client import Connection, endpoint
+from pipelines.errors import RecipeError
+from pipelines.protocols.base import build
+from pipelines.rewards.rubric import Rubric
+from pipelines.rollout.policies.making import device
+from pipelines.stages.fingerprints import asked
+from pipelines.stages.graph import BENCHMARK, Step, kind_of
+
+
+def check(recipe: Recipe, steps: Sequence[Step]) -> None:
+    """Look for the endpoints, and their keys, that the steps still to be made will ask; nothing is sent.
+
+    Raises:
+        RecipeError: the recipe names no endpoint where it needs one, or one that `conf/local/endpoints.yaml` lacks; or
+            a later stage would refuse its protocol, its rewards or its parts.
+        ResourceError: the environment variable that should hold a key is empty, or there is no GPU where one is asked
+            for.
+    """
+    to_do = {step.name for step in steps if not step.cached}
+    missing = {kind_of(name) for name in to_do}
+    if missing - {"data", "gold_schema", "model", "report", *BENCHMARK}:
+        build(recipe.protocol).sections()
+    if "grpo" in missing:
+        Rubric(recipe.rewards)
+    if recipe.protocol.schema_view == "filtered" and missing & {"data", "test"} and not recipe.data.linker:
+        raise RecipeError(
+            "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."
+        )
+    asking = [(name, source) for stage, name, source in _pools(recipe) if stage in to_do]
+    bare = [name for name, source in asking if source.kind != "miniature" and not source.path]
+    if bare:
+        paths = " ".join(f"{name}.path=..." for name in bare)
+        raise RecipeError(f"{', '.join(bare)} of {recipe.name}: no path to the questions", f"Set {paths}")
+    pools = 1 + len(recipe.data.rl)
+    if "difficulty" in missing and len(recipe.difficulty.explore_parts) > pools:
+        raise RecipeError(
+            f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
+            "They are the SFT pool's and each RL pool's, in order.",
+        )
+    decodes = any(name == "difficulty" or name.startswith("evaluate") for name in missing)
+    trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
+    if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == "transformers")):
+        device(recipe, 0)
+    names = [name for stage in sorted(missing) for name in asked(recipe, stage)]
+    if None in names:
+        raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
+    for name in dict.fromkeys(filter(None, names)):
+        Connection(endpoint(name), name)
+
+
+def _pools(recipe: Recipe) -> Iterable[tuple[str, str, Source]]:
+    """Each source of questions by its key, with the stage that reads it."""
+    data = recipe.data
+    yield "data", "data.sft", data.sft
+    yield from (("data", f"data.rl.{number}", source) for number, source in enumerate(data.rl))
+    yield "data", "data.dev", data.dev
+    for place, benchmark in enumerate(data.test):
+        yield f"test.{benchmark.name}" if place else "test", f"data.test.{place}", benchmark
