@@ -1,6 +1,6 @@
 """The registries: each name that a recipe may use, and the code that stands behind it, our own or a plug-in's.
 
-Our own parts and a user's package go through the same doors. A plug-in is found in one of two ways:
+Our own parts and those of a user's package are registered in the same way. A plug-in is found in one of two ways:
 
 - an installed package that declares an entry point, such as `[project.entry-points."sqltrain.rewards"]`;
 - `plugins: [FILE_OR_MODULE]` in a recipe.

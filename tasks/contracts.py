@@ -1,4 +1,4 @@
-"""Contracts at the stages' doors: Great Expectations suites over a stage's rows, thresholds from the recipe.
+"""Contracts of stages: Great Expectations suites over a stage's rows, thresholds from the recipe.
 
 A contract is checked once, after its stage; `contract.json` beside the data keeps the verdict, so that a later run
 reads it and need not import Great Expectations (some 3 CPU seconds). A breach names rows and reasons and stops the
@@ -16,7 +16,7 @@ from pipelines.errors import DataError, ResourceError, SqltrainError
 from pipelines.recipes import digest
 from pipelines.stages.graph import StageResult
 from pipelines.store import read_json, write_atomic, write_json
-from tasks.doors import DOORS, Check
+from tasks.contract_checks import CONTRACTS, Check
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,24 +25,24 @@ ROWS_SHOWN = 20
 
 
 def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
-    """Hold a finished stage to its contract and return the verdict; None for a stage without a door.
+    """Hold a finished stage to its contract and return the verdict; None for a stage without one.
 
     Raises:
         DataError: the contract is broken; the message names rows and reasons.
         SqltrainError: Great Expectations could not evaluate it.
         ResourceError: it is not installed.
     """
-    door = DOORS.get(result.kind)
-    if door is None:
+    contract = CONTRACTS.get(result.kind)
+    if contract is None:
         return None
-    checks = door.checks(recipe)
+    checks = contract.checks(recipe)
     terms = digest(
         [[item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools] for item in checks]
     )
     path = result.folder / "contract.json"
     verdict: dict[str, Any] = read_json(path)
     if verdict.get("terms") != terms:
-        verdict = {"stage": result.name, "terms": terms, **evaluate(door.rows(result.folder), checks)}
+        verdict = {"stage": result.name, "terms": terms, **evaluate(contract.rows(result.folder), checks)}
         _publish(path, verdict)
     if not verdict["passed"]:
         raise _breach(verdict, path)
@@ -53,12 +53,12 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
     """The verdict of a suite over rows: counts, shares, and the first rows that break each expectation.
 
     Raises:
-        SqltrainError: an expectation raised instead of judging.
+        SqltrainError: an expectation raised instead of giving a verdict.
     """
     parts = [(item, pool) for item in checks for pool in _pools(item, frame)]
     outcomes = _validate(frame, parts)
-    judged = [_judge(item, pool, outcome) for (item, pool), outcome in zip(parts, outcomes, strict=True)]
-    return {"rows": frame.height, "passed": all(item["passed"] for item in judged), "checks": judged}
+    verdicts = [_verdict(item, pool, outcome) for (item, pool), outcome in zip(parts, outcomes, strict=True)]
+    return {"rows": frame.height, "passed": all(item["passed"] for item in verdicts), "checks": verdicts}
 
 
 def _pools(item: Check, frame: pl.DataFrame) -> list[str]:
@@ -85,7 +85,7 @@ def _validate(frame: pl.DataFrame, parts: Sequence[tuple[Check, str]]) -> list[A
         logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
         context = gx.get_context(mode="ephemeral")
         context.variables.progress_bars = {"globally": False}
-        asset = context.data_sources.add_pandas("door").add_dataframe_asset("rows")
+        asset = context.data_sources.add_pandas("stage").add_dataframe_asset("rows")
         batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame.to_pandas()})
         suite = gx.ExpectationSuite(
             name="contract",
@@ -110,7 +110,7 @@ def _expectation(library: Any, item: Check, pool: str, number: int) -> Any:
     return kind(**options, **item.options, mostly=1.0 - item.allowed, meta={"number": number})
 
 
-def _judge(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
+def _verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
     """One check's verdict as JSON values.
 
     Raises:

@@ -68,7 +68,7 @@ class Data(Section):
         test: the benchmarks of the reported figures, each with stages of its own. The first is the one that a recipe's
             headline, its champion and the table of a sweep are about; what a text there names (`local/spider_dk`) are
             the benchmarks of that file of `conf/`.
-        max_bad_share: the contract at the door: a larger share of quarantined rows stops the run.
+        max_bad_share: a contract: a larger share of quarantined rows stops the run.
         drop_empty: leave training questions out whose gold SQL returns nothing (MTIR-SQL, 4.1).
         cleaners: endpoints that check each training pair: one that all of them call bad is left out (Reasoning-SQL,
             4.1).

@@ -37,7 +37,7 @@ class Recipe(Section):
         grpo: reinforcement learning.
         evaluation: what is asked and judged for the reported figures.
         rollout: how many episodes are in flight, and with what.
-        contracts: thresholds at the stages' doors.
+        contracts: thresholds of the contracts on the rows of stages.
         nightly: retraining on new questions.
         hardware: what trains.
     """

@@ -85,7 +85,7 @@ class Hardware(Section):
 
 
 class Contracts(Section):
-    """Thresholds at the stages' doors (`tasks/contracts.py`), beside `data.max_bad_share`.
+    """Thresholds of the contracts on the rows of stages (`tasks/contracts.py`), beside `data.max_bad_share`.
 
     Attributes:
         max_duplicates: share of a pool's questions that are asked twice of one database.

@@ -1,4 +1,4 @@
-"""Endpoints that recipes ask about their data: cleaners and the linker at the door, extractors of gold schemas."""
+"""Endpoints that recipes ask about their data: cleaners, the linker, extractors of gold schemas."""
 
 from __future__ import annotations
 

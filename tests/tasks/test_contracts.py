@@ -18,7 +18,7 @@ from pipelines.stages.data import note_leakage
 from pipelines.stages.graph import StageResult
 from pipelines.types import Database, Example
 from tasks import contracts
-from tasks.doors import Check
+from tasks.contract_checks import Check
 from tasks.summary import contract_html, contract_markdown, report_markdown
 
 from .conftest import trajectory
@@ -164,7 +164,7 @@ def test_too_few_accepted_trajectories_stop_the_run(tmp_path: Path) -> None:
     assert contracts.check(result, Recipe(name="toy", contracts=Contracts(min_accepted=0.4)))
 
 
-def test_a_stage_without_a_door_has_no_contract(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_stage_that_declares_no_contract_is_not_checked(tmp_path: Path, recipe: Recipe) -> None:
     assert contracts.check(StageResult("sft", "k", tmp_path, {}, False), recipe) is None
 
 
@@ -194,7 +194,7 @@ def test_the_page_needs_no_network(tmp_path: Path, recipe: Recipe) -> None:
 
 def test_great_expectations_is_not_loaded_before_a_contract_is_checked() -> None:
     heavy = "('great_expectations', 'mlflow', 'pandas', 'prefect')"
-    code = f"import tasks.step, tasks.doors, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import tasks.step, tasks.contract_checks, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

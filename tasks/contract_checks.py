@@ -48,7 +48,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Door:
+class Contract:
     """A stage's contract: the rows to look at (each with a `row` column that names it) and what they must hold to."""
 
     rows: Callable[[Path], pl.DataFrame]
@@ -259,11 +259,11 @@ def scored_checks(recipe: Recipe) -> list[Check]:
     ]
 
 
-DOORS = {
-    "data": Door(example_rows, example_checks),
-    "test": Door(example_rows, example_checks),
-    "leakage": Door(leak_rows, leak_checks),
-    "synthesize": Door(trajectory_rows, trajectory_checks),
-    "filter": Door(filtered_rows, filtered_checks),
-    "difficulty": Door(scored_rows, scored_checks),
+CONTRACTS = {
+    "data": Contract(example_rows, example_checks),
+    "test": Contract(example_rows, example_checks),
+    "leakage": Contract(leak_rows, leak_checks),
+    "synthesize": Contract(trajectory_rows, trajectory_checks),
+    "filter": Contract(filtered_rows, filtered_checks),
+    "difficulty": Contract(scored_rows, scored_checks),
 }

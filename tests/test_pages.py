@@ -1,0 +1,90 @@
+"""Pages name only what exists: paths, the files of a package, and what an example imports."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "infra/README.md", ROOT / "examples/README.md"]
+)
+FOLDERS = ("pipelines", "tasks", "flows", "conf", "tests", "infra", "benchmarks", "docs", "examples")
+# A path of ours, anywhere on a page; the same words inside a longer path or an address are something else.
+PATH = re.compile(rf"(?<![\w/.:@-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
+LISTING = re.compile(r"^```\n((?:pipelines|conf)/.*?)^```$", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths in a text that do not exist. A word in capitals stands for any name; `conf/local` is the user's own."""
+    named = {match.rstrip(".").partition("::")[0] for match in PATH.findall(text)}
+    wanted = {path: re.sub(r"[A-Z]{3,}(?=\.yaml)", "*", path) for path in named if not path.startswith("conf/local/")}
+    return sorted(path for path, pattern in wanted.items() if not any(ROOT.glob(pattern.rstrip("/"))))
+
+
+def missing_files(listing: str) -> list[str]:
+    """The files of a listing that are not in the folder under which it indents them."""
+    folders, missing = [ROOT], []
+    for line in listing.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        del folders[depth + 1 :]
+        if depth + 1 != len(folders) or not (folders[depth] / name).exists():
+            missing.append(name)
+        if name.endswith("/"):
+            folders.append(folders[depth] / name)
+    return missing
+
+
+def missing_names(code: str) -> Iterator[str]:
+    """What an example takes from our packages and is not there: imported names, and attributes of imported modules."""
+    tree, modules = ast.parse(code), dict[str, ModuleType]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in FOLDERS:
+            package = importlib.import_module(node.module)
+            for alias in node.names:
+                try:
+                    value = getattr(package, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")
+                except ModuleNotFoundError:
+                    yield f"{node.module}.{alias.name}"
+                    continue
+                if isinstance(value, ModuleType):
+                    modules[alias.asname or alias.name] = value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            if not hasattr(modules[node.value.id], node.attr):
+                yield f"{node.value.id}.{node.attr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_on_a_page_exists(page: Path) -> None:
+    assert missing_paths(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_a_listing_is_in_its_folder(page: Path) -> None:
+    listings = LISTING.findall(page.read_text(encoding="utf-8"))
+    assert [name for listing in listings for name in missing_files(listing)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_that_an_example_imports_exists(page: Path) -> None:
+    blocks = [block for block in PYTHON.findall(page.read_text(encoding="utf-8")) if ">>>" not in block]
+    assert [name for block in blocks for name in missing_names(block)] == []
+
+
+def test_a_missing_path_file_or_name_is_reported() -> None:
+    assert missing_paths("see pipelines/gone.py, `conf/recipes/NAME.yaml` and conf/local/mine.yaml") == [
+        "pipelines/gone.py"
+    ]
+    assert missing_files("pipelines/\n  types.py  x\n  gone.py  y\n  sql/  z\n    engine.py  a\n    types.py  b\n") == [
+        "gone.py",
+        "types.py",
+    ]
+    code = "from pipelines.report import writer, gone\nwriter.write\nwriter.gone\n"
+    assert list(missing_names(code)) == ["pipelines.report.gone", "writer.gone"]
