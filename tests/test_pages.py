@@ -56,8 +56,9 @@ def missing_names(code: str) -> Iterator[str]:
                 if isinstance(value, ModuleType):
                     modules[alias.asname or alias.name] = value
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
-            if not hasattr(modules[node.value.id], node.attr):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module is not None and not hasattr(module, node.attr):
                 yield f"{node.value.id}.{node.attr}"
 
 
