@@ -33,27 +33,34 @@ def filled(root: Path) -> Store:
     return store
 
 
-def there_and_back(url: str, folder: Path) -> None:
+def push_twice_and_pull(url: str, folder: Path) -> tuple[list[str], Store]:
+    """What was said, and the store that pulled one of the two stages."""
     said: list[str] = []
-    here = filled(folder / "here")
+    here, other = filled(folder / "here"), Store(folder / "other")
     storing.push(here, url, [], said.append)
-    assert said == ["pushed data/d1", "pushed sft/s1", "2 stages pushed"]
     storing.push(here, url, [], said.append)
-    assert said[-1] == "0 stages pushed"
-    other = Store(folder / "other")
     storing.pull(other, url, ["sft"], said.append)
-    assert said[-2:] == ["pulled sft/s1", "1 stage pulled"]
     assert other.manifest("sft", "s1") == here.manifest("sft", "s1")
-    (name,) = other.names()
-    pulled = other.folder(*name)
-    assert other.damage(*name, whole=True) == []
-    assert (pulled / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 100
-    assert (pulled / "timing.jsonl").read_text() == "{}\n"
-    assert os.readlink(pulled / "parts" / "0") == "../../d1"
+    return said, other
 
 
-def test_a_folder_as_object_storage(tmp_path: Path) -> None:
-    there_and_back(f"file://{tmp_path}/there", tmp_path)
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """The bytes of every file of a stage but its manifest, and the target of every link."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
+    values = {path: os.readlink(path) if path.is_symlink() else path.read_bytes() for path in paths}
+    return {str(path.relative_to(folder)): value for path, value in values.items() if path.name != "manifest.json"}
+
+
+SAID = ["pushed data/d1", "pushed sft/s1", "2 stages pushed", "0 stages pushed", "pulled sft/s1", "1 stage pulled"]
+SENT = {"model/weights.bin": bytes(range(256)) * 100, "timing.jsonl": b"{}\n", "parts/0": "../../d1"}
+
+
+def test_a_stage_pushed_to_a_folder_is_pulled_with_the_same_files_and_links(tmp_path: Path) -> None:
+    said, pulled = push_twice_and_pull(f"file://{tmp_path}/there", tmp_path)
+    assert said == SAID
+    assert list(pulled.names()) == [("sft", "s1")]
+    assert contents(pulled.folder("sft", "s1")) == SENT
+    assert pulled.damage("sft", "s1", whole=True) == []
 
 
 @pytest.fixture
@@ -91,12 +98,14 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.services
-def test_an_s3_server(bucket: str, tmp_path: Path) -> None:
-    there_and_back(f"{bucket}/store", tmp_path)
+def test_a_stage_pushed_to_s3_is_pulled_with_the_same_files_and_links(bucket: str, tmp_path: Path) -> None:
+    said, pulled = push_twice_and_pull(f"{bucket}/store", tmp_path)
+    assert said == SAID
+    assert contents(pulled.folder("sft", "s1")) == SENT
 
 
 @pytest.mark.services
-def test_a_bucket_that_is_not_there_is_one_plain_line(bucket: str) -> None:
+def test_a_missing_bucket_is_reported_in_one_line(bucket: str) -> None:
     with pytest.raises(ResourceError, match="s3://nowhere") as caught:
         Remote("s3://nowhere/x").push(Store(Path("/none")), "data", "d1")
     assert "\n" not in str(caught.value)
@@ -172,7 +181,7 @@ ABOVE = {"../../../escaped": {"bytes": 0, "sha256": HASH}}
         ({"stage": "sft"}, {}, "another stage's"),
     ],
 )
-def test_a_hostile_remote_writes_nothing_elsewhere(
+def test_a_hostile_remote_writes_no_file_outside_the_stage(
     tmp_path: Path, manifest: dict[str, object], links: object, said: str
 ) -> None:
     there, other = tmp_path / "there", Store(tmp_path / "other")
@@ -187,7 +196,7 @@ def test_a_hostile_remote_writes_nothing_elsewhere(
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_what_an_earlier_pull_left_is_not_written_through(tmp_path: Path) -> None:
+def test_a_pull_does_not_write_through_a_link_that_an_earlier_pull_left(tmp_path: Path) -> None:
     """A link in the work folder, planted by a pull that was refused, leads a second pull's file out of the store."""
     storing.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["sft"], lambda line: None)
     other, outside = Store(tmp_path / "other"), tmp_path / "outside"
@@ -212,7 +221,7 @@ def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"7"])
-def test_a_broken_manifest_elsewhere_is_one_plain_line(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_manifest_of_the_remote_is_refused(tmp_path: Path, content: bytes) -> None:
     storing.push(filled(tmp_path / "here"), f"file://{tmp_path}/there", ["data"], lambda line: None)
     (tmp_path / "there" / "data" / "d1" / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match="is refused"):

@@ -25,7 +25,7 @@ REFUSED = [
     "include=../../tmp/evil",
     "include=/tmp/evil",
 ]
-TAKEN = ["grpo.steps=3", "seed=2", "hardware.slot=gpu", "hardware={slot: gpu, threads: 1}", "rollout.processes=1"]
+ALLOWED = ["grpo.steps=3", "seed=2", "hardware.slot=gpu", "hardware={slot: gpu, threads: 1}", "rollout.processes=3"]
 
 
 @pytest.mark.parametrize("override", REFUSED)
@@ -43,8 +43,15 @@ def test_a_plug_in_named_in_a_form_is_not_even_imported(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_a_run_learns_may_be_changed() -> None:
-    deployed.check_form("miniature", [*TAKEN, "include=scales/tiny"])
+@pytest.mark.parametrize("override", ALLOWED)
+def test_a_form_may_change_the_keys_that_are_open_and_only_because_they_are_open(
+    monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    deployed.check_form("miniature", [override])
+    monkeypatch.setattr(deployed, "OPEN_SECTIONS", frozenset[str]())
+    monkeypatch.setattr(deployed, "OPEN_KEYS", frozenset[str]())
+    with pytest.raises(RecipeError, match=f"may not set {override.partition('=')[0]}"):
+        deployed.check_form("miniature", [override])
 
 
 def test_a_recipe_outside_conf_is_refused(tmp_path: Path) -> None:
@@ -76,12 +83,17 @@ def test_the_worker_s_owner_may_allow_a_key_or_one_value_of_it(
             deployed.check_form("miniature", [override])
 
 
-def test_the_owner_s_own_include_may_set_what_a_form_may_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "miniature.yaml").write_text("seed: 1\n")
     (tmp_path / "gpu.yaml").write_text("hardware: {python: /opt/gpu/bin/python}\n")
     monkeypatch.setattr(recipes, "CONF", tmp_path)
+    assert recipes.resolve("miniature", ["include=gpu"])["hardware"] == {"python": "/opt/gpu/bin/python"}
     deployed.check_form("miniature", ["include=gpu"])
+    with pytest.raises(RecipeError, match=r"may not set hardware\.python"):
+        deployed.check_form("miniature", ["include=gpu", "hardware.python=/tmp/python"])
 
 
 def test_every_open_or_closed_name_is_one_of_the_recipe() -> None:

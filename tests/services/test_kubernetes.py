@@ -64,7 +64,7 @@ def objects() -> Iterator[dict[str, Any]]:
     yield from yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text(encoding="utf-8"))
 
 
-def test_a_run_becomes_a_job_that_the_api_takes() -> None:
+def test_the_job_of_a_run_fits_the_schema_of_the_api() -> None:
     job = make_job({"env": {"PREFECT_API_URL": "http://prefect:4200/api"}, "gpus": 2})
     pod = job["spec"]["template"]["spec"]
     assert (pod.pop("parallelism"), pod.pop("completions")) == (1, 1)  # for prefect-kubernetes alone: see the template
@@ -80,9 +80,16 @@ def test_a_run_becomes_a_job_that_the_api_takes() -> None:
     assert "value" not in next(entry for entry in container["env"] if entry["name"].endswith("PASSWORD"))
 
 
-def test_every_object_is_one_that_the_api_takes() -> None:
-    for manifest in objects():
+def test_the_worker_s_objects_fit_the_schema_and_a_misspelt_field_does_not() -> None:
+    import kubernetes_validate
+
+    manifests = list(objects())
+    for manifest in manifests:
         hold_to_schema(manifest)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            hold_to_schema({**manifest, "metdata": {}})
+    kinds = ["Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "Deployment"]
+    assert [manifest["kind"] for manifest in manifests] == kinds
 
 
 def test_the_role_lets_the_worker_do_what_prefect_kubernetes_calls() -> None:

@@ -198,7 +198,7 @@ def cpu_seconds(site: Site, command: str) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def test_without_a_server_a_run_brings_its_own_and_takes_it_along(site: Site, tmp_path: Path) -> None:
+def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, tmp_path: Path) -> None:
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --engine prefect --until synthesize"
     done = site.run(f"{command} {quoted}")
@@ -208,7 +208,7 @@ def test_without_a_server_a_run_brings_its_own_and_takes_it_along(site: Site, tm
     assert servers(site) == []
 
 
-def test_not_even_kill_9_leaves_a_run_s_own_server_behind(site: Site, tmp_path: Path) -> None:
+def test_the_server_that_a_run_started_ends_when_the_run_is_killed(site: Site, tmp_path: Path) -> None:
     command = ["sqltrain", "run", "miniature", f"store={tmp_path}", "--engine", "prefect", *SMALL_DATA]
     environment = {key: value for key, value in site.environment.items() if key != "PREFECT_API_URL"}
     with (tmp_path / "log").open("w") as log:
@@ -218,7 +218,8 @@ def test_not_even_kill_9_leaves_a_run_s_own_server_behind(site: Site, tmp_path: 
     finally:
         run.kill()
         run.wait()
-    wait_for(lambda: servers(site) == [], 20, "the server died with its run")
+    wait_for(lambda: servers(site) == [], 20, "the server ended with its run")
+    assert run.returncode == -signal.SIGKILL  # it was at work until it was killed
 
 
 def servers(site: Site) -> list[int]:

@@ -48,14 +48,14 @@ def look(store: Path, *overrides: str, until: str | None = None) -> None:
         (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named_at_once(tmp_path: Path, overrides: list[str], said: str) -> None:
+def test_a_missing_or_wrong_setting_is_named_before_the_first_stage(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
     with pytest.raises(RecipeError, match=said):
         look(tmp_path, *overrides)
 
 
-def test_a_gpu_that_is_not_there_is_missed_before_the_first_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -65,20 +65,36 @@ def test_a_gpu_that_is_not_there_is_missed_before_the_first_stage(
         look(tmp_path, "hardware.device=cuda")
 
 
-def test_a_key_that_is_not_set_is_missed(tmp_path: Path) -> None:
+def test_an_endpoint_whose_key_is_not_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="'locked' has no key"):
         look(tmp_path, "gold_schema.extractors=[locked]")
 
 
-def test_what_is_there_or_not_asked_in_this_run_is_no_matter(tmp_path: Path) -> None:
+def test_an_endpoint_of_a_cached_stage_need_not_exist(tmp_path: Path) -> None:
     recipe = recipes.load("miniature", ["data.linker=gone"])
     steps = graph.plan(recipe, Store(tmp_path))
-    linking = ("data", "test")
-    preflight.check(recipe, [dataclasses.replace(step, cached=step.name in linking) for step in steps])
-    look(tmp_path)
-    look(tmp_path, "synthesis.teacher={kind: endpoint, endpoint: good}")
+    preflight.check(recipe, [dataclasses.replace(step, cached=step.name in ("data", "test")) for step in steps])
+    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
+        preflight.check(recipe, [dataclasses.replace(step, cached=step.name == "data") for step in steps])
+
+
+def test_an_endpoint_of_a_stage_after_the_last_one_asked_for_need_not_exist(tmp_path: Path) -> None:
     look(tmp_path, "gold_schema.extractors=[gone]", until="synthesize")
-    look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold")
+    with pytest.raises(RecipeError, match="no endpoint 'gone'"):
+        look(tmp_path, "gold_schema.extractors=[gone]", until="gold_schema")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused"),
+    [
+        ("synthesis.teacher={kind: endpoint, endpoint: good}", "synthesis.teacher={kind: endpoint, endpoint: goood}"),
+        ("data.linker=gold", "data.linker=silver"),
+    ],
+)
+def test_a_name_that_exists_is_accepted_and_a_near_one_refused(tmp_path: Path, accepted: str, refused: str) -> None:
+    look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold", accepted)
+    with pytest.raises(RecipeError, match="no endpoint"):
+        look(tmp_path, "protocol.schema_view=filtered", "data.linker=gold", refused)
 
 
 def test_a_selector_is_asked_by_an_evaluation_alone(tmp_path: Path) -> None:
