@@ -12,6 +12,7 @@ import yaml
 
 from pipelines.config import Execution
 from pipelines.data import benchmarks
+from pipelines.databases import card
 from pipelines.errors import DataError
 from pipelines.recipes import LOCAL
 from pipelines.report.terminal import plain
@@ -29,7 +30,7 @@ def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) 
         DataError: it is not there, not in its layout, or none of its questions can run.
     """
     source, tree = benchmarks.source_of(name, path)
-    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution())) as sql:
+    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden()) as sql:
         health = benchmarks.examine(name, source, Path(folder), sql)
     known = benchmarks.BENCHMARKS[name]
     for line in lines(name, known, health):

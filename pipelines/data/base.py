@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
 EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
+UNQUOTED = "its SQL is not repeated here, for the database has hidden parts"
 REACH = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
 Options = TypeVar("Options", bound=Section)
 
@@ -114,6 +115,19 @@ def files(source: Source) -> Iterator[Path] | None:
     return None if name_files is None else itertools.chain(name_files(source), corrected)
 
 
+def addresses(source: Source) -> Iterator[str]:
+    """The addresses of servers that a source's options name, and those that its questions do, where its reader's module
+    says so by `addresses(source)`. One without a database stands for all of that server.
+
+    Raises:
+        DataError: as `read` does.
+    """
+    yield from (value for value in source.options.values() if isinstance(value, str) and "://" in value)
+    module = sys.modules[READERS.entry(source.kind).module]
+    name_addresses: Callable[[Source], Iterator[str]] | None = getattr(module, "addresses", None)
+    yield from () if name_addresses is None else name_addresses(source)
+
+
 def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
 
@@ -131,7 +145,8 @@ def check_gold(
     """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
 
     A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure. Where the
-    gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for.
+    gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for. Where something of the
+    database is hidden, no detail quotes SQL, which may name it.
 
     Args:
         root: what the examples' locations are relative to.
@@ -141,16 +156,17 @@ def check_gold(
     results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []
-    for example, result in zip(examples, results, strict=True):
+    for example, (database, _), result in zip(examples, jobs, results, strict=True):
+        said = UNQUOTED if engine.hides(database) else example.gold_sql
         if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
             if drop_empty and not result.rows:
-                rejected.append(Rejected(example.id, EMPTY, example.gold_sql))
+                rejected.append(Rejected(example.id, EMPTY, said))
             else:
                 good.append(example)
             continue
         broken = result.status is ExecutionStatus.UNAVAILABLE
         reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"
-        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {example.gold_sql}"))
+        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {said}"))
     return good, rejected
 
 

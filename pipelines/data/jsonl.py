@@ -67,6 +67,12 @@ def files(source: Source) -> Iterator[Path]:
                 yield _find(name, file.parent, options)
 
 
+def addresses(source: Source) -> Iterator[str]:
+    """The servers' databases that the lines name."""
+    rows = (row for _, (_, text) in _lines(source_folder(source)) if (row := _row(text)) is not None)
+    yield from (name for name in named(rows, *DATABASE) if "://" in name)
+
+
 def _row(line: bytes) -> Any:
     try:
         return _parse(line)

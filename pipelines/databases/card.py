@@ -6,6 +6,7 @@ else, so a table that nobody has looked at is not shown. No password is ever in 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 
 from pipelines.config import Section
 from pipelines.errors import DataError, RecipeError
-from pipelines.sql.dialects.hiding import Told
+from pipelines.sql.dialects.hiding import Told, identity
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 from pipelines.store import write_atomic
 from pipelines.types import EngineName
@@ -118,6 +119,24 @@ class Card(Section):
             )
         )
 
+    def also_hiding(self, told: Told) -> Card:
+        """The same, with these tables and columns hidden, too; it may not have named them."""
+        whole, parts = told
+        tables = dict(self.tables)
+        for name in (*whole, *parts):
+            tables[name] = tables.get(name, TableCard())
+        for name in whole:
+            tables[name] = tables[name].model_copy(update={"hidden": True})
+        for name, columns in parts.items():
+            known = tables[name].columns
+            veiled = {each: known.get(each, ColumnCard()).model_copy(update={"hidden": True}) for each in columns}
+            tables[name] = tables[name].model_copy(update={"columns": {**known, **veiled}})
+        return self.model_copy(update={"tables": tables})
+
+    def deciding(self) -> list[Any]:
+        """All that decides what an agent is told of the database and may read, as JSON values."""
+        return [self.hidden, dataclasses.asdict(self.shown()), self.notes, self.metrics]
+
     def evidence(self, question: str) -> str:
         """What a prompt says beside the schema: the notes, and the metrics that the question names."""
         asked = _plain(question)
@@ -163,6 +182,33 @@ def read(path: Path) -> Card:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
+
+
+def by_database() -> dict[str, Card]:
+    """The cards of the working folder by the `identity` of their databases.
+
+    Of several cards of one database the first by name counts, and what any of them hides is hidden.
+
+    Raises:
+        DataError: a card cannot be read.
+    """
+    cards: dict[str, Card] = {}
+    for path in sorted(FOLDER.glob("*.yaml")):
+        known = read(path)
+        name = identity(known.location)
+        first = cards.setdefault(name, known)
+        if first is not known and known.hidden is not None:
+            cards[name] = first.also_hiding(known.hidden)
+    return cards
+
+
+def hidden() -> dict[str, Told]:
+    """What the cards of the working folder hide, by the locations of their databases: `SqlEngine` takes it.
+
+    Raises:
+        DataError: a card cannot be read.
+    """
+    return {known.location: known.hidden for known in by_database().values() if known.hidden is not None}
 
 
 def write(path: Path, card: Card) -> None:

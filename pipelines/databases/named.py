@@ -12,6 +12,7 @@ from pipelines.databases.card import Card
 from pipelines.errors import DatabaseError, DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
+from pipelines.sql.dialects.hiding import identity
 from pipelines.sql.sandbox.requests import locate
 from pipelines.types import Database, Example, ExecutionStatus
 
@@ -130,8 +131,7 @@ def of_card(name: str, known: Card) -> Named:
 
 def _card_of(address: str) -> Card | None:
     """The card that describes this file or address, so that what it hides is hidden whatever a command was told."""
-    cards = (card.read(path) for path in sorted(card.FOLDER.glob("*.yaml")))
-    return next((known for known in cards if known.location == address), None)
+    return card.by_database().get(identity(address))
 
 
 def _engine_of(file: Path, text: str, hint: str) -> str:

@@ -1,11 +1,20 @@
-"""The databases of a recipe: the sandbox that runs its SQL, and their schemas as its prompts show them."""
+"""The databases of a recipe: the sandbox that runs its SQL, and their schemas as its prompts show them.
+
+A database that a card of the working folder describes is read by its card, however the recipe's data name it: its
+prompts show what `ask` shows, and no stage's statement reads what is hidden.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.types import Database
+from pipelines.databases import card
+from pipelines.databases.named import Named
+from pipelines.sql.dialects.hiding import identity
+from pipelines.types import Database, Example
 
 if TYPE_CHECKING:
     from pipelines.config import Recipe
@@ -14,23 +23,55 @@ if TYPE_CHECKING:
 
 
 def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
-    """Schemas by database, each read once."""
-    from pipelines.data.descriptions import describe
-    from pipelines.sql.catalogs import introspect
+    """Schemas by database, each read once; those that a card describes as the card shows them.
 
+    Raises:
+        DataError: a card cannot be read.
+    """
     known: dict[str, Schema] = {}
+    cards = card.by_database()
 
     def schema(database: Database) -> Schema:
         if database.location not in known:
-            read = introspect(database, recipe.protocol.schema_values)
-            known[database.location] = describe(read, database) if recipe.protocol.schema_descriptions else read
+            where = Named(database, database.location, cards.get(identity(database.location)))
+            with sql_engine(recipe, 1) as sql:
+                known[database.location] = where.schema(
+                    sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions
+                )
         return known[database.location]
 
     return schema
 
 
 def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
-    """The recipe's sandbox; close it (it is a context manager)."""
+    """The recipe's sandbox, in which nothing that a card hides can be read; close it (it is a context manager).
+
+    Raises:
+        DataError: a card cannot be read.
+    """
     from pipelines.sql.engine import Limits, SqlEngine
 
-    return SqlEngine(Limits.of(recipe.execution), workers or recipe.hardware.sql_workers)
+    limits = Limits.of(recipe.execution)
+    return SqlEngine(limits, workers or recipe.hardware.sql_workers, hidden=card.hidden())
+
+
+def noted(examples: Sequence[Example], root: Path) -> list[Example]:
+    """The examples with what the card of their database says beside the schema: its notes, the metrics that they name.
+
+    Args:
+        root: what the examples' locations are relative to.
+
+    Raises:
+        DataError: a card cannot be read.
+    """
+    cards = card.by_database()
+    return [_noted(example, cards, root) for example in examples] if cards else list(examples)
+
+
+def _noted(example: Example, cards: dict[str, card.Card], root: Path) -> Example:
+    location = example.database.location
+    known = cards.get(identity(location if "://" in location else str(root / location)))
+    said = "" if known is None else known.evidence(example.question)
+    if not said or said in example.evidence:  # a question that was invented with the card has it already
+        return example
+    return dataclasses.replace(example, evidence="\n".join(filter(None, (example.evidence, said))))

@@ -44,23 +44,28 @@ def write(data: ReportData, path: Path) -> None:
 
 def with_results(data: ReportData) -> ReportData:
     """The same with the schemas and the first rows of wrong results, of the databases that are there."""
+    from pipelines.databases import card
+    from pipelines.databases.named import Named
     from pipelines.evaluation.evaluate import previews
-    from pipelines.sql.catalogs import introspect
+    from pipelines.sql.dialects.hiding import identity
     from pipelines.sql.engine import Limits, SqlEngine
     from pipelines.sql.schema import render
 
     schemas: dict[str, str] = {}
-    for example in data.examples.values():
-        if example.database.id not in schemas:
-            with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
-                schemas[example.database.id] = render(introspect(example.database), "ddl")
-    shown = [
-        record
-        for system in data.systems
-        for record in system.records
-        if record.database in schemas and record.example_id in data.examples
-    ]
-    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0))) as sql:
+    cards = card.by_database()
+    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0)), hidden=card.hidden()) as sql:
+        for example in data.examples.values():
+            database = example.database
+            if database.id not in schemas:
+                where = Named(database, database.location, cards.get(identity(database.location)))
+                with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
+                    schemas[database.id] = render(where.schema(sql), "ddl")
+        shown = [
+            record
+            for system in data.systems
+            for record in system.records
+            if record.database in schemas and record.example_id in data.examples
+        ]
         return dataclasses.replace(data, schemas=schemas, results=previews(shown, data.examples, sql))
 
 

@@ -19,7 +19,7 @@ from pipelines.errors import DatabaseError
 from pipelines.registry import EQUALITIES
 from pipelines.sql.audit import AuditLog, Entry
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.hiding import Told
+from pipelines.sql.dialects.hiding import Told, identity
 from pipelines.sql.sandbox.pool import Pool
 from pipelines.sql.sandbox.process import Task, WorkerDeath
 from pipelines.sql.sandbox.requests import executed, gold_facts, locate, suite_locations
@@ -124,7 +124,8 @@ class SqlEngine:
         workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
         audit: a JSONL file that gets a line for every statement; None for none.
         tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/value_units.py`).
-        hidden: tables and columns that no statement may read, by the location of their database.
+        hidden: tables and columns that no statement may read, by a location of their database: it holds however a
+            statement's own location of that database is written (see `identity`).
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class SqlEngine:
         max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
-        self._hidden = hidden or {}
+        self._hidden = {identity(location): told for location, told in (hidden or {}).items()}
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
         self._names = NamesOf(tables)
@@ -159,6 +160,10 @@ class SqlEngine:
         """End all workers. Jobs under way are answered as unavailable."""
         with self._lock:
             self._closer()
+
+    def hides(self, database: Database) -> bool:
+        """Whether something of a database is hidden from statements."""
+        return bool(self._hidden) and identity(database.location) in self._hidden
 
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
         """Run statements and return their results in the same order. Blocks."""

@@ -12,7 +12,7 @@ from pipelines.store import MANIFEST, folders
 LOOKED_AT = 20  # finished stages of a kind, the newest ones, that a plan is compared with
 SHOWN = 4  # causes of one stage
 ABSENT = "nothing"
-KINDS = ("recipe", "sources", "weights", "prompt", "endpoints", "version", "plugins", "libraries", "inputs")
+KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "version", "plugins", "libraries", "inputs")
 
 
 def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
@@ -71,6 +71,8 @@ def _words(point: tuple[str, ...], before: Any, after: Any) -> str:
             return f"{name} ({turn})"
         case "sources":
             return f"the files of {name}"
+        case "cards":
+            return f"the card of {name}"
         case "weights":
             return "the weights of model.source"
         case "prompt":

@@ -18,7 +18,7 @@ import polars as pl
 from pipelines import frames
 from pipelines.config import Recipe, Source
 from pipelines.data import base
-from pipelines.databases.of_recipe import sql_engine
+from pipelines.databases.of_recipe import noted, sql_engine
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import write_lines
 from pipelines.stages.shards import Run, Shards
@@ -67,6 +67,7 @@ def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> Par
     path, note = folder / f"source-{number}.parquet", folder / f"source-{number}.json"
     if not note.is_file():
         loaded = base.read(source, ctx.recipe.seed, ctx.folder)
+        loaded.examples = noted(loaded.examples, ctx.folder)
         writer = frames.Writer(path, folder)
         for start in range(0, len(loaded.examples), frames.WINDOW):
             rows = loaded.examples[start : start + frames.WINDOW]

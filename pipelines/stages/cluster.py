@@ -1,7 +1,7 @@
 """Shards on a Dask cluster: on this machine's cores, or behind the address of a scheduler.
 
 The unit is the shard, hundreds of items, made by the same code as without Dask; workers write it where it belongs, so
-they must see the same store. A shard that a worker took down with it is made by another one.
+they must see the same store and the cards of databases. A shard that a worker took down with it is made by another one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.databases import card
 from pipelines.errors import BoundaryError, ResourceError
 
 LOCAL = "local"
@@ -57,7 +58,7 @@ def fan_out(
             client = held.enter_context(Client(where, timeout=WAIT_S))
         except (OSError, ValueError) as error:
             raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
-        plan = pickle.dumps((make, args, finish))
+        plan = pickle.dumps((make, args, finish, card.FOLDER.absolute()))
         todo = {client.submit(work, plan, *job, pure=False, retries=RETRIES): len(job[0]) for job in jobs}
         try:
             for future in as_completed(todo):
@@ -70,7 +71,7 @@ def fan_out(
 
 def work(plan: bytes, items: Sequence[Any], path: Path) -> str:
     """One shard, in a worker process."""
-    make, args, finish = pickle.loads(plan)
+    make, args, finish, card.FOLDER = pickle.loads(plan)  # a worker may have been started in another folder
     run = _runs.get(plan)
     if run is None:
         _runs.clear()  # the engine and the model of a stage that is over

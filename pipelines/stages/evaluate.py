@@ -203,7 +203,7 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
     if name == ORACLE:
         from pipelines.rollout.policies.oracle import OraclePolicy
 
-        return OraclePolicy(build_protocol(recipe.protocol), 0.0)
+        return OraclePolicy(build_protocol(recipe.protocol), 0.0, schemas(recipe))
     if name.startswith(ENDPOINT):
         from pipelines.endpoints.client import endpoint
         from pipelines.teachers.policy import OpenAIPolicy

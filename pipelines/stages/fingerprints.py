@@ -6,15 +6,17 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.config import Protocol, Recipe, Source
 from pipelines.data import base
+from pipelines.databases import addresses, card
 from pipelines.errors import DataError, RecipeError
 from pipelines.recipes import digest
 from pipelines.registry import PROTOCOLS
+from pipelines.sql.dialects.hiding import identity
 from pipelines.store import Store, read_json, sha256, write_atomic
 
 CACHE = "digests.json"
@@ -96,6 +98,34 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
             found.setdefault(str(path), {}).update({os.path.relpath(file, path): digests.of(file) for file in files})
     digests.save()
     return {path: digest(files) for path, files in found.items()}
+
+
+def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
+    """The digests of the cards that describe databases of some sources, by the databases' names; {} for no card.
+
+    Raises:
+        DataError: a card or a source cannot be read.
+    """
+    described = card.by_database()
+    if not described:
+        return {}
+    digests = Digests(store)
+    named = {
+        identity(str(file))
+        for source in sources
+        if source.path
+        for path in [_path(source)]
+        for file in digests.files(source, path)
+    }
+    digests.save()
+    places = [identity(address) for source in sources for address in base.addresses(source)]
+    servers = tuple(place for place in places if place.endswith("/"))
+    named |= set(places)
+    found: dict[str, list[str]] = {}
+    for place, known in sorted(described.items()):
+        if place in named or place.startswith(servers):
+            found.setdefault(addresses.name_of(place), []).append(digest(known.deciding()))
+    return {name: digest(each) for name, each in found.items()}  # files of one name may lie in several folders
 
 
 def prompt_digest(protocol: Protocol) -> str:

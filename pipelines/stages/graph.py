@@ -26,7 +26,7 @@ from pipelines.provenance import facts, version
 from pipelines.recipes import digest
 from pipelines.stages import causes
 from pipelines.stages.context import Context, Progress, base_of
-from pipelines.stages.fingerprints import endpoints, fingerprint, prompt_digest, stage_at, weights
+from pipelines.stages.fingerprints import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
 from pipelines.store import Store, read_json
 
 SAMPLING = ("protocol", "execution", "seed")
@@ -349,10 +349,11 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
     if f"policy {recipe.rollout.policy}" in code:
         about["policy"] = recipe.slice("rollout.policy", "rollout.options")
     data = recipe.data
-    if kind == "data":
-        about["sources"] = fingerprint((data.sft, *data.rl, data.dev), store.root)
-    if kind == "test":
-        about["sources"] = fingerprint(data.test, store.root)
+    if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
+        sources = (data.sft, *data.rl, data.dev) if kind == "data" else data.test
+        about["sources"] = fingerprint(sources, store.root)
+        described = cards(sources, store.root)
+        about |= {"cards": described} if described else {}
     if kind == "model":
         about["weights"] = weights(recipe.model.source, store)
     asked = endpoints(recipe, kind)

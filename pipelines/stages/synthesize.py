@@ -110,7 +110,7 @@ class Synthesis:
         self.sql = sql_engine(recipe, workers=1)
         self.schemas = schemas(recipe)
         protocol = build_protocol(recipe.protocol)
-        self.policies = teacher_policies(teachers(recipe), protocol, responses)
+        self.policies = teacher_policies(teachers(recipe), protocol, responses, self.schemas)
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
         """`synthesis.samples` trajectories a question, in order; with `synthesis.every`, so many of each teacher."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.config import Teacher
 from pipelines.protocols.base import Protocol
 from pipelines.rollout.policies.base import Policy
+from pipelines.sql.schema import Schema
+from pipelines.types import Database
+
+Schemas = Callable[[Database], Schema]  # as prompts show them
 
 
 def pick(shares: Sequence[float], name: str) -> int:
@@ -25,7 +29,9 @@ def pick(shares: Sequence[float], name: str) -> int:
     return len(shares) - 1
 
 
-def teacher_policies(teachers: Sequence[Teacher], protocol: Protocol, responses: Path) -> list[Policy]:
+def teacher_policies(
+    teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas
+) -> list[Policy]:
     """The policies of a mix, in order; entries that name the same endpoint share its asker.
 
     Raises:
@@ -33,7 +39,7 @@ def teacher_policies(teachers: Sequence[Teacher], protocol: Protocol, responses:
     """
     from pipelines.teachers.policy import OpenAIPolicy
 
-    policies = [teacher_policy(one, protocol, responses) for one in teachers]
+    policies = [teacher_policy(one, protocol, responses, schemas) for one in teachers]
     first: dict[str, OpenAIPolicy] = {}
     for policy in policies:
         if isinstance(policy, OpenAIPolicy) and first.setdefault(policy.name, policy) is not policy:
@@ -41,7 +47,7 @@ def teacher_policies(teachers: Sequence[Teacher], protocol: Protocol, responses:
     return policies
 
 
-def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path) -> Policy:
+def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schemas: Schemas) -> Policy:
     """The policy of one teacher section: the scripted oracle, or an endpoint with the log of its answers.
 
     Raises:
@@ -50,7 +56,7 @@ def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path) -> Pol
     if teacher.kind == "oracle":
         from pipelines.rollout.policies.oracle import OraclePolicy
 
-        return OraclePolicy(protocol, teacher.error_rate)
+        return OraclePolicy(protocol, teacher.error_rate, schemas)
     from pipelines.teachers.policy import OpenAIPolicy
 
     return OpenAIPolicy.named(teacher, responses, protocol)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.errors import DataError
+from pipelines.errors import BoundaryError, DataError
 from pipelines.protocols.phases import Phases
 from pipelines.protocols.single_turn import SingleTurn
 from pipelines.registry import DIALECTS
@@ -22,7 +22,7 @@ from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.sql import analyst
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Example, SchemaItems
+from pipelines.types import Action, ActionKind, Database, Example, SchemaItems
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
@@ -66,10 +66,13 @@ class OraclePolicy(ScriptedPolicy):
         error_rate: share of episodes with one mistake: a guessed value or a wrong table, seen and repaired.
     """
 
-    def __init__(self, protocol: Protocol, error_rate: float = 0.1) -> None:
+    def __init__(
+        self, protocol: Protocol, error_rate: float = 0.1, schemas: Callable[[Database], Schema] = introspect
+    ) -> None:
         super().__init__(self._say, name="oracle")
         self._protocol = protocol
         self._error_rate = error_rate
+        self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
         self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
         self._phases = isinstance(protocol, Phases)
@@ -153,8 +156,8 @@ class OraclePolicy(ScriptedPolicy):
         location = example.database.location
         if location not in self._schemas:
             try:
-                self._schemas[location] = introspect(example.database)
-            except DataError:
+                self._schemas[location] = self._read(example.database)
+            except (BoundaryError, DataError):
                 self._schemas[location] = None
         return self._schemas[location]
 

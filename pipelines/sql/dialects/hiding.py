@@ -10,6 +10,7 @@ Only the standard library is imported here: a worker must start in some 30 ms.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,8 @@ from typing import NamedTuple
 from pipelines.sql.dialects.base import ERROR, OK, REFUSED, Raw, failure
 
 REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
+LOCAL = ("", "127.0.0.1", "::1", "localhost")
+PORTS = {"postgresql": "5432", "postgres": "5432", "mysql": "3306", "mariadb": "3306"}
 Told = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]  # tables, and columns by table, as a worker is sent them
 
 
@@ -25,6 +28,23 @@ def fold(name: str) -> str:
     """A name without case and accents: two names that any engine may take for one are one."""
     parts = unicodedata.normalize("NFKD", name)
     return "".join(part for part in parts if not unicodedata.combining(part)).casefold()
+
+
+def identity(location: str) -> str:
+    """What is the same however the location of a database is written: a file behind links, a server's by any user.
+
+    Of an address it is "//host:port/database"; where it names no database, what those of that server begin with.
+    """
+    if "://" not in location:
+        return os.path.realpath(os.path.expanduser(location))
+    from urllib.parse import parse_qsl, unquote, urlsplit
+
+    parts = urlsplit(location)
+    options = dict(parse_qsl(parts.query))
+    host = unquote(parts.hostname or options.get("host", "")).lower()
+    is_here = host in LOCAL or host.startswith("/")  # "/": the folder of a Unix socket
+    port = parts.port or options.get("port") or PORTS.get(parts.scheme, "")
+    return f"//{'localhost' if is_here else host}:{port}/{unquote(parts.path).strip('/')}"
 
 
 class Named(NamedTuple):

@@ -106,7 +106,7 @@ class Worker:
     """One child process and the jobs that it holds.
 
     Args:
-        hidden: what no statement may read, by the location of its database; fixed for the process's life.
+        hidden: what no statement may read, by the `identity` of its database; fixed for the process's life.
     """
 
     def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, Told]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.sql.dialects.base import LIMIT, OK, UNAVAILABLE, Bounds, Clock, OpenFailure, Raw, Session, failure
-from pipelines.sql.dialects.hiding import Hidden, Told
+from pipelines.sql.dialects.hiding import Hidden, Told, identity
 
 OPEN_DATABASES = 128
 
@@ -33,7 +33,7 @@ class Databases:
         clock: see `SqliteSession`.
 
     Attributes:
-        hidden: what no statement may read of the databases at these locations.
+        hidden: what no statement may read, by the `identity` of its database.
     """
 
     def __init__(
@@ -90,8 +90,9 @@ class Databases:
         self._begin_opening()
         try:
             session = self._open(location, self._bounds, self._clock)
-            if location in self.hidden:
-                session.hide(Hidden.of(self.hidden[location]))
+            told = self.hidden.get(identity(location)) if self.hidden else None
+            if told is not None:
+                session.hide(Hidden.of(told))
         finally:
             self._end_opening()
         self._sessions[location] = session
