@@ -137,7 +137,10 @@ def test_a_database_is_one_however_its_location_is_written(shop: Path, tmp_path:
     for address in ("postgresql://reader@localhost/shop", "postgres://owner@127.0.0.1:5432/shop?sslmode=disable"):
         assert identity(address) == one
     assert identity("postgresql:///shop?host=/run/postgresql&port=5432") == one
+    assert identity("postgresql://localhost,spare.example:5433/?dbname=shop") == one
     assert identity("postgresql://db.example/shop") != one
+    for text in ("postgresql://localhost:port/shop", "postgresql://[/shop", "a\0b"):  # nothing opens them
+        assert identity(text) == text
     assert identity("mysql://db.example") == "//db.example:3306/"
     with SqlEngine(Limits(), hidden={str(shop): (("staff",), {})}) as sql:
         database = Database("any", "sqlite", str(tmp_path / "mine.sqlite"))

@@ -35,16 +35,24 @@ def identity(location: str) -> str:
 
     Of an address it is "//host:port/database"; where it names no database, what those of that server begin with.
     """
-    if "://" not in location:
-        return os.path.realpath(os.path.expanduser(location))
+    try:
+        return _server(location) if "://" in location else os.path.realpath(os.path.expanduser(location))
+    except ValueError:  # nothing opens it: a port that is no number, a path with a zero byte
+        return location
+
+
+def _server(address: str) -> str:
+    """As libpq reads an address: an option goes before the same part of it, and the first of several hosts counts."""
     from urllib.parse import parse_qsl, unquote, urlsplit
 
-    parts = urlsplit(location)
+    parts = urlsplit(address)
     options = dict(parse_qsl(parts.query))
-    host = unquote(parts.hostname or options.get("host", "")).lower()
+    place = urlsplit("//" + parts.netloc.rpartition("@")[2].partition(",")[0])
+    host = (options.get("host") or unquote(place.hostname or "")).partition(",")[0].lower()
     is_here = host in LOCAL or host.startswith("/")  # "/": the folder of a Unix socket
-    port = parts.port or options.get("port") or PORTS.get(parts.scheme, "")
-    return f"//{'localhost' if is_here else host}:{port}/{unquote(parts.path).strip('/')}"
+    port = options.get("port", "").partition(",")[0] or place.port or PORTS.get(parts.scheme, "")
+    name = options.get("dbname") or unquote(parts.path).strip("/")
+    return f"//{'localhost' if is_here else host}:{port}/{name}"
 
 
 class Named(NamedTuple):
