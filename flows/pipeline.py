@@ -27,7 +27,7 @@ from pipelines.stages import graph, preflight
 from pipelines.store import Store, read_json
 from tasks import lineage
 from tasks.patience import patiently
-from tasks.reaper import alive, reap
+from tasks.reaper import reap, run_lock
 from tasks.server import prefect_server
 from tasks.stage import ON_DEVICE, Walk, artifact_key, run_stage, show
 from tasks.summary import accuracy_markdown, report_markdown, stage_rows
@@ -53,7 +53,7 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
     reap(store, say)
     try:
-        with alive(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker:
+        with run_lock(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker:
             yield tracker
     except Exception as error:
         lineage.failed(recipe.name, error)

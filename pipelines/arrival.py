@@ -1,4 +1,4 @@
-"""What comes from a store elsewhere: names, links, sizes and bytes are held against what may be, before use."""
+"""What comes from another machine's store: names, links, sizes and bytes are held against what may be, before use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def links(value: Any, claims: Mapping[str, Any], store: Store, stage: str, key: 
     """The links of a stage by name: to databases anywhere, or to the parts of a union in the same store.
 
     Raises:
-        DataError: one lies elsewhere in the stage, hides a file, or leads out of the store's stages.
+        DataError: one lies at another place of the stage, hides a file, or leads out of the store's stages.
     """
     what = f"{stage}/{key}"
     if not isinstance(value, dict):

@@ -46,7 +46,7 @@ def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str
 
 
 def read_card(folder: Path) -> Card | None:
-    """The card of a checkpoint; None where there is none, as in a folder that came from elsewhere.
+    """The card of a checkpoint; None where there is none, as in a folder that no stage made.
 
     Raises:
         DataError: there is a card and it cannot be read.
@@ -62,7 +62,7 @@ def read_card(folder: Path) -> Card | None:
 
 
 def require_sound(folder: Path) -> None:
-    """Hold the weights of a store's stage against the digests of its manifest; a folder from elsewhere has none.
+    """Hold the weights of a store's stage against the digests of its manifest; a folder that no stage made has none.
 
     Some 0.4 to 2 GB a second, once in a process.
 

@@ -53,7 +53,7 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
         raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass store=DIR.") from None
     path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
     row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
-    unnamed = path.with_suffix(".new")  # until it is locked: `live` would take it for a dead run's
+    unnamed = path.with_suffix(".new")  # until it is locked: `live` would take it for the claim of a run that has ended
     with unnamed.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump(row, file)
@@ -66,7 +66,7 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
 
 
 def live(store: Store) -> list[dict[str, Any]]:
-    """The claims of runs that are at work, the oldest first; those of dead ones are removed."""
+    """The claims of runs that are at work, the oldest first; those of runs that have ended are removed."""
     found = []
     for path in sorted((store.root / RUNS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
@@ -210,9 +210,9 @@ def _is_left(place: Path, claims: Container[Name], before: float) -> bool:
 
 def remove(one: Doomed) -> None:
     """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    grave = one.folder.with_name(f"{GONE}{one.folder.name.removeprefix(GONE)}")
-    one.folder.rename(grave)
-    shutil.rmtree(grave)
+    removed = one.folder.with_name(f"{GONE}{one.folder.name.removeprefix(GONE)}")
+    one.folder.rename(removed)
+    shutil.rmtree(removed)
 
 
 def usage(store: Store) -> dict[str, tuple[int, int]]:

@@ -64,8 +64,8 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
 def _part(name: str) -> Path:
     """The file that `include` names: one of `conf/`, or of this machine's `conf/local/`."""
     path = CONF / f"{name}.yaml"
-    elsewhere = LOCAL.parent / f"{name}.yaml"
-    return elsewhere if name.startswith("local/") and not path.is_file() else path
+    local = LOCAL.parent / f"{name}.yaml"
+    return local if name.startswith("local/") and not path.is_file() else path
 
 
 def _texts(value: Any, what: str) -> list[str]:

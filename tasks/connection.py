@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PROBE_S = 3.0  # a server that lives answers its health check at once
-# MLflow's own client tries a dead server for more than four minutes, with 120 seconds a request.
+# MLflow's own client tries a server that does not answer for more than four minutes, with 120 seconds a request.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 QUIET = {"MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}

@@ -1,7 +1,7 @@
 """Flow runs whose process is gone: found by a lock that the kernel drops, and marked as crashed on the server.
 
-A worker that lives reports the death of its runs. When worker, flow and child die together (kill -9, a power cut),
-nobody does, and the server would show the run as Running for ever. The next run on the store does it then.
+A worker that runs reports that one of its runs ended. When worker, flow and child are killed together (kill -9, a
+power cut), nobody does, and the server would show the run as Running for ever. The next run on the store does it then.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FLOWS = ".runs/flows"
 
 
 @contextlib.contextmanager
-def alive(store: Store, flow_run: str) -> Iterator[None]:
+def run_lock(store: Store, flow_run: str) -> Iterator[None]:
     """Hold a lock named after a flow run as long as this process lives."""
     folder = store.root / FLOWS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{flow_run}.json"
-    unnamed = path.with_suffix(".new")  # until it is locked: `reap` would take it for a dead run's
+    unnamed = path.with_suffix(".new")  # until it is locked: `reap` would take it for the lock of a run that has ended
     with unnamed.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f'{{"host": "{platform.node()}", "pid": {os.getpid()}}}')

@@ -1,4 +1,4 @@
-"""The Prefect task around one stage: its name in the UI, its retries, its progress; the stage itself is elsewhere."""
+"""The Prefect task around one stage: its name in the UI, its retries, its progress; `tasks/step.py` makes the stage."""
 
 from __future__ import annotations
 

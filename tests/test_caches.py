@@ -130,7 +130,7 @@ TABLE: dict[str, tuple[Callable[[World], None], set[str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_what_changes_outside_the_recipe(world: World, name: str) -> None:
+def test_a_change_outside_the_recipe_runs_its_stages_again(world: World, name: str) -> None:
     change, stages, first, cause = TABLE[name]
     change(world)
     found = world.again()
@@ -159,7 +159,7 @@ SETTINGS: dict[str, tuple[set[str], str, str]] = {
 
 
 @pytest.mark.parametrize("override", SETTINGS)
-def test_what_changes_in_the_recipe(world: World, override: str) -> None:
+def test_a_changed_setting_runs_its_stages_again(world: World, override: str) -> None:
     stages, first, cause = SETTINGS[override]
     found = world.again(override)
     assert set(found) == stages

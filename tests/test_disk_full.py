@@ -100,7 +100,9 @@ def test_a_file_beside_the_stages_is_whole_or_as_it_was(tmp_path: Path, monkeypa
     assert [each.name for each in tmp_path.iterdir()] == ["pins.json"]
 
 
-def test_a_night_that_cannot_be_noted_never_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_that_cannot_be_written_leaves_the_ledger_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = Ledger(Store(tmp_path / "store"), "farms")
     first = ledger.add("night", decision="nothing", reason="no new questions", new=[])
     with monkeypatch.context() as patch:

@@ -48,7 +48,7 @@ def test_the_newest_report_of_a_recipe_keeps_its_chain(store: Store) -> None:
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
 
 
-def test_what_is_young_stays(store: Store) -> None:
+def test_gc_keeps_recent_stages(store: Store) -> None:
     assert gone(store, days=1) == {"report/r1"}
 
 
@@ -148,7 +148,7 @@ def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
     assert not list(store.root.glob("*/.gone-*"))
 
 
-def test_what_a_killed_gc_left_goes_too(store: Store) -> None:
+def test_gc_removes_the_remains_of_a_killed_gc(store: Store) -> None:
     store.folder("sft", "s1").rename(store.root / "sft" / ".gone-s1")
     assert "sft/.gone-s1" in gone(store, days=7)
     for one in housekeeping.doomed(store, 7.0):

@@ -71,7 +71,7 @@ def test_each_room_imports_only_from_rooms_below_it() -> None:
     assert set(ORDER) <= folders
 
 
-def test_a_circle_is_found() -> None:
+def test_an_import_cycle_is_reported() -> None:
     graph = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
     assert circles(graph) == [["a", "b", "c"]]
     text = "import a.b\nif TYPE_CHECKING:\n    import d\ndef f():\n    from a import c, x\n"

@@ -26,12 +26,12 @@ def tree_paths() -> list[str]:
 
 
 @pytest.mark.parametrize("path", tree_paths())
-def test_the_tree_names_what_is_there(path: str) -> None:
+def test_every_path_of_the_tree_exists(path: str) -> None:
     assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!https:)([^)]+)\)", TEXT))
-def test_links_lead_somewhere(path: str) -> None:
+def test_every_link_leads_to_a_file(path: str) -> None:
     assert (ROOT / path).is_file()
 
 

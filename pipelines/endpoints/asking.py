@@ -123,8 +123,8 @@ class Asker:
         used = self.take_used()
         tokens = used["prompt_tokens"] + used["completion_tokens"]
         cost = f" for {used['cost']:.2f} {self.endpoint.currency}" if used["cost"] else ""
-        lame = "".join(f", {used[kind]:.0f} {kind}" for kind in UNUSABLE if used[kind])
-        said = f"{self.name}: {used['answers']:.0f} answers{lame}, {tokens:.0f} tokens{cost}"
+        unusable = "".join(f", {used[kind]:.0f} {kind}" for kind in UNUSABLE if used[kind])
+        said = f"{self.name}: {used['answers']:.0f} answers{unusable}, {tokens:.0f} tokens{cost}"
         return f"{said}; {self.bought.requests} of them bought now"
 
     def ask_all(
@@ -220,8 +220,8 @@ class Asker:
             if not unread:
                 raise
             prompt, completion = (sum(one.used[place] for one in unread) for place in (0, 1))
-            lame = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
-            answer = self._keep(lame, key, sample)
+            malformed = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
+            answer = self._keep(malformed, key, sample)
         finally:
             self.budget.release(most)
         self._connection.pace.settle(sum(most), answer.prompt_tokens + answer.completion_tokens)

@@ -235,7 +235,7 @@ class Connection:
             except Exception as error:
                 wait = self._consider(error, attempt)
                 self.pace.settle(tokens, 0)
-                attempt += not self._breaker.open  # a dead endpoint does not use up a request's own attempts
+                attempt += not self._breaker.open  # an endpoint that is down does not use up a request's own attempts
                 await asyncio.sleep(wait)
             else:
                 self._breaker.worked()

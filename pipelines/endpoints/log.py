@@ -167,7 +167,7 @@ class ResponseLog:
         try:
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":
-                line = b"\n" + line  # end the line that a dead writer tore
+                line = b"\n" + line  # end the line that a killed writer left unfinished
             written = os.write(self._file, line)
             if written < len(line):
                 raise OSError(errno.ENOSPC, "short write")

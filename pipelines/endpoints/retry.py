@@ -1,4 +1,4 @@
-"""When a request is sent again: how long to wait, what Retry-After says, and a breaker for dead endpoints."""
+"""When a request is sent again: how long to wait, what Retry-After says, and a breaker for endpoints that are down."""
 
 from __future__ import annotations
 

@@ -69,10 +69,12 @@ def evaluate_questions(
         prepare(answerer, recipe)
     # An endpoint's rate and cap hold in one process: a second one would have its own.
     processes = 1 if answerer.startswith(ENDPOINT) else recipe.rollout.processes
-    hope = Hope(shards)
-    shards.run(start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress, enough=hope.is_lost)
-    if hope.is_lost():
-        hope.give_up(recipe, gold)
+    guard = MalformedGuard(shards)
+    shards.run(
+        start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress, enough=guard.is_triggered
+    )
+    if guard.is_triggered():
+        guard.skip_the_rest(recipe, gold)
         ctx.progress.say(f"the first {FIRST_EPISODES} questions got malformed answers only: the others are not asked")
     rows = list(shards.rows())
     chosen: dict[str, float] = {}
@@ -97,17 +99,17 @@ def evaluate_questions(
         write_json(ctx.folder / EFFICIENCY, {"r_ves": reward})
 
 
-class Hope:
-    """Gives up a model whose answers to the first `FIRST_EPISODES` questions of an evaluation are all malformed.
+class MalformedGuard:
+    """Stops asking a model whose answers to the first `FIRST_EPISODES` questions of an evaluation are all malformed.
 
-    Whole shards are given up, counted from the first, so the same questions are asked whatever the number of processes.
+    Whole shards are skipped, counted from the first, so the same questions are asked whatever the number of processes.
     """
 
     def __init__(self, shards: Shards[Example]) -> None:
         self._shards = shards
         self._head = -(-FIRST_EPISODES // shards.size)  # shards that hold the first questions
 
-    def is_lost(self) -> bool:
+    def is_triggered(self) -> bool:
         """Whether every episode of the first questions is malformed, and no answer ran. False until all are there."""
         head = range(self._head)
         if self._head >= len(self._shards) or not all(self._shards.path(index).exists() for index in head):
@@ -117,7 +119,7 @@ class Hope:
         asked = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in first]
         return all(not record.well_formed and not record.executable and not record.broken for record in asked)
 
-    def give_up(self, recipe: Recipe, gold: Path | None) -> None:
+    def skip_the_rest(self, recipe: Recipe, gold: Path | None) -> None:
         """Write the other shards: each question is wrong, and was not asked."""
         policy = self._shards.read(0)[0]["trajectory"]["policy"]
         judged = _judging(recipe, gold)

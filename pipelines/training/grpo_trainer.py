@@ -75,12 +75,12 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their judging."""
+        """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their scoring."""
         spent, started = self.step_state, time.perf_counter()
         before = sum(spent.seconds.values())
         loss: Tensor = super().training_step(*args, **kwargs)
-        elsewhere = sum(spent.seconds.values()) - before
-        spent.spend("train_seconds", time.perf_counter() - started - elsewhere)
+        rollout_seconds = sum(spent.seconds.values()) - before
+        spent.spend("train_seconds", time.perf_counter() - started - rollout_seconds)
         return loss
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

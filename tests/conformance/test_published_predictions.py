@@ -91,7 +91,7 @@ def test_paired_tests_agree_with_scipy(data: ReportData) -> None:
             assert found.p_mcnemar == pytest.approx(expected)
 
 
-def test_their_report_is_written(data: ReportData, tmp_path: Path) -> None:
+def test_the_report_of_published_systems_names_each_of_them(data: ReportData, tmp_path: Path) -> None:
     writer.write(data, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "133 questions over 4 databases" in page

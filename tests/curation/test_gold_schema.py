@@ -37,7 +37,7 @@ def test_a_reason_names_what_each_adds_lacks_or_could_not_read():
     assert schema.reason == ("llm adds concert, concert.year and lacks singer, singer.name; second could not read it")
 
 
-def test_nobody_could_read_it():
+def test_a_query_that_no_extractor_reads_has_no_schema():
     schema = consensus("q", {"scope": None, "authorizer": None})
     assert schema.items is None
     assert schema.reason == "scope could not read it; authorizer could not read it"

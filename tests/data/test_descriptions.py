@@ -87,7 +87,7 @@ def test_duckdbs_comments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("skyrl_sql", True), ("mtir_sql", True), ("sql_trail", False)])
-def test_a_recipe_shows_them_where_its_paper_does(name: str, wanted: bool, tmp_path: Path) -> None:
+def test_a_recipe_shows_column_descriptions_where_its_paper_does(name: str, wanted: bool, tmp_path: Path) -> None:
     database = made(tmp_path / "database" / "schools" / "schools.sqlite")
     columns = [[-1, "*"], [0, "cds"], [0, "record type"], [0, "city"]]
     entry = {"db_id": "schools", "table_names": ["frpm"], "table_names_original": ["frpm"], "column_names": columns}

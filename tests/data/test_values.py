@@ -70,7 +70,7 @@ def test_a_view_that_never_ends_has_no_values(tmp_path: Path, sql: SqlEngine) ->
         assert index.find("in paris?", 5) == [("Paris", [("t", "a")])]
 
 
-def test_a_prompt_shows_them_first(database: Database, sql: SqlEngine) -> None:
+def test_a_prompt_shows_matching_values_first(database: Database, sql: SqlEngine) -> None:
     schema = introspect(database, 2)
     example = Example("q", "Which city of France is it?", database, "SELECT 1")
     (made,) = retrieve([example], 5, lambda _: schema, sql)
@@ -81,6 +81,6 @@ def test_a_prompt_shows_them_first(database: Database, sql: SqlEngine) -> None:
     assert "name TEXT, -- e.g. 'France', 'French Guiana'" in text
 
 
-def test_mtir_sql_asks_for_them() -> None:
+def test_mtir_sql_asks_for_six_matching_values() -> None:
     assert recipes.load("mtir_sql").data.values == 6
     assert recipes.load("mini_mtir_sql").data.values == 0

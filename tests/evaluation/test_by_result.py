@@ -51,7 +51,7 @@ def test_the_order_counts_where_the_standard_says_so() -> None:
     assert result_files.score(ordered, answer(("LR",), ("NO",))) == 0.0
 
 
-def test_any_accepted_file_will_do() -> None:
+def test_an_answer_equal_to_any_accepted_file_is_right() -> None:
     either = gold("n\n1", "n,m\n2,3", columns=[[0], [1]])
     assert [result_files.score(either, answer((value,))) for value in (1, 2, 3)] == [1.0, 0.0, 1.0]
 

@@ -80,7 +80,7 @@ def test_figures_by_birds_levels_stand_in_their_order_with_characters_and_deviat
     assert flat["ex_strict_difficulty_challenging"] in (0.0, 1.0)
 
 
-def test_the_tables_show_them(record: Make) -> None:
+def test_the_tables_show_turns_tokens_and_reasoning(record: Make) -> None:
     data: ReportData = report_data()
     names = [column.name for column in report_tables.databases(data).columns]
     assert names[-5:] == ["turns", "± turns", "tokens in", "tokens out", "reasoning"], "cost by database"

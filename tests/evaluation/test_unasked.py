@@ -49,7 +49,9 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call
     return run
 
 
-def test_a_model_that_never_answers_is_given_up(evaluated: Callable[[Any], Path]) -> None:
+def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malformed(
+    evaluated: Callable[[Any], Path],
+) -> None:
     asked: list[str] = []
 
     def mumble(request: Request) -> str:
@@ -74,7 +76,7 @@ def system_summary(system: System) -> Any:
     return ReportData(title="t", equality="strict", systems=(system,), examples={}).summaries[0]
 
 
-def test_one_answer_that_can_be_read_keeps_the_evaluation_going(evaluated: Callable[[Any], Path]) -> None:
+def test_one_readable_answer_among_the_first_keeps_the_evaluation_going(evaluated: Callable[[Any], Path]) -> None:
     def say(request: Request) -> str:
         good = "<think>x</think><solution>SELECT 7</solution>"
         return good if request.example.question in ("q2", "q7") else "mmm"

@@ -93,7 +93,7 @@ def test_it_answers_with_columns_and_ten_records(served: Any) -> None:
     assert not failed
 
 
-def test_the_sandbox_holds(served: Any) -> None:
+def test_mcp_refuses_endless_writing_and_invalid_statements(served: Any) -> None:
     start = time.monotonic()
     answers = asyncio.run(
         call(
@@ -173,7 +173,7 @@ def test_mistakes_are_named(music: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_over_stdin_and_stdout(music: Path) -> None:
+def test_mcp_answers_over_stdin_and_stdout(music: Path) -> None:
     server = StdioServerParameters(command=sys.executable, args=["-c", SERVE, str(music)], cwd=Path.cwd())
     (good, bad) = asyncio.run(call(server, "SELECT COUNT(*) FROM singer", "DELETE FROM singer"))
     assert good == ({"columns": ["COUNT(*)"], "data": [[12]]}, False)
@@ -196,14 +196,14 @@ def over_http(music: Path) -> Iterator[int]:
 
 
 @pytest.mark.services
-def test_over_http(over_http: int) -> None:
+def test_mcp_answers_over_http(over_http: int) -> None:
     (good, bad) = asyncio.run(call(f"http://127.0.0.1:{over_http}/mcp", "SELECT COUNT(*) FROM singer", "SELECT x"))
     assert good == ({"columns": ["COUNT(*)"], "data": [[12]]}, False)
     assert bad[1]
 
 
 @pytest.mark.services
-def test_calls_whose_clients_left_hold_nobody(over_http: int) -> None:
+def test_calls_of_clients_that_left_do_not_block_others(over_http: int) -> None:
     url = f"http://127.0.0.1:{over_http}/mcp"
     asyncio.run(call(url, "SELECT 1"))
     clients = [

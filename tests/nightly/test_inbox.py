@@ -88,7 +88,7 @@ def test_an_inbox_that_cannot_be_read_is_said_plainly(
         collect(Nightly(inbox=where, table=table), tmp_path / "batches")
 
 
-def test_a_table_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
+def test_an_unknown_table_is_reported_in_plain_words(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "new.sqlite").close()
     (tmp_path / "new.sqlite").touch()
     with pytest.raises(DataError, match="cannot read table 'x\"y'"):

@@ -76,7 +76,7 @@ def test_a_guard_that_is_answered_worse_stops_it_too() -> None:
 
 @pytest.mark.parametrize("test", ["bootstrap", "mcnemar"])
 @pytest.mark.parametrize("right", [NONE, HALF, ALL], ids=["none", "half", "all"])
-def test_what_beats_nothing_is_not_promoted(test: str, right: list[bool]) -> None:
+def test_a_challenger_without_a_difference_is_kept(test: str, right: list[bool]) -> None:
     settings = Nightly.model_validate({"test": test})
     assert decide(held(right, right), {}, settings, 0).decision == "kept"
 

@@ -52,7 +52,7 @@ def test_all_that_was_shown_or_read_by_name_is_verified() -> None:
     assert knowledge.unverified(trajectory(*CASE, propose(FRPM))) == frozenset()
 
 
-def test_what_no_turn_before_the_proposal_showed_is_not() -> None:
+def test_a_column_shown_only_after_the_proposal_is_unverified() -> None:
     late = trajectory(*CASE[:2], propose(FRPM), CASE[2])
     assert knowledge.unverified(late) == {"charter_funding_type"}
 

@@ -30,7 +30,7 @@ def test_a_wide_table_is_cut_to_its_budget() -> None:
     assert len(observations.json_text(observations.records(wide, 10, 200, 8000))) < 9000
 
 
-def test_no_rows_is_said() -> None:
+def test_an_empty_result_is_shown_as_no_rows() -> None:
     assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
     assert observations.table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"
 

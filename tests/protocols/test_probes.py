@@ -99,7 +99,7 @@ def test_all_columns_of_all_tables_at_once_is_the_hack(sql: str) -> None:
         "PRAGMA table_info(singer)",
     ],
 )
-def test_a_look_at_names_or_at_one_table_is_not(sql: str) -> None:
+def test_listing_names_or_one_table_is_not_listing_everything(sql: str) -> None:
     assert not lists_everything(sql)
 
 

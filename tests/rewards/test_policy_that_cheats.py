@@ -146,7 +146,7 @@ def test_twenty_ways_and_more_are_tried() -> None:
     assert len(WAYS) + len(TEXTS) >= 20
 
 
-def test_no_way_is_right_and_none_gets_out_of_being_scored(judged: CheckedTrajectory) -> None:
+def test_every_cheating_attempt_is_scored_and_wrong(judged: CheckedTrajectory) -> None:
     honest, ways = judged
     assert not honest.correct
     assert honest.executable
@@ -178,7 +178,7 @@ def test_no_text_around_an_answer_is_paid_more_than_the_answer(
         assert panel.score(dataclasses.replace(outcome)).total <= due + 1e-9, way
 
 
-def test_a_right_answer_still_counts_after_all_of_them(
+def test_a_right_answer_is_right_after_all_cheating_attempts(
     judged: CheckedTrajectory, example: Example, engine: SqlEngine
 ) -> None:
     """Nothing that a policy ran has changed what the next one is judged by."""

@@ -144,7 +144,7 @@ def test_a_database_whose_schema_cannot_be_read_breaks_its_episodes_only(
 
 
 @pytest.mark.timeout(30)  # an engine that waits for it waits for ever
-def test_slow_sql_holds_nobody_back(
+def test_slow_sql_does_not_delay_other_episodes(
     engine: Make, protocol: Callable[..., Protocol], examples: list[Example], sql: SqlEngine
 ) -> None:
     finished: list[str] = []
@@ -167,7 +167,7 @@ def test_turns_can_be_watched(engine: Make, protocol: Callable[..., Protocol], e
     assert tuple(seen) == made[0].turns
 
 
-def test_it_runs_inside_a_running_loop(
+def test_episodes_run_inside_a_running_event_loop(
     engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
 ) -> None:
     runner = engine(ScriptedPolicy(probe_then_answer), protocol())

@@ -89,7 +89,7 @@ def test_a_worker_is_answered_under_the_name_that_compose_gives_the_server(port:
     assert status(port, SEARCH, Authorization=basic(PASSWORD)) == 200
 
 
-def test_another_name_is_refused(port: int) -> None:
+def test_mlflow_refuses_an_unlisted_host_name(port: int) -> None:
     assert status(port, SEARCH, Authorization=basic(PASSWORD), Host="evil.example") == 403
 
 

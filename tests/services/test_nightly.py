@@ -123,7 +123,7 @@ def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) ->
     assert nights.aliases()["champion"] == before
 
 
-def test_a_better_night_after_it_is_promoted(nights: Nights) -> None:
+def test_a_better_night_after_bad_ones_is_promoted(nights: Nights) -> None:
     nights.drop("thursday.jsonl", 40, [4, 5])
     code, line = nights.run()
     print(json.dumps(line, indent=1))

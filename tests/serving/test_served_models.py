@@ -63,7 +63,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
         ("endpoint:none", "there is no endpoint 'none'"),
     ],
 )
-def test_a_model_that_is_not_there_is_one_plain_line(text: str, message: str, tmp_path: Path) -> None:
+def test_an_unknown_policy_is_reported(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises((DataError, RecipeError)) as raised:
         opened(text, "sql_trail", [], Store(tmp_path))
     assert message in str(raised.value)

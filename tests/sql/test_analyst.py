@@ -19,7 +19,7 @@ from pipelines.types import Action, ActionKind, Database, Example, StopReason, T
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSER = "pipelines/sql/analysis/"
-DOOR = "pipelines/sql/sandbox/process.py"  # it tells a worker the name of the session, which the worker imports
+PROCESS = "pipelines/sql/sandbox/process.py"  # it tells a worker the name of the session, which the worker imports
 JOINS = "SELECT 1 FROM customer" + " JOIN purchase" * 24  # its parser's work doubles with each JOIN
 DATES = f"SELECT {'DATE(' * 40}1{')' * 40} FROM customer"
 WIDE = f"SELECT {', '.join('name' for _ in range(3000))} FROM customer"
@@ -96,4 +96,4 @@ def test_the_parser_is_imported_where_workers_run_and_nowhere_else() -> None:
     assert all(path.startswith(PARSER) for path in parsing)
     asking = {path for path, modules in names.items() if any(m.startswith("pipelines.sql.analysis") for m in modules)}
     assert [path for path in asking if not path.startswith(PARSER)] == []
-    assert "pipelines.sql.analysis.session:AnalysisSession" in (ROOT / DOOR).read_text(encoding="utf-8")
+    assert "pipelines.sql.analysis.session:AnalysisSession" in (ROOT / PROCESS).read_text(encoding="utf-8")

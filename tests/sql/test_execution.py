@@ -40,7 +40,7 @@ def test_rows_come_in_order_with_their_names_and_duplicates(run: Run) -> None:
     assert result.elapsed_ms > 0
 
 
-def test_types_are_kept(run: Run) -> None:
+def test_sqlite_values_keep_their_types(run: Run) -> None:
     assert run("SELECT 1, 1.0, 'a', x'00ff', NULL, 1e999").rows == ((1, 1.0, "a", b"\x00\xff", None, float("inf")),)
 
 

@@ -145,7 +145,7 @@ def test_a_code_of_sqlite_for_one_statement_only_is_no_broken_database(shop: Dat
 
 
 @pytest.mark.parametrize("name", ["SQLITE_BUSY", "SQLITE_LOCKED_SHAREDCACHE"])
-def test_a_lock_is_always_somebody_elses(shop: Database, name: str) -> None:
+def test_a_locked_database_is_never_the_fault_of_the_statement(shop: Database, name: str) -> None:
     session = sqlite_dialect.SqliteSession(shop.location, BOUNDS, NoClock())
     raw = failed(session, coded(name, "any text"))
     assert (raw.status, raw.error_class) == ("unavailable", "database_locked")

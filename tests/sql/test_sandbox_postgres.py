@@ -166,7 +166,7 @@ def test_a_superuser_is_turned_away(engine: SqlEngine, server: Server) -> None:
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "too_privileged")
 
 
-def test_a_server_that_is_not_there_is_unavailable(engine: SqlEngine) -> None:
+def test_a_missing_server_is_unavailable(engine: SqlEngine) -> None:
     nowhere = Database("x", "postgres", "host=127.0.0.1 port=1 user=x password=hidden")
     result = run(engine, nowhere, "SELECT 1")
     assert (result.status, result.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")

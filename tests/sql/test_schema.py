@@ -92,7 +92,7 @@ def test_a_missing_database_is_the_users_to_mend(tmp_path: Path) -> None:
         introspect(Database("text", "sqlite", str(tmp_path / "text.sqlite")))
 
 
-def test_ddl() -> None:
+def test_a_schema_is_rendered_as_create_table_statements() -> None:
     assert render(SHOP, "ddl") == (
         "CREATE TABLE customer (\n"
         "    id INTEGER PRIMARY KEY,\n"

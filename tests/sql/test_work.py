@@ -46,7 +46,7 @@ def test_work_is_known_while_it_runs_and_never_too_much(engine: SqlEngine, shop:
     assert any(0 < one < seen[-1] for one in seen)
 
 
-def test_what_is_known_of_it_never_falls() -> None:
+def test_the_work_of_a_statement_never_decreases() -> None:
     """A worker that has gone on to the next job shows 0 for the one before, whose answer is still to be read."""
     shown = iter([3, 6, 0, 0])
     task = Task((), lambda tag, reply: None, None)

@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[str, Any]:
     return value
 
 
-def test_good_questions_hold(tmp_path: Path, recipe: Recipe) -> None:
+def test_good_questions_pass_their_contract(tmp_path: Path, recipe: Recipe) -> None:
     verdict = contracts.check(data_stage(tmp_path, POOLS), recipe)
     assert verdict is not None
     assert verdict["passed"]

@@ -44,14 +44,14 @@ def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path: Path, monkeyp
 import os, signal, sys
 from pathlib import Path
 from pipelines.store import Store
-from tasks.reaper import alive
-with alive(Store(Path({str(tmp_path)!r})), "killed"):
+from tasks.reaper import run_lock
+with run_lock(Store(Path({str(tmp_path)!r})), "killed"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     crashed: list[str] = []
     monkeypatch.setattr(reaper, "_crash", lambda path, say: crashed.append(path.stem))
-    with reaper.alive(store, "living"):
+    with reaper.run_lock(store, "living"):
         reaper.reap(store, pytest.fail)
     assert crashed == ["killed"]
     reaper.reap(store, pytest.fail)

@@ -91,7 +91,7 @@ def test_the_cap_of_one_keeps_the_answers_of_all(tmp_path: Path, servers: Any) -
     assert kept(tmp_path) == sum(server.delivered.values()) == len(server.seeds) > 40
 
 
-def test_one_that_fails_for_good_is_said_when_the_rest_is_kept(
+def test_a_request_that_always_fails_is_reported_after_the_others_are_kept(
     tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)

@@ -67,7 +67,7 @@ def both(
     return broken, grown
 
 
-def test_faults_change_nothing(
+def test_server_faults_do_not_change_the_dataset(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.02)
@@ -127,7 +127,7 @@ def test_killed_five_times_it_ends_with_the_same_dataset(
         assert not known & set(slow.seeds[place:])
 
 
-def test_the_key_is_nowhere(
+def test_the_endpoint_key_is_in_no_file_and_no_log(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe, store = recipe_of(1), Store(tmp_path / "store")

@@ -180,7 +180,7 @@ def test_tokens_per_minute_are_kept(tmp_path: Path, serve: Any) -> None:
     assert max(server.times) - began > 1.4
 
 
-def test_a_busy_server_holds_everybody_back(tmp_path: Path, serve: Any) -> None:
+def test_a_busy_server_delays_every_request(tmp_path: Path, serve: Any) -> None:
     busy = [refused(429, "slow down", **{"Retry-After": "1"})]
     server = serve(lambda body: busy.pop() if busy else whole(content="x"))
     asker = Asker(Endpoint(base_url=server.url, model="m"), "t", tmp_path, concurrency=1)

@@ -70,7 +70,7 @@ def test_a_judge_grades_by_the_recipes_own_scale(
     assert (found["right_accepted"], found["wrong_accepted"], found["unread"]) == (0, 0, 0)
 
 
-def test_a_name_that_is_not_there_is_said_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_an_unknown_name_is_reported_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     command = ["judge", "miniature", f"store={tmp_path / 's'}", "--endpoint", "nobody"]
     code, _, said = sqltrain(monkeypatch, capsys, *command)
     assert (code, said.count("\n")) == (2, 1)

@@ -114,7 +114,7 @@ def test_a_budget_counts_what_is_on_its_way_at_its_most() -> None:
     asyncio.run(scene())
 
 
-def test_money() -> None:
+def test_the_spend_cap_in_a_currency() -> None:
     budget = Budget("t", Spent(1, 2_000_000, 500_000), price_in=3.0, price_out=10.0)
     assert budget.spent_cost == pytest.approx(11.0)
     capped = Budget("t", Spent(1, 2_000_000, 500_000), cap_cost=11.5, price_in=3.0, price_out=10.0, currency="EUR")

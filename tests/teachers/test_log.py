@@ -23,7 +23,7 @@ def test_what_was_appended_is_found_by_the_next_run(tmp_path: Path) -> None:
     again.close()
 
 
-def test_another_process_sees_it_at_once(tmp_path: Path) -> None:
+def test_another_log_of_the_same_file_sees_a_new_answer_after_refresh(tmp_path: Path) -> None:
     one, other = ResponseLog(tmp_path, "t"), ResponseLog(tmp_path, "t")
     one.append(A, (1, 1), {"text": "x"})
     assert other.find(A) is None
@@ -48,7 +48,7 @@ def test_a_torn_line_is_skipped_and_the_next_one_is_whole(tmp_path: Path) -> Non
     log.close()
 
 
-def test_whoever_asks_first_buys_and_the_others_wait(tmp_path: Path) -> None:
+def test_the_first_process_pays_for_an_answer_and_the_others_wait(tmp_path: Path) -> None:
     logs = [ResponseLog(tmp_path, "t"), ResponseLog(tmp_path, "t")]
     bought = []
 
@@ -91,7 +91,7 @@ def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
     log.close()
 
 
-def test_only_the_user_may_read_it(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_response_log(tmp_path: Path) -> None:
     ResponseLog(tmp_path, "t").close()
     assert os.stat(tmp_path / "t.jsonl").st_mode & 0o777 == 0o600
 

@@ -30,13 +30,13 @@ def test_each_alarm_rings_for_its_own_fault_alone(name, ends):
     assert [other for other, check in ALARMS.items() if check(curve(**ends))] == [name]
 
 
-def test_a_healthy_run_rings_nothing():
+def test_a_healthy_run_raises_no_alarm():
     better = curve(ex=0.8, reward=7.0, entropy=0.3, tokens=30.0)
     watch = Watch()
     assert [alarm for line in better for alarm in watch.see(line)] == []
 
 
-def test_a_fall_that_the_reward_shares_is_no_hacking():
+def test_accuracy_that_falls_together_with_the_reward_raises_no_hacking_alarm():
     assert ALARMS["hacking"](curve(ex=0.3, reward=2.0)) is None
 
 

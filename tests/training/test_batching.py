@@ -55,7 +55,7 @@ def test_a_batch_that_cannot_be_shared_out_is_a_recipe_error():
         split_batch(25, 8, 2)
 
 
-def test_steps_of_a_run():
+def test_the_number_of_optimizer_steps():
     assert steps(1000, 2, 128) == 15
     assert steps(10, 1, 128) == 1
 

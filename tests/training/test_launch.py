@@ -61,7 +61,7 @@ def test_a_silent_child_is_stopped_with_all_that_it_started(plan):
     assert alive(str(plan.out)) == []
 
 
-def test_a_child_that_dies_says_its_last_words(plan):
+def test_the_error_of_a_failed_child_has_its_last_output(plan):
     broken = Hardware(threads=1, launch=(sys.executable, "-c", "import sys; sys.exit('the last words')"))
     recipe = plan.recipe.model_copy(update={"hardware": broken})
     with pytest.raises(TrainingError, match=r"exit code 1: the last words.*Run again"):
@@ -75,7 +75,7 @@ def test_a_killed_child_is_told_from_a_broken_one(plan):
         launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
 
 
-def test_a_python_that_is_not_there_is_the_users_to_mend(plan):
+def test_a_missing_python_is_a_resource_error(plan):
     recipe = plan.recipe.model_copy(update={"hardware": Hardware(python="/no/such/python")})
     with pytest.raises(ResourceError, match=r"no such Python.*hardware\.python"):
         launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
@@ -142,7 +142,7 @@ def wait_for(condition, seconds=20.0) -> None:
         (OSError(28, "No space left on device"), ResourceError, "Free some space"),
     ],
 )
-def test_what_ran_out_is_named_with_its_knob(plan, error, kind, words):
+def test_an_out_of_memory_error_names_the_setting_to_lower(plan, error, kind, words):
     named = child._name_memory(error, plan)
     assert isinstance(named, kind)
     assert words in str(named)

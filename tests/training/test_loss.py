@@ -222,7 +222,7 @@ def test_a_batch_without_weight_still_has_a_gradient_of_zero(make, batch):
     assert gradients(trainer.model).abs().max() == 0.0
 
 
-def test_what_is_watched(make, batch):
+def test_the_loss_logs_drift_and_entropy(make, batch):
     trainer = make()
     logps = log_probabilities(trainer.model, batch).detach()
     batch["sampling_per_token_logps"] = logps + 0.01 * batch["completion_mask"]

@@ -34,7 +34,7 @@ def test_words_share_a_token_wherever_they_stand_and_digits_stand_alone(tokenize
     assert pieces("2049") == ["2", "0", "4", "9"]
 
 
-def test_text_comes_back_exactly(tokenizer):
+def test_decoding_encoded_text_gives_the_same_text(tokenizer):
     check = ChatCodec(tokenizer)
 
     @settings(max_examples=100, deadline=None)

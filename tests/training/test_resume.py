@@ -70,7 +70,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("die_at", [1, 5])
-def test_sft_goes_on_where_it_died(plan, die_at):
+def test_killed_sft_resumes_from_its_checkpoint(plan, die_at):
     whole, torn = plan("sft", "whole"), plan("sft", "torn")
     for one in (whole, torn):
         one.out.mkdir()
@@ -82,7 +82,7 @@ def test_sft_goes_on_where_it_died(plan, die_at):
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_grpo_goes_on_where_it_died(plan, updates):
+def test_killed_grpo_resumes_from_its_checkpoint(plan, updates):
     settings = {"updates_per_rollout": updates, "steps": 6, "micro_batch": 4}
     whole, torn = plan("grpo", "whole", **settings), plan("grpo", "torn", **settings)
     for one in (whole, torn):

@@ -49,7 +49,7 @@ def test_a_fault_that_a_step_does_not_name_was_not_made_in_it() -> None:
     assert row.split() == ["fault_no_action", "0.25", "0.25", "█▁"]
 
 
-def test_before_the_first_step_there_is_nothing_to_show(tmp_path: Path) -> None:
+def test_watch_shows_no_step_before_the_first_one(tmp_path: Path) -> None:
     assert view(read(tmp_path)) == ["no step is done yet"]
 
 

@@ -1,4 +1,4 @@
-"""The hand-over of jobs to worker processes: batches, stealing, and the replacement of the dead.
+"""The hand-over of jobs to worker processes: batches, stealing, and the replacement of workers that died.
 
 No thread is used: whoever waits (a blocking caller, or an event loop) drives the same state machine, so nothing is left
 behind and a parent that has PyTorch loaded may fork.
@@ -163,7 +163,7 @@ class Pool:
         self._dispatch(now)
 
     def _replace_worker(self, slot: int, worker: Worker, hung: bool = False) -> None:
-        """Replace a dead worker: its job is told, the others run elsewhere."""
+        """Replace a worker that died: its job gets the reason, the others go to other workers."""
         self._forget(slot, worker)
         end = worker.end()
         end.death.timeout |= hung

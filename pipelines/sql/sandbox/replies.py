@@ -1,4 +1,4 @@
-"""What a worker's reply must look like. A worker has run hostile SQL: one whose reply is misshapen counts as dead."""
+"""What a worker's reply must look like. A worker has run hostile SQL: one whose reply is misshapen counts as lost."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_when_the_first_of_a_group_leaves_the_others_go_on(model: Any, codec: Ch
         assert_close(completion.logprobs, plain_logprobs(model, context, completion.token_ids))
 
 
-def test_tokens_do_not_hang_on_the_company(model: Any, codec: ChatCodec) -> None:
+def test_tokens_do_not_depend_on_the_number_of_slots(model: Any, codec: ChatCodec) -> None:
     contexts = [prompt(i, 6 + 3 * i) for i in range(12)]
 
     def tokens(slots: int) -> dict[str, tuple[int, ...]]:

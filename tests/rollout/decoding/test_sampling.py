@@ -50,7 +50,7 @@ def test_no_token_without_probability_is_drawn() -> None:
     assert ids.tolist() == [1, 3]
 
 
-def test_uniform_numbers_hang_on_seed_and_position_alone() -> None:
+def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
     seeds, positions = np.array([1, 2, 1], dtype=np.uint64), np.array([5, 5, 6], dtype=np.uint64)
     together = uniforms(seeds, positions)
     alone = np.concatenate([uniforms(seeds[i : i + 1], positions[i : i + 1]) for i in range(3)])

@@ -32,6 +32,6 @@ def test_no_stop_strings(codec: ChatCodec) -> None:
     assert not StopStrings(codec.tokenizer, (), codec.decode).ended(codec.agent("</sql>"))
 
 
-def test_cut_at_the_first() -> None:
+def test_text_is_cut_after_the_first_stop_string() -> None:
     assert cut("a</sql>b</solution>", ("</solution>", "</sql>")) == "a</sql>"
     assert cut("a", ("</sql>",)) == "a"

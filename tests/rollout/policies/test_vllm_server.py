@@ -168,7 +168,7 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
     assert timing[1]["sync_seconds"] > 0
 
 
-def test_a_stage_gives_it_its_checkpoint_and_sees_other_weights(
+def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
     url: str, folder: Path, tmp_path: Path, engine: Any, talk: Any, examples: list[Example]
 ) -> None:
     """The last test of the module: it brings the server's first weights back."""
