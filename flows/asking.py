@@ -69,7 +69,10 @@ def ask(
         rollout.on_turn = lambda turn: show(_shown(turn))
         (trajectory,) = rollout.run([EpisodeRequest(example, 0, recipe.seed)])
         if trajectory.stop is StopReason.BROKEN:
-            raise BoundaryError(f"no answer: {str(trajectory.failure).replace('_', ' ')}", "Is the database there?")
+            raise BoundaryError(
+                f"no answer: {str(trajectory.failure).replace('_', ' ')}",
+                "Check that the database exists and can be read.",
+            )
         if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
             raise DataError(
                 f"the prompt is {len(trajectory.token_ids):,} tokens, as long as the model's context or longer",

@@ -239,7 +239,7 @@ def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
             raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
         judged = set(record.scores) if judged is None else judged
         if set(record.scores) != judged:
-            raise DataError(f"{file}, line {number} was judged under other equalities than the lines before", HINT)
+            raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
         yield str(row.get("pass", record.mode)), record
 
 

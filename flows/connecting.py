@@ -74,7 +74,7 @@ def _check_role(where: named.Named, allow_writes: bool) -> None:
     for line in DIALECTS[where.database.engine].reader_grants(where.address, schema):
         screen.say(f"  {line}")
     if role.is_turned_away:
-        raise DataError("the sandbox runs nothing for a role that may do so much", "Connect as a role that only reads.")
+        raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
     if not allow_writes:
         raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
 

@@ -40,12 +40,12 @@ def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) 
     place = local / f"{name}.yaml"
     before = _noted(place)
     if before is not None and before != health.questions_sha256:
-        say("the questions are not those that were noted before: stages that read them are made anew")
+        say("the questions differ from those added before: the stages that read them will run again")
     local.mkdir(parents=True, exist_ok=True)
     head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {known.licence}.\n"
     marks = f"# questions_sha256: {health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
     place.write_text(head + marks + yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    say(f"noted in {place}; use it with: include=local/{name}")
+    say(f"written to {place}; use it with: include=local/{name}")
     return {"name": name, "include": f"local/{name}", "licence": known.licence, **dataclasses.asdict(health)}
 
 

@@ -141,7 +141,7 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
     key = recipes.digest(whole)
     if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):
         shutil.rmtree(store.folder(EVALUATIONS, key))
-    return store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run does it; waiting"))
+    return store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run makes this evaluation; waiting"))
 
 
 def _broken(folder: Path) -> bool:

@@ -61,7 +61,7 @@ def _check_writable(out: Path) -> None:
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}", hint) from None
     if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no right to'}", hint)
+        raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no permission'}", hint)
 
 
 def _line(example: Example, where: Named) -> str:

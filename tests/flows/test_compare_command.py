@@ -136,7 +136,7 @@ def damaged(runs: list[str], file: str, text: str) -> list[str]:
         ({"scores": {"strict": float("nan"), "bird": 1.0}}, "'scores.strict'.*finite"),
         ({"scores": {"strict": -0.5, "bird": 1.0}}, "'scores.strict'"),
         ({"scores": {"strict": 1.0, "\ud800": 1.0}}, "'scores."),
-        ({"scores": {"strict": 1.0}}, "line 8 was judged under other equalities"),
+        ({"scores": {"strict": 1.0}}, "line 8 has verdicts under other equalities"),
         ({"turns": 10**400}, "'turns'"),
         ({"sample": -1}, "'sample'"),
         ({"bigrams": float("inf")}, "'bigrams'"),
