@@ -20,7 +20,7 @@ from pipelines.sql.dialects.base import ERROR, OK, REFUSED, Raw, failure
 
 REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
 LOCAL = ("", "127.0.0.1", "::1", "localhost")
-PORTS = {"postgresql": "5432", "postgres": "5432", "mysql": "3306", "mariadb": "3306"}
+PORTS = ("5432", "3306")  # that the servers of our engines have by default
 Told = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]  # tables, and columns by table, as a worker is sent them
 
 
@@ -33,7 +33,8 @@ def fold(name: str) -> str:
 def identity(location: str) -> str:
     """What is the same however the location of a database is written: a file behind links, a server's by any user.
 
-    Of an address it is "//host:port/database"; where it names no database, what those of that server begin with.
+    Of an address it is "//host:port/database", the port only where it is no default; where it names no database, what
+    those of that server begin with.
     """
     try:
         return _server(location) if "://" in location else os.path.realpath(os.path.expanduser(location))
@@ -50,9 +51,9 @@ def _server(address: str) -> str:
     place = urlsplit("//" + parts.netloc.rpartition("@")[2].partition(",")[0])
     host = (options.get("host") or unquote(place.hostname or "")).partition(",")[0].lower()
     is_here = host in LOCAL or host.startswith("/")  # "/": the folder of a Unix socket
-    port = options.get("port", "").partition(",")[0] or place.port or PORTS.get(parts.scheme, "")
+    port = options.get("port", "").partition(",")[0] or str(place.port or "")
     name = options.get("dbname") or unquote(parts.path).strip("/")
-    return f"//{'localhost' if is_here else host}:{port}/{name}"
+    return f"//{'localhost' if is_here else host}:{'' if port in PORTS else port}/{name}"
 
 
 class Named(NamedTuple):
