@@ -420,6 +420,9 @@ app.add_typer(data_app, name="data", rich_help_panel="Data and teachers")
 def add(
     name: Annotated[str, typer.Argument(help="A file of conf/data, such as bird_dev; own: your own questions.")],
     path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into; for `own`, a JSONL file.")],
+    called: Annotated[
+        str | None, typer.Option("--name", help="What recipes call it, where you add several of one kind.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a downloaded benchmark (counts, databases, gold SQL, checksums) and note where it is.
@@ -429,10 +432,12 @@ def add(
       sqltrain data add spider_dev ~/spider
 
       sqltrain evaluate sql_trail include=local/spider_dev
+
+      sqltrain data add own ~/sales.jsonl --name sales
     """
     from flows import datasets
 
-    found = datasets.add(name, path, lambda line: typer.echo(line, err=as_json))
+    found = datasets.add(name, path, lambda line: typer.echo(line, err=as_json), called=called)
     if as_json:
         emit(found)
 

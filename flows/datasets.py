@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +22,25 @@ from pipelines.sql.engine import Limits, SqlEngine
 LINE_CHARS = 300
 
 
-def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) -> dict[str, Any]:
-    """Check a download and write `conf/local/<name>.yaml`, which `include=local/<name>` lays over any recipe.
+def add(
+    name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL, called: str | None = None
+) -> dict[str, Any]:
+    """Check a download and write `conf/local/<slot>.yaml`, which `include=local/<slot>` lays over any recipe.
+
+    Args:
+        called: the slot, and the benchmark's name in reports; by default `name`. Slots of one kind lie side by side.
 
     Returns what was found, as JSON values.
 
     Raises:
-        DataError: it is not there, not in its layout, or none of its questions can run.
+        DataError: it is not there, not in its layout, or none of its questions can run; or the slot has no plain name.
     """
+    slot = called or name
+    if not re.fullmatch(r"[\w-]+", slot):
+        raise DataError(f"{slot!r} is no name for it", "A name has letters, digits, '_' and '-'.")
     source, tree = benchmarks.source_of(name, path)
+    for benchmark in tree["data"].get("test", []) if called is not None else []:
+        benchmark["name"] = slot
     with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden()) as sql:
         health = benchmarks.examine(name, source, Path(folder), sql)
     known = benchmarks.BENCHMARKS[name]
@@ -37,7 +48,7 @@ def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) 
         say(line)
     if not health.usable:
         raise DataError(f"none of the questions in {path} can run", known.hint)
-    place = local / f"{name}.yaml"
+    place = local / f"{slot}.yaml"
     before = _noted(place)
     if before is not None and before != health.questions_sha256:
         say("the questions differ from those added before: the stages that read them will run again")
@@ -45,8 +56,8 @@ def add(name: str, path: Path, say: Callable[[str], None], local: Path = LOCAL) 
     head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {known.licence}.\n"
     marks = f"# questions_sha256: {health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
     place.write_text(head + marks + yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    say(f"written to {place}; use it with: include=local/{name}")
-    return {"name": name, "include": f"local/{name}", "licence": known.licence, **dataclasses.asdict(health)}
+    say(f"written to {place}; use it with: include=local/{slot}")
+    return {"name": name, "include": f"local/{slot}", "licence": known.licence, **dataclasses.asdict(health)}
 
 
 def lines(name: str, known: benchmarks.Benchmark, health: benchmarks.Health) -> list[str]:

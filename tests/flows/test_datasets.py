@@ -90,6 +90,23 @@ def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path:
         datasets.add("own", tmp_path / "none.jsonl", said.append, tmp_path / "local")
 
 
+def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tmp_path: Path) -> None:
+    shutil.copy(spider / "database" / "harbour" / "harbour.sqlite", tmp_path)
+    row = {"question": "Which ships?", "database": "harbour.sqlite", "sql": "SELECT name FROM ship"}
+    local = tmp_path / "local"
+    for slot in ("sales", "stock"):
+        (tmp_path / f"{slot}.jsonl").write_text(json.dumps(row) + "\n")
+        found = datasets.add("own", tmp_path / f"{slot}.jsonl", print, local, called=slot)
+        assert found["include"] == f"local/{slot}"
+    noted = [read_yaml(local / f"{slot}.yaml")["data"]["test"][0] for slot in ("sales", "stock")]
+    assert [(one["name"], Path(one["path"]).name) for one in noted] == [
+        ("sales", "sales.jsonl"),
+        ("stock", "stock.jsonl"),
+    ]
+    with pytest.raises(DataError, match="is no name for it"):
+        datasets.add("own", tmp_path / "sales.jsonl", print, local, called="../sales")
+
+
 @pytest.mark.parametrize("name", benchmarks.BENCHMARKS)
 def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: str) -> None:
     recipe = recipes.load("sql_trail", [f"include=data/{name}"])
