@@ -39,10 +39,11 @@ services: $(VENV)/.services
 
 services-setup: $(VENV)/.services
 
-# The same in two parts, which CI runs beside each other: those that share one Prefect server, and all others.
+# The same in two parts, which CI runs beside each other: those that use a Prefect server, in two processes with a server
+# each, for they mostly wait; and all others.
 SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security sweep_prefect ui)
 services-server: $(VENV)/.services
-	$(BIN)/python -m pytest -m 'services and not slow' --durations=15 $(SHARING)
+	$(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --durations=15 $(SHARING)
 
 services-rest: $(VENV)/.services
 	$(BIN)/python -m pytest -m 'services and not slow' --durations=15 $(SHARING:%=--ignore=%)
