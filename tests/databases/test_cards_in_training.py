@@ -137,6 +137,8 @@ def test_a_database_is_one_however_its_location_is_written(shop: Path, tmp_path:
     for address in ("postgresql://reader@localhost/shop", "postgres://owner@127.0.0.1:5432/shop?sslmode=disable"):
         assert identity(address) == one
     assert identity("postgresql:///shop?host=/run/postgresql&port=5432") == one
+    assert identity("host=127.0.0.1 port=5432 user=reader password='a b' dbname=shop") == one
+    assert identity("x=1.sqlite").endswith("/x=1.sqlite")
     assert identity("postgresql://localhost,spare.example:5433/?dbname=shop") == one
     assert one not in map(identity, ("postgresql://db.example/shop", "postgresql://localhost:5433/shop"))
     for text in ("postgresql://localhost:port/shop", "postgresql://[/shop", "a\0b"):  # nothing opens them

@@ -21,6 +21,8 @@ from pipelines.sql.dialects.base import ERROR, OK, REFUSED, Raw, failure
 REFUSAL = "the query reads what is not shown here: name tables and columns of the schema, without a star"
 LOCAL = ("", "127.0.0.1", "::1", "localhost")
 PORTS = ("5432", "3306")  # that the servers of our engines have by default
+KEYWORD = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
+KEYWORDS = re.compile(rf"(?:{KEYWORD.pattern})+\s*")
 Told = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]  # tables, and columns by table, as a worker is sent them
 
 
@@ -37,7 +39,13 @@ def identity(location: str) -> str:
     those of that server begin with.
     """
     try:
-        return _server(location) if "://" in location else os.path.realpath(os.path.expanduser(location))
+        if "://" in location:
+            return _server(location)
+        if KEYWORDS.fullmatch(location):  # libpq's other form: host=... dbname=...
+            options = {pair[1]: pair[2].strip("'") for pair in KEYWORD.finditer(location)}
+            if options.keys() & {"host", "hostaddr", "dbname"}:
+                return _place(options, "", "", "")
+        return os.path.realpath(os.path.expanduser(location))
     except ValueError:  # nothing opens it: a port that is no number, a path with a zero byte
         return location
 
@@ -47,12 +55,17 @@ def _server(address: str) -> str:
     from urllib.parse import parse_qsl, unquote, urlsplit
 
     parts = urlsplit(address)
-    options = dict(parse_qsl(parts.query))
     place = urlsplit("//" + parts.netloc.rpartition("@")[2].partition(",")[0])
-    host = (options.get("host") or unquote(place.hostname or "")).partition(",")[0].lower()
+    host, port, name = unquote(place.hostname or ""), str(place.port or ""), unquote(parts.path).strip("/")
+    return _place(dict(parse_qsl(parts.query)), host, port, name)
+
+
+def _place(options: Mapping[str, str], host: str, port: str, name: str) -> str:
+    """A server's database in one form; `options` go before the three that follow."""
+    host = (options.get("host") or options.get("hostaddr") or host).partition(",")[0].lower()
     is_here = host in LOCAL or host.startswith("/")  # "/": the folder of a Unix socket
-    port = options.get("port", "").partition(",")[0] or str(place.port or "")
-    name = options.get("dbname") or unquote(parts.path).strip("/")
+    port = options.get("port", "").partition(",")[0] or port
+    name = options.get("dbname") or name
     return f"//{'localhost' if is_here else host}:{'' if port in PORTS else port}/{name}"
 
 
