@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipelines import recipes
+from pipelines.databases import card
 from pipelines.errors import ResourceError
 from pipelines.stages import cluster, curate, graph
 from pipelines.stages.context import Silent
@@ -128,7 +129,7 @@ def fail(run: cluster.Run, items: Sequence[Any], path: Path) -> str:
 def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> None:
     """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
     for suffix in "!?":
-        plan = pickle.dumps((upper, (suffix,), write))
+        plan = pickle.dumps((upper, (suffix,), write, card.FOLDER))
         assert cluster.work(plan, ["a", "b"], tmp_path / "shard") == suffix
         assert (tmp_path / "shard").read_text() == f"AB{suffix}"
         assert list(cluster._runs) == [plan]
