@@ -50,18 +50,21 @@ def write(path: Path, frame: pl.DataFrame) -> None:
     frame.write_parquet(path, **LAYOUT)
 
 
-def read(path: Path) -> pl.DataFrame:
-    """A Parquet file.
+def read(path: Path, *columns: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
+    """A Parquet file; or these columns, for their memory and that of the row groups that are being read.
 
     Raises:
         DataError: it is missing or is not Parquet.
     """
-    return _collect(path, pl.scan_parquet(path, glob=False))
+    frame = pl.scan_parquet(path, glob=False)
+    if columns or named:
+        return _collect(path, frame.select(*columns, **named), streaming=True)
+    return _collect(path, frame)
 
 
-def _collect(path: Path, frame: pl.LazyFrame) -> pl.DataFrame:
+def _collect(path: Path, frame: pl.LazyFrame, streaming: bool = False) -> pl.DataFrame:
     try:
-        return frame.collect()
+        return frame.collect(engine="streaming" if streaming else "auto")
     except FileNotFoundError:
         raise DataError(f"no such dataset: {path}") from None
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -122,6 +125,20 @@ class Writer:
         pl.scan_parquet(self._parts, glob=False).sink_parquet(self._path, **LAYOUT)
         for part in self._parts:
             part.unlink()
+
+
+def keep(path: Path, rows: Sequence[int] | pl.Series) -> None:
+    """Write a Parquet file anew with these of its rows alone, a row group at a time.
+
+    Args:
+        rows: rising row numbers.
+    """
+    beside = path.with_name(f"kept-{path.name}")
+    writer = Writer(beside, path.parent)
+    for frame in windows(path, rows):
+        writer.add(frame)
+    writer.close()
+    beside.replace(path)
 
 
 def _dump(value: Any) -> str:

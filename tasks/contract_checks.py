@@ -77,13 +77,20 @@ def example_rows(folder: Path) -> pl.DataFrame:
     pool that asks a held-out question of its database too, as the stage itself found. `gold` is the gold SQL or, of a
     held-out question without one, what stands for it: accepted results (Spider 2.0).
     """
-    frame = frames.read(folder / "data.parquet")
-    asked = pl.concat_str(pl.col("database").struct.field("id"), pl.col("question").str.to_lowercase(), separator="\t")
-    frame = frame.with_columns(
+    name = pl.col("database").struct.field("id")
+    asked = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
+    # Great Expectations wants all rows in memory, and they may be millions. Of a text it is asked whether it is blank,
+    # so the first letter stands for it; a digest stands for what is asked.
+    frame = frames.read(
+        folder / "data.parquet",
+        "id",
+        "pool",
+        "hardness",
         row=pl.concat_str("pool", "id", separator="/"),
-        database_id=pl.col("database").struct.field("id"),
-        asked=asked,
-        gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise("gold_sql"),
+        question=_first_letter("question"),
+        database_id=name,
+        asked=asked.hash(),
+        gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise(_first_letter("gold_sql")),
     )
     leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
     frame = frame.with_columns(leaked_from=leaked).with_columns(
@@ -96,6 +103,10 @@ def example_rows(folder: Path) -> pl.DataFrame:
     rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
     rejected = rejected.with_columns(pl.Series("pool", [row["pool"] for row in bad], pl.String))
     return pl.concat([frame.select(columns), rejected], how="diagonal")
+
+
+def _first_letter(column: str) -> pl.Expr:
+    return pl.col(column).str.strip_chars().str.head(1)
 
 
 def _leaked(folder: Path) -> pl.DataFrame:
@@ -216,7 +227,7 @@ def trajectory_checks(recipe: Recipe) -> list[Check]:
 
 def filtered_rows(folder: Path) -> pl.DataFrame:
     """What the filter took for right, and what it rejected; those left out only for their number are right."""
-    kept = frames.read(folder / "data.parquet").select(row=NAMED)
+    kept = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
     left_out = _set_aside(folder)
     rows = _with_reasons([f"{row['example_id']}#{row['sample']}" for row in left_out], left_out)
     wrong = ~pl.col("rejected").str.starts_with("over_")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from pipelines import recipes
@@ -258,27 +259,25 @@ def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Exampl
     assert not trail.rl[1].options["others"]
 
 
-def test_failures_are_taken_of_what_sft_was_trained_on(
-    tmp_path: Path, example: Example, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:
     """SQL-Trail, A.6: "127 questions from the original SFT training set": of the 1,000, not of the 3,000."""
     from types import SimpleNamespace
 
     from pipelines.stages import difficulty
 
-    asked = {"sft": ["a", "b", "c"], "rl": ["d"]}
-
-    def examples(folder: Path, pool: str, part: int | None = None) -> list[Any]:
-        return [SimpleNamespace(id=name) for name in asked[pool]]
-
-    monkeypatch.setattr(difficulty, "examples", examples)
-    monkeypatch.setattr(difficulty, "trajectories", lambda folder: [SimpleNamespace(example_id="b")])
+    asked = [("a", "sft", 0), ("b", "sft", 0), ("c", "sft", 0), ("d", "rl", 0), ("e", "rl", 1)]
+    for name, frame in (
+        ("data", pl.DataFrame(asked, ["id", "pool", "part"], orient="row")),
+        ("filter", pl.DataFrame({"example_id": ["b"]})),
+    ):
+        (tmp_path / name).mkdir()
+        frame.write_parquet(tmp_path / name / "data.parquet")
     recipe = load("sql_trail")
     context: Callable[..., Any] = lambda **inputs: SimpleNamespace(recipe=recipe, inputs=inputs)  # noqa: E731
-    with_sft = difficulty._candidates(context(data=tmp_path, filter=tmp_path))
-    assert [[one.id for one in pool] for pool in with_sft] == [["b"], ["d"], ["d"]]
-    without = difficulty._candidates(context(data=tmp_path))
-    assert [one.id for one in without[0]] == ["a", "b", "c"]
+    with_sft = difficulty._candidates(context(data=tmp_path / "data", filter=tmp_path / "filter"))
+    assert [pool["id"].to_list() for pool in with_sft] == [["b"], ["d"], ["e"]]
+    without = difficulty._candidates(context(data=tmp_path / "data"))
+    assert without[0].rows() == [("a", 0), ("b", 1), ("c", 2)]
     assert Scored("b", 6, 0).score == 1.0
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
 
 from pipelines.config import Difficulty
 from pipelines.curation.filtering import shuffled
 from pipelines.evaluation.metrics import pass_at_k
 from pipelines.types import Outcome
+
+COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +64,25 @@ def score(outcomes: Iterable[Outcome]) -> list[Scored]:
     return [Scored(id, count, right[id]) for id, count in samples.items()]
 
 
-def rank(scored: Sequence[Scored], seed: int) -> list[Scored]:
-    """Ascending S(q), hardest solvable first; the seed decides among equals."""
-    return sorted(scored, key=lambda one: (one.score, shuffled(one.example_id, 0, seed)))
+def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Fields of `Scored`, one row each: what selection works on, so that millions of questions fit into memory."""
+    return pl.DataFrame(list(rows), schema=COLUMNS)
 
 
-def select(scored: Sequence[Scored], settings: Difficulty, seed: int) -> RlSet:
+def each(scored: pl.DataFrame) -> Iterator[Scored]:
+    """The questions of a table, one at a time."""
+    return (Scored(*row) for row in scored.iter_rows())
+
+
+def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
+    """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
+    scores = np.fromiter((one.score for one in each(scored)), np.float64, scored.height)
+    tickets = np.fromiter((shuffled(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
+    ranked = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets)).sort("score", "ticket")
+    return ranked.drop("ticket")
+
+
+def select(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
     """SQL-Trail's RL set: the first `keep` by S(q), and `explore` questions with no right rollout.
 
     A question with S(q) = 1 gives a group without variance, so a small pool gives a smaller set rather than fillers.
@@ -71,27 +90,28 @@ def select(scored: Sequence[Scored], settings: Difficulty, seed: int) -> RlSet:
     """
     ranked = rank(scored, seed)
     if settings.max_pass is None:
-        pool = [one for one in ranked if one.score < 1.0]
+        pool = ranked.filter(pl.col("score") < 1.0)
     else:
-        pool = [one for one in ranked if one.pass_rate < settings.max_pass]
-    balanced = [one.example_id for one in pool[: settings.keep]]
-    chosen = set(balanced)
-    never = [one.example_id for one in ranked if one.right == 0 and one.example_id not in chosen]
-    return RlSet(balanced, never[: settings.explore])
+        pool = ranked.filter(pl.col("right") / pl.col("samples") < settings.max_pass)
+    balanced = pool["example_id"][: settings.keep].to_list()
+    return RlSet(balanced, _never(ranked, balanced, settings.explore))
 
 
-def select_parts(sft: Sequence[Scored], pools: Sequence[Sequence[Scored]], settings: Difficulty, seed: int) -> RlSet:
+def _never(ranked: pl.DataFrame, chosen: Sequence[str], count: int) -> list[str]:
+    """The first questions that were never solved and are not chosen yet."""
+    never = ranked.filter((pl.col("right") == 0) & ~pl.col("example_id").is_in(list(chosen)))
+    return never["example_id"].head(count).to_list()
+
+
+def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
     """SQL-Trail's own set (A.6): the balanced part of the first pool, and an exploration set made of named parts.
 
     The parts of `explore_parts` are taken of the never-solved questions of the SFT pool, then of each RL pool in order.
     """
     balanced = select(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
-    chosen = set(balanced)
     explore: list[str] = []
     for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
-        never = [one.example_id for one in rank(scored, seed) if one.right == 0 and one.example_id not in chosen]
-        explore += never[:count]
-        chosen.update(explore)
+        explore += _never(rank(scored, seed), [*balanced, *explore], count)
     return RlSet(balanced, explore)
 
 
@@ -109,17 +129,18 @@ def histogram(scored: Iterable[Scored], group: int) -> list[int]:
     return bins
 
 
-def summary(scored: Sequence[Scored], group: int) -> dict[str, float]:
+def summary(scored: pl.DataFrame, group: int) -> dict[str, float]:
     """Flat numbers for a stage's metrics: the histogram, the mean pass rate, pass@G, the zero-variance share."""
-    if not scored:
+    count = scored.height
+    if not count:
         return {"questions": 0.0}
-    full = [one for one in scored if one.samples >= group]
+    full = scored.filter(pl.col("samples") >= group)
     numbers = {
-        "questions": float(len(scored)),
-        "pass_rate": sum(one.pass_rate for one in scored) / len(scored),
-        "zero_variance_share": sum(one.score == 1.0 for one in scored) / len(scored),
-        "incomplete_groups": float(len(scored) - len(full)),
+        "questions": float(count),
+        "pass_rate": sum(one.pass_rate for one in each(scored)) / count,
+        "zero_variance_share": sum(one.score == 1.0 for one in each(scored)) / count,
+        "incomplete_groups": float(count - full.height),
     }
-    if full:
-        numbers[f"pass_at_{group}"] = sum(pass_at_k(one.samples, one.right, group) for one in full) / len(full)
-    return numbers | {f"right_{place}_of_{group}": float(n) for place, n in enumerate(histogram(scored, group))}
+    if full.height:
+        numbers[f"pass_at_{group}"] = sum(pass_at_k(one.samples, one.right, group) for one in each(full)) / full.height
+    return numbers | {f"right_{place}_of_{group}": float(n) for place, n in enumerate(histogram(each(scored), group))}

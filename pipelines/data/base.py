@@ -1,7 +1,8 @@
 """What every reader shares: the dispatch by kind, the selection of examples, where databases lie, and the gold check.
 
 A reader is one file with one function, `read(source, seed, databases) -> Loaded`. It looks at structure only: a bad row
-is rejected with a reason and the reading goes on; a missing file is a `DataError`. Gold SQL is run by `check_gold`.
+is rejected with a reason and the reading goes on; a missing file is a `DataError`. It may give its examples one at a
+time, so that a file of millions of rows is never whole in memory. Gold SQL is run by `check_gold`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pipelines.registry import DIALECTS, READERS
 from pipelines.types import Database, Example, ExecutionStatus
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from pipelines.sql.engine import SqlEngine
 
 csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
@@ -55,13 +58,25 @@ class Rejected:
 
 @dataclasses.dataclass
 class Loaded:
-    """What a source holds: good examples in the source's order, and what was rejected."""
+    """What a source holds: good examples in the source's order, and what was rejected.
 
-    examples: list[Example]
+    Attributes:
+        examples: a list, or an iterator that can be walked once.
+        quarantine: whole as soon as the examples have been walked.
+    """
+
+    examples: Iterable[Example]
     quarantine: list[Rejected]
 
 
-def read(source: Source, seed: int, root: Path) -> Loaded:
+@dataclasses.dataclass
+class Questions(Loaded):
+    """The examples that a source's levels and count choose, all in memory."""
+
+    examples: list[Example]
+
+
+def read(source: Source, seed: int, root: Path) -> Questions:
     """Read a source, keep the levels and the count that it asks for, and put its databases within reach of `root`.
 
     Args:
@@ -72,22 +87,45 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     Raises:
         DataError: a file or folder is missing or is not what the kind says.
     """
+    import polars as pl
+
+    loaded = load(source, seed, root)
+    examples = with_hardness(list(loaded.examples))
+    ids = pl.Series([example.id for example in examples], dtype=pl.String)
+    levels = pl.Series([example.hardness for example in examples], dtype=pl.String)
+    rows, rejected = choose(ids, levels, loaded.quarantine, source, seed)
+    return Questions([examples[row] for row in rows], rejected)
+
+
+def load(source: Source, seed: int, root: Path) -> Loaded:
+    """What a source's reader gives, with corrected gold SQL; arguments and errors as of `read`."""
     loaded: Loaded = READERS[source.kind](source, seed, root)
-    good, twice = _unique(loaded.examples)
-    if source.corrections is not None:
-        good = corrections.correct(good, Path(source.corrections).expanduser())
-    examples = _chosen(_with_hardness(good), source, seed)
-    return Loaded(examples, _in_proportion(loaded.quarantine + twice, len(examples), len(good)))
+    if source.corrections is None:
+        return loaded
+    return Loaded(corrections.correct(loaded.examples, Path(source.corrections).expanduser()), loaded.quarantine)
 
 
-def _chosen(examples: list[Example], source: Source, seed: int) -> list[Example]:
-    """Those of the levels and the count that the source asks for."""
+def choose(
+    ids: pl.Series, levels: pl.Series, rejected: Sequence[Rejected], source: Source, seed: int
+) -> tuple[pl.Series, list[Rejected]]:
+    """The rows of a source that its levels and its count choose, rising, and all that is rejected.
+
+    Of several rows with one id the first counts.
+
+    Args:
+        ids, levels: of all examples in order; levels are looked at only where the source asks for some.
+        rejected: what the reader rejected.
+    """
+    first = ids.is_first_distinct()
+    twice = [Rejected(id, "duplicate_id", "another row has the same id") for id in ids.filter(~first)]
+    good = first.arg_true()
+    rows = good
     if source.hardness is not None:
-        examples = [example for example in examples if example.hardness in source.hardness]
-    if source.count is None or source.count >= len(examples):
-        return examples
-    chosen = random.Random(f"{seed}/count").sample(range(len(examples)), source.count)
-    return [examples[index] for index in sorted(chosen)]
+        rows = good.filter(levels.gather(good).is_in(list(source.hardness)))
+    if source.count is not None and source.count < len(rows):
+        chosen = random.Random(f"{seed}/count").sample(range(len(rows)), source.count)
+        rows = rows.gather(sorted(chosen))
+    return rows, _in_proportion([*rejected, *twice], len(rows), len(good))
 
 
 def _in_proportion(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
@@ -229,14 +267,19 @@ def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
 
 
 def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
-    """Make an example of each (name, row); a `BadRow` goes to quarantine under that name."""
-    loaded = Loaded([], [])
-    for name, row in rows:
-        try:
-            loaded.examples.append(make(row))
-        except BadRow as bad:
-            loaded.quarantine.append(Rejected(name, bad.reason, bad.detail))
-    return loaded
+    """Make an example of each (name, row) as they are asked for; a `BadRow` goes to quarantine under that name."""
+    quarantine: list[Rejected] = []
+
+    def examples() -> Iterator[Example]:
+        for name, row in rows:
+            try:
+                example = make(row)
+            except BadRow as bad:
+                quarantine.append(Rejected(name, bad.reason, bad.detail))
+            else:
+                yield example
+
+    return Loaded(examples(), quarantine)
 
 
 def named(rows: Iterable[Any], *fields: str) -> list[str]:
@@ -292,20 +335,7 @@ def check_file(path: Path) -> None:
         raise BadRow("not_a_database", f"{path} is not an SQLite file")
 
 
-def _unique(examples: list[Example]) -> tuple[list[Example], list[Rejected]]:
-    seen: set[str] = set()
-    kept: list[Example] = []
-    rejected: list[Rejected] = []
-    for example in examples:
-        if example.id in seen:
-            rejected.append(Rejected(example.id, "duplicate_id", "another row has the same id"))
-        else:
-            kept.append(example)
-        seen.add(example.id)
-    return kept, rejected
-
-
-def _with_hardness(examples: list[Example]) -> list[Example]:
+def with_hardness(examples: list[Example]) -> list[Example]:
     """The examples with a level each; those whose source gives none get their gold SQL's."""
     if all(example.hardness is not None for example in examples):
         return examples

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,20 @@ SQL = ("sql", "SQL", "query", "gold_sql")
 TEXTS = ("question", "evidence")
 
 
-def correct(examples: Sequence[Example], path: Path) -> list[Example]:
-    """The examples with every correction that differs from what was published.
+def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
+    """The examples, as they are asked for, with every correction that differs from what was published.
 
     Raises:
         DataError: the file cannot be read, an entry is malformed or stands twice, or none is of these questions.
     """
     entries = _entries(path)
-    keys = [_key(example, entries) for example in examples]
-    if entries and not any(key is not None for key in keys):
+    used = not entries
+    for example in examples:
+        key = _key(example, entries)
+        used = used or key is not None
+        yield example if key is None else _corrected(example, entries[key])
+    if not used:
         raise DataError(f"no correction of {path} is of a question of this source", HINT)
-    return [
-        example if key is None else _corrected(example, entries[key])
-        for example, key in zip(examples, keys, strict=True)
-    ]
 
 
 def count(examples: Iterable[Example]) -> int:

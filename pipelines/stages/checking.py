@@ -1,13 +1,16 @@
 """The data stage's long work: each source is read once into the work folder, and its gold SQL is run in shards.
 
 Between two kills nothing is done twice: a source that was read lies beside the shards, and so does each finished shard.
-Only the row numbers of what is kept are held for all rows at a time.
+A source goes by a window at a time. Of all its rows at once only the ids are held while they are compared, and after
+that the row number and the level of what is kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,9 +53,14 @@ class Part:
 
 @dataclasses.dataclass
 class Checked:
-    """A source after its gold SQL was run: row numbers of its file that are kept, and all that was rejected."""
+    """A source after its gold SQL was run: row numbers of its file that are kept, and all that was rejected.
 
-    kept: list[int]
+    Attributes:
+        levels: the hardness of each row that is kept.
+    """
+
+    kept: array[int]
+    levels: list[str]
     rejected: list[base.Rejected]
 
 
@@ -66,20 +74,31 @@ def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> Par
     folder.mkdir(exist_ok=True)
     path, note = folder / f"source-{number}.parquet", folder / f"source-{number}.json"
     if not note.is_file():
-        loaded = base.read(source, ctx.recipe.seed, ctx.folder)
-        loaded.examples = noted(loaded.examples, ctx.folder)
-        writer = frames.Writer(path, folder)
-        for start in range(0, len(loaded.examples), frames.WINDOW):
-            rows = loaded.examples[start : start + frames.WINDOW]
-            frame = frames.to_frame(rows, extra=[{"pool": pool, "part": part}] * len(rows))
-            writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all batches have the same columns
-        if loaded.examples:
-            writer.close()
-        rejected = [dataclasses.astuple(row) for row in loaded.quarantine]
-        write_json(note, {"rows": len(loaded.examples), "rejected": rejected})
+        write_json(note, _read(ctx, path, pool, part, source))
     facts = read_json(note)
     rejected_rows = tuple(base.Rejected(*row) for row in facts["rejected"])
     return Part(pool, part, source.kind, path, facts["rows"], rejected_rows)
+
+
+def _read(ctx: Context, path: Path, pool: str, part: int, source: Source) -> dict[str, Any]:
+    """Write the examples of a source that its levels and count choose; how many they are, and what was rejected."""
+    loaded = base.load(source, ctx.recipe.seed, ctx.folder)
+    examples, writer, rows = iter(loaded.examples), frames.Writer(path, path.parent), 0
+    while window := list(itertools.islice(examples, frames.WINDOW)):
+        if source.hardness is not None:
+            window = base.with_hardness(window)
+        frame = frames.to_frame(noted(window, ctx.folder), extra=[{"pool": pool, "part": part}] * len(window))
+        writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all windows have the same columns
+        rows += len(window)
+        ctx.progress.advance(0, f"{pool}: {rows} questions")
+    empty = pl.Series(dtype=pl.String)
+    if rows:
+        writer.close()
+    names = frames.read(path, "id", "hardness") if rows else pl.DataFrame({"id": empty, "hardness": empty})
+    chosen, rejected = base.choose(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
+    if len(chosen) < rows:
+        frames.keep(path, chosen)
+    return {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]}
 
 
 def check(ctx: Context, parts: Sequence[Part]) -> list[Checked]:
@@ -90,10 +109,11 @@ def check(ctx: Context, parts: Sequence[Part]) -> list[Checked]:
     rollout = ctx.recipe.rollout
     workers = None if rollout.processes == 1 or total <= BATCH else 1
     shards.run(checking, (ctx.recipe, ctx.folder, tuple(parts), workers), rollout.processes, ctx.progress, rollout.dask)
-    checked = [Checked([], list(part.rejected)) for part in parts]
+    checked = [Checked(array("q"), [], list(part.rejected)) for part in parts]
     for row in shards.rows():
         one = checked[row["source"]]
-        one.kept += row["kept"]
+        one.kept.extend(row["kept"])
+        one.levels += map(sys.intern, row["levels"])
         one.rejected += [base.Rejected(*rejected) for rejected in row["rejected"]]
     return checked
 
@@ -112,7 +132,9 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[Part], workers: int |
             good, rejected = base.check_gold(asked, sql, folder, drop_empty)
             names = {one.id for one in good}
             kept = [row for row, one in zip(rows, asked, strict=True) if one.id in names]
-            lines.append({"source": number, "kept": kept, "rejected": [dataclasses.astuple(one) for one in rejected]})
+            levels = [one.hardness for one in base.with_hardness(good)]
+            bad = [dataclasses.astuple(one) for one in rejected]
+            lines.append({"source": number, "kept": kept, "levels": levels, "rejected": bad})
         write_lines(path, lines)
         return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
 
@@ -125,6 +147,15 @@ def _by_source(items: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[in
         yield number, [item - starts[number] for item in group]
 
 
+def windows(part: Part, checked: Checked) -> Iterator[pl.DataFrame]:
+    """The kept rows of a source with their levels, a window at a time."""
+    start = 0
+    for frame in frames.windows(part.path, checked.kept) if checked.kept else ():
+        levels = pl.Series(checked.levels[start : start + frame.height], dtype=pl.String)
+        yield frame.with_columns(hardness=levels)
+        start += frame.height
+
+
 def examples(part: Part, checked: Checked) -> list[Example]:
     """The kept examples of a source, all in memory."""
-    return [one for frame in frames.windows(part.path, checked.kept) for one in frames.from_frame(frame, Example)]
+    return [one for frame in windows(part, checked) for one in frames.from_frame(frame, Example)]

@@ -92,7 +92,6 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
     faults = [fault for part, one in zip(parts, checked, strict=True) if (fault := _fault(ctx, part, one))]
     numbers: dict[str, float] = {}
     writer = frames.Writer(ctx.folder / DATA, ctx.folder / SHARDS)
-    seen: dict[str, set[str]] = {}
     for (_, _, source), part, one in zip(sources, parts, checked, strict=True):
         if faults:
             break
@@ -101,9 +100,7 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
                 name = f"{part.pool}{part.part or ''}_corrected"
                 numbers[name] = numbers.get(name, 0.0) + corrections.count(frames.from_frame(frame, Example))
             numbers[f"{part.pool}_examples"] = numbers.get(f"{part.pool}_examples", 0.0) + frame.height
-            names = seen.setdefault(part.pool, set())
-            writer.add(frame.filter(~pl.col("id").is_in(list(names))))
-            names.update(frame["id"])
+            writer.add(frame)
     bad = [(part.pool, row) for part, one in zip(parts, checked, strict=True) for row in one.rejected]
     write_lines(ctx.folder / QUARANTINE, ({"pool": pool, **dataclasses.asdict(row)} for pool, row in bad))
     if faults:
@@ -112,7 +109,15 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
     writer.close()
+    _keep_first(ctx.folder / DATA)
     ctx.metrics({**numbers, "quarantined": len(bad)})
+
+
+def _keep_first(path: Path) -> None:
+    """Of the questions of one name in a pool, which several sources may have, keep the first."""
+    first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
+    if not first.all():
+        frames.keep(path, first.arg_true())
 
 
 def _with_values(ctx: Context, kept: Sequence[Example]) -> list[Example]:
@@ -134,7 +139,7 @@ def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float])
     """
     data = ctx.recipe.data
     if not (data.cleaners or data.linker or data.values):
-        yield from frames.windows(part.path, checked.kept)
+        yield from checking.windows(part, checked)
         return
     kept, flagged, figures = ask_experts(ctx, part.pool, checking.examples(part, checked))
     checked.rejected += flagged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.making import policy, prepare
 from pipelines.stages.context import Context
-from pipelines.stages.inputs import examples, single_thread, trajectories, write_lines
+from pipelines.stages.inputs import examples_at, rows_of, single_thread, write_lines
 from pipelines.stages.shards import Run, Shards
-from pipelines.types import Example, Outcome
+from pipelines.types import Outcome
 
 
 def build(ctx: Context) -> None:
@@ -32,63 +33,69 @@ def build(ctx: Context) -> None:
     Raises:
         DataError: no question is left to train on.
     """
-    settings = ctx.recipe.difficulty
+    settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
     pools = _candidates(ctx)
-    questions = list({question.id: question for pool in pools for question in pool}.values())
-    shards = Shards(questions, ctx.recipe.rollout.shard, ctx.folder)
-    ctx.progress.begin(ctx.stage, len(questions), "questions")
+    rows = array("q", pl.concat(pools).unique("id", keep="first", maintain_order=True)["row"])
+    shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
+    ctx.progress.begin(ctx.stage, len(rows), "questions")
     prepare(ctx.checkpoint, ctx.recipe)
-    shards.run(start, (ctx.recipe, ctx.checkpoint), ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
-    by_id = {row["example_id"]: difficulty.Scored(**row) for row in shards.rows()}
-    scored = list(by_id.values())
-    parts = [[by_id[question.id] for question in pool if question.id in by_id] for pool in pools]
+    args = (ctx.recipe, ctx.checkpoint, data)
+    shards.run(start, args, ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
+    empty = difficulty.table(())
+    scored = pl.concat([empty, *(difficulty.table(shards.read(index)) for index in range(len(shards)))])
+    parts = [
+        scored.join(pool.select("id"), left_on="example_id", right_on="id", maintain_order="right") for pool in pools
+    ]
     if settings.explore_parts:
         chosen = difficulty.select_parts(parts[0], parts[1:], settings, ctx.recipe.seed)
     else:
-        chosen = difficulty.select([one for part in parts for one in part], settings, ctx.recipe.seed)
+        chosen = difficulty.select(pl.concat(parts), settings, ctx.recipe.seed)
     names = [(name, "balanced") for name in chosen.balanced] + [(name, "explore") for name in chosen.explore]
     if not names:
         raise DataError(
             f"none of {len(scored)} questions is worth training on: each is always or never solved",
             "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
         )
-    frames.write(ctx.folder / DATA, pl.DataFrame([dataclasses.asdict(one) for one in scored]))
+    frames.write(ctx.folder / DATA, scored)
     frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
     ctx.metrics(
         {"balanced": len(chosen.balanced), "explore": len(chosen.explore), **difficulty.summary(scored, settings.group)}
     )
 
 
-def _candidates(ctx: Context) -> list[list[Example]]:
-    """What is scored: what SFT was trained on where the exploration set draws on it, then each RL pool.
+def _candidates(ctx: Context) -> list[pl.DataFrame]:
+    """What is scored, by `id` and `row`: SFT's own where the exploration set draws on it, then each RL pool.
 
     `difficulty.candidates` bounds each pool, by the seed.
     """
     settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
-    pools = [examples(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
+    pools = [rows_of(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
     if settings.explore_parts:
-        pools.insert(0, _trained(ctx) if settings.explore_parts[0] else [])
+        pools.insert(0, _trained(ctx) if settings.explore_parts[0] else pools[0].clear())
     return [_draw(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
 
 
-def _trained(ctx: Context) -> list[Example]:
+def _trained(ctx: Context) -> pl.DataFrame:
     """The questions that SFT was trained on; all of its pool where there was none."""
-    pool = examples(ctx.inputs["data"], "sft")
+    pool = rows_of(ctx.inputs["data"], "sft")
     if "filter" not in ctx.inputs:
         return pool
-    kept = {trajectory.example_id for trajectory in trajectories(ctx.inputs["filter"])}
-    return [example for example in pool if example.id in kept]
+    kept = frames.read(ctx.inputs["filter"] / DATA, "example_id")
+    return pool.join(kept, left_on="id", right_on="example_id", how="semi", maintain_order="left")
 
 
-def _draw(pool: list[Example], count: int | None, seed: int) -> list[Example]:
+def _draw(pool: pl.DataFrame, count: int | None, seed: int) -> pl.DataFrame:
     if count is None or count >= len(pool):
         return pool
-    chosen = random.Random(f"{seed}/candidates").sample(range(len(pool)), count)
-    return [pool[index] for index in sorted(chosen)]
+    return pool[sorted(random.Random(f"{seed}/candidates").sample(range(len(pool)), count))]
 
 
-def start(recipe: Recipe, checkpoint: str) -> Run:
-    """A process's own policy; its run writes one line a question: samples that count, and how many were right."""
+def start(recipe: Recipe, checkpoint: str, data: Path) -> Run:
+    """A process's own policy; its run writes one line a question: samples that count, and how many were right.
+
+    Args:
+        data: the folder whose rows the items are.
+    """
     single_thread()
     settings, sql, schema = recipe.difficulty, sql_engine(recipe, workers=1), schemas(recipe)
     engine = RolloutEngine(
@@ -100,7 +107,8 @@ def start(recipe: Recipe, checkpoint: str) -> Run:
         schema,
     )
 
-    def run(questions: Sequence[Any], path: Path) -> str:
+    def run(rows: Sequence[Any], path: Path) -> str:
+        questions = examples_at(data, rows)
         requests = [
             EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
             for question in questions

@@ -34,14 +34,15 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
     return resolve(frames.from_frame(frame, Example), folder)
 
 
-def rows_of(folder: Path, *pools: str) -> pl.DataFrame:
-    """Where the data stage wrote the examples of these pools: their `id`, each once, and their `row`."""
-    frame = (
-        pl.scan_parquet(folder / DATA, glob=False)
-        .select("id", "pool")
-        .with_row_index("row")
-        .filter(pl.col("pool").is_in(pools))
-    )
+def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
+    """Where the data stage wrote the examples of these pools: their `id`, each once, and their `row`.
+
+    Args:
+        part: only those of the source at this place of its pool.
+    """
+    frame = pl.scan_parquet(folder / DATA, glob=False).with_row_index("row").filter(pl.col("pool").is_in(pools))
+    if part is not None:
+        frame = frame.filter(pl.col("part") == part)
     places = frame.select("id", pl.col("row").cast(pl.Int64))
     return places.unique("id", keep="first", maintain_order=True).collect()
 

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from pipelines import frames, recipes
@@ -13,6 +14,7 @@ from pipelines.data import base
 from pipelines.errors import DataError
 from pipelines.stages import checking, data
 from pipelines.stages.context import Context, Silent
+from pipelines.types import Example
 
 
 class Steps(Silent):
@@ -21,12 +23,14 @@ class Steps(Silent):
     def __init__(self) -> None:
         self.total = 0
         self.done: list[int] = []
+        self.notes: list[str] = []
 
     def begin(self, stage: str, total: int, unit: str) -> None:
         self.total, self.done = total, []
 
     def advance(self, count: int, note: str = "") -> None:
         self.done.append(count)
+        self.notes.append(note)
 
 
 def recipe_of(folder: Path, rows: int, *overrides: str, bad: int = 0) -> Recipe:
@@ -75,7 +79,7 @@ def test_progress_is_shown_within_a_pool_and_a_killed_run_goes_on(
     with pytest.raises(KeyboardInterrupt):
         build(recipe, tmp_path / "stage")
     monkeypatch.setattr(base, "check_gold", lambda *args: asked.append(args) or check(*args))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(base, "read", lambda *args: pytest.fail("a source was read again"))
+    monkeypatch.setattr(base, "load", lambda *args: pytest.fail("a source was read again"))
     asked.clear()
     steps = Steps()
     whole = build(recipe, tmp_path / "stage", steps)
@@ -91,3 +95,76 @@ def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path: P
     rows = [json.loads(line) for line in (tmp_path / "stage" / "quarantine.jsonl").read_text().splitlines()]
     assert [row["pool"] for row in rows] == ["sft", "sft", "rl", "rl", "dev", "dev"]
     assert {row["reason"] for row in rows} == {"gold_no_such_column"}
+
+
+def synsql(folder: Path, golds: list[str]) -> str:
+    """A source in SynSQL's layout that asks one database."""
+    place = folder / "synsql" / "databases" / "shop"
+    place.mkdir(parents=True)
+    with closing(sqlite3.connect(place / "shop.sqlite")) as file, file:
+        file.execute("CREATE TABLE t (a)")
+    rows = [{"db_id": "shop", "question": f"what is {n} ?", "sql": sql} for n, sql in enumerate(golds)]
+    (folder / "synsql" / "data.json").write_text(json.dumps(rows))
+    return f"{{kind: synsql, path: {folder / 'synsql'}}}"
+
+
+def test_a_source_is_never_whole_in_memory_and_a_pool_says_how_far_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "WINDOW", 4)
+    given, written = [], []
+    load, to_frame = base.load, frames.to_frame
+
+    def counted(*args: object) -> base.Loaded:
+        loaded = load(*args)  # type: ignore[arg-type]
+        return base.Loaded((given.append(one.id) or one for one in loaded.examples), loaded.quarantine)  # type: ignore[func-returns-value]
+
+    def noted(*args: object, **names: object) -> object:
+        written.append(len(given))
+        return to_frame(*args, **names)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(base, "load", counted)
+    monkeypatch.setattr(frames, "to_frame", noted)
+    big = synsql(tmp_path, [f"SELECT {number} FROM t" for number in range(10)])
+    recipe = recipes.load("miniature", ["rollout.processes=1", f"data.sft={big}", "data.rl=[]", f"data.dev={big}"])
+    steps = Steps()
+    steps.begin = lambda *_: None  # type: ignore[method-assign]
+    folder = build(recipe, tmp_path / "stage", steps)
+    assert written == [4, 8, 10, 14, 18, 20]
+    assert [note for note in steps.notes if note.startswith("sft")] == [
+        "sft: 4 questions",
+        "sft: 8 questions",
+        "sft: 10 questions",
+        "sft: 10 questions",
+    ]
+    assert frames.read(folder / "data.parquet")["id"].to_list() == [f"synsql_{n}" for n in range(10)] * 2
+
+
+def test_a_sources_levels_and_count_choose_what_they_choose_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "WINDOW", 4)
+    shapes = ["SELECT a FROM t", "SELECT a, count(*) FROM t WHERE a > 1 GROUP BY a ORDER BY a LIMIT 1"]
+    place = synsql(tmp_path, [shapes[n % 3 > 1] for n in range(30)])
+    for asked in ("count: 5", "hardness: [easy], count: 7", "hardness: [easy]"):
+        source = f"{place[:-1]}, {asked}}}"
+        recipe = recipes.load(
+            "miniature", ["rollout.processes=1", f"data.sft={source}", "data.rl=[]", f"data.dev={place}"]
+        )
+        folder = build(recipe, tmp_path / f"stage {asked}")
+        whole = base.read(recipe.data.sft, recipe.seed, tmp_path / "whole").examples
+        rows = frames.read(folder / "data.parquet").filter(pl.col("pool") == "sft")
+        assert frames.from_frame(rows, Example) == whole
+        assert 0 < len(whole) < 30
+
+
+def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path: Path) -> None:
+    golds = [f"SELECT {number} FROM t" for number in range(3)]
+    place = synsql(tmp_path, golds)
+    recipe = recipes.load(
+        "miniature", ["rollout.processes=1", f"data.sft={place}", f"data.rl=[{place}, {place}]", f"data.dev={place}"]
+    )
+    rows = frames.read(build(recipe, tmp_path / "stage") / "data.parquet").filter(pl.col("pool") != "dev")
+    assert rows.select("pool", "part", "id").rows() == [
+        (pool, 0, f"synsql_{n}") for pool in ("sft", "rl") for n in range(3)
+    ]

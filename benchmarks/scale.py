@@ -1,0 +1,134 @@
+"""A file in SynSQL's layout through reading, checking, its contract and selection by difficulty: rows a second, memory.
+
+    python benchmarks/scale.py [--rows 100000 400000] [--processes 1 2] [--dask] [--folder DIR]
+
+Every row is a question about one of 50 databases, with SQL that joins, groups and nests, no two alike, and a thought of
+1,000 characters. `data` reads the file, runs every gold SQL and finds its level; `contract` holds the rows to Great
+Expectations' suite; `select` scores them by a script in place of a policy, so that it is the stage around the policy
+that is measured. (`benchmarks/curation.py` measures filtering and gold schemas.) Each is a process of its own, and
+memory is that of all its processes at its most. The last lines are the least squares lines through the sizes; 2,500,000
+rows are what they say, unless they are among `--rows`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from curation import DATABASES, GOLD, WHOLE, databases, slope, watched
+
+from pipelines import recipes
+from pipelines.stages import data, difficulty
+from pipelines.stages.context import Context, Silent
+from pipelines.stages.graph import StageResult
+from pipelines.stages.inputs import examples_at, write_lines
+from pipelines.stages.shards import Run
+
+PARTS = ("data", "contract", "select")
+THOUGHT = "We look for the orders of each region that lie above the mean of their year. " * 13
+GROUP = 6
+
+
+def write(folder: Path, count: int) -> None:
+    """A file of so many questions in SynSQL's layout, and its databases."""
+    folder.mkdir(parents=True)
+    for made in databases(folder):
+        place = folder / "databases" / made.id
+        place.mkdir()
+        (folder / made.location).rename(place / f"{made.id}.sqlite")
+    with (folder / "data.json").open("w", encoding="utf-8") as file:
+        for number in range(count):
+            file.write(("[" if number == 0 else ",\n") + json.dumps(_row(number)))
+        file.write("]\n")
+
+
+def _row(number: int) -> dict[str, str]:
+    gold = GOLD.format(number=number, year=2000 + number % 20, least=number % 7, limit=1 + number % 9)
+    return {
+        "db_id": f"d{number % DATABASES}",
+        "question": f"Question {number}: of every region, how many orders above that year's mean were there? ",
+        "sql": gold,
+        "cot": THOUGHT,
+        "external_knowledge": "",
+        "sql_complexity": "Complex",
+        "question_style": "Formal",
+    }
+
+
+def scripted(recipe: Any, checkpoint: str, rows_of: Path) -> Run:
+    """In place of a policy: a question's number says how many of its samples are right."""
+
+    def run(rows: Sequence[Any], path: Path) -> str:
+        numbers = [(one.id, int(one.id.rpartition("_")[2])) for one in examples_at(rows_of, rows)]
+        write_lines(path, ({"example_id": id, "samples": GROUP, "right": n * 7919 % (GROUP + 1)} for id, n in numbers))
+        return ""
+
+    return run
+
+
+def measure(part: str, folder: Path, processes: int, dask: bool) -> dict[str, float]:
+    """Do a part in this process; its seconds."""
+    source = f"{{kind: synsql, path: {folder / 'synsql'}}}"
+    small = ["data.sft.options={databases: 2, questions: 8}", "data.dev.options={databases: 2, questions: 8}"]
+    how = [f"rollout.processes={processes}", "rollout.shard=2048", *(["rollout.dask=local"] if dask else [])]
+    recipe = recipes.load("miniature", [*small, f"data.rl=[{source}]", *how])
+    home = folder / "data"
+    begun = time.perf_counter()
+    if part == "data":
+        home.mkdir()
+        data.build(Context("data", recipe, home, {}, Silent()))
+        shutil.rmtree(home / "shards")  # as the store does
+    elif part == "contract":
+        from tasks import contracts
+
+        contracts.check(StageResult("data", "", home, {}, False), recipe)
+    else:
+        vars(difficulty).update(start=scripted, prepare=lambda *_: None)
+        for name in ("model", "difficulty"):
+            (folder / name).mkdir()
+        inputs = {"data": home, "model": folder / "model"}
+        difficulty.build(Context("difficulty", recipe, folder / "difficulty", inputs, Silent()))
+    return {"wall_s": time.perf_counter() - begun}
+
+
+def main() -> None:
+    """Measure each part at each number of rows, and print a table a part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 400_000])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dask", action="store_true", help="a local Dask cluster in place of own processes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--folder", type=Path, help="where the files are made; a temporary folder by default")
+    parser.add_argument("--one", nargs=2, metavar=("PART", "FOLDER"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.one[0], Path(asked.one[1]), asked.processes[0], asked.dask)))
+        return
+    print("| part | rows | processes | rows/s | peak MiB |\n|---|---|---|---|---|")
+    points: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for rows in asked.rows:
+        for processes in asked.processes:
+            with tempfile.TemporaryDirectory(dir=asked.folder) as place:
+                write(Path(place) / "synsql", rows)
+                for part in asked.parts if processes == asked.processes[0] else ("data",):
+                    command = [sys.executable, __file__, "--one", part, place]
+                    command += ["--processes", str(processes), *(["--dask"] if asked.dask else [])]
+                    found = watched(command)
+                    points.setdefault((part, processes), []).append((rows, found["peak_mib"]))
+                    cells = f"{rows / found['wall_s']:.0f} | {found['peak_mib']:.0f}"
+                    print(f"| {part} | {rows:,} | {processes} | {cells} |", flush=True)
+    for (part, processes), sizes in points.items():
+        rise, base = slope(sizes)
+        whole = base + rise * WHOLE
+        print(f"\n{part}, {processes} processes: {1024 * rise:.2f} KiB a row; {WHOLE:,} rows: {whole:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
