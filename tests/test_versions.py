@@ -18,11 +18,11 @@ def test_every_change_of_code_that_a_stage_reaches_is_noted() -> None:
 
 def paid_for_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the reward for a right answer were paid for a wrong one."""
-    name, read = "pipelines.rewards.terms", versions._tree.__wrapped__
-    source = versions._modules()[name].read_text()
+    name, read = "pipelines.rewards.terms", versions.tree.__wrapped__
+    source = versions.modules()[name].read_text()
     assert source.count("return float(outcome.correct)") == 1
     bent = ast.parse(source.replace("return float(outcome.correct)", "return float(not outcome.correct)"))
-    monkeypatch.setattr(versions, "_tree", lambda module: bent if module == name else read(module))
+    monkeypatch.setattr(versions, "tree", lambda module: bent if module == name else read(module))
 
 
 def test_a_reward_that_pays_for_wrong_answers_is_not_let_through(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from pipelines.plugins import dialect_code, plugin_code
 from pipelines.protocols.base import at_once
 from pipelines.provenance import facts, version
 from pipelines.recipes import digest
-from pipelines.stages import causes
+from pipelines.stages import causes, resuming
 from pipelines.stages.context import Context, Progress, base_of
 from pipelines.stages.fingerprints import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
 from pipelines.store import Store, read_json
@@ -231,6 +231,7 @@ def plan(
     Raises:
         RecipeError: `until` is not a stage of this recipe.
     """
+    resuming.contents()  # the code that this process runs is what lies there now, whatever is checked out later
     stages = [stage for stage in _upto(active(recipe), until) if among is None or stage.name in among]
     keys: dict[str, str] = {}
     steps = []
@@ -273,6 +274,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
             _hold_base(other.folder, store, progress)
 
     def build(folder: Path) -> None:
+        resuming.begin(folder, step.name, stage.build, progress.say)
         module, _, function = stage.build.partition(":")
         make = getattr(importlib.import_module(f"pipelines.stages.{module}"), function)
         make(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
@@ -371,7 +373,9 @@ def _minor(version: str | None) -> str | None:
 
 def _why(kind: str, about: dict[str, Any], store: Store) -> str:
     """Why a stage must run: what differs from the nearest one of its kind."""
-    if (store.work(kind, digest(about))).is_dir():
-        return "was interrupted: resumes"
+    work = store.work(kind, digest(about))
+    if work.is_dir():
+        module = resuming.foreign(work, next(stage.build for stage in GRAPH if stage.name == kind))
+        return f"was interrupted: {module} has changed, begins anew" if module else "was interrupted: resumes"
     found = causes.nearest(store.root / kind, about)
     return causes.shown(found) if found else "not made yet"
