@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed
 
+from flows.form import UNCHANGED, Common
 from flows.nights import night, title
 from flows.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
 from pipelines.errors import DataError
@@ -23,6 +24,7 @@ from tasks.summary import night_markdown
 @flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
 def retrain(
     recipe: RecipeName = "miniature",
+    common: Common = UNCHANGED,
     overrides: Overrides = (),
     store: str = "",
     inbox: str = "",
@@ -32,13 +34,14 @@ def retrain(
 
     Args:
         recipe: A file of conf/recipes; its section `nightly` says how.
-        overrides: Changes to the recipe, one an item, such as nightly.start=base or nightly.test=mcnemar.
+        common: What most runs change; what is left empty stays as the recipe says.
+        overrides: Any other change, one an item, such as nightly.start=base; they win over the fields above.
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         inbox: Folder of JSONL files with new questions; left empty, the recipe's nightly.inbox.
         gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
     """
-    changes = [*overrides, *([f"nightly.inbox={inbox}"] if inbox else [])]
-    loaded, opened = open_form(recipe, tuple(changes), store)
+    changes = [*common.overrides(overrides), *([f"nightly.inbox={inbox}"] if inbox else [])]
+    loaded, opened = open_form(recipe, changes, store)
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     before = len(ledger.lines())

@@ -17,6 +17,7 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.deployed import check_changes, check_form
+from flows.form import UNCHANGED, Common
 from flows.options import open_recipe, split
 from flows.subdeployment import run_elsewhere
 from pipelines import recipes
@@ -123,7 +124,7 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
     return names[-1] if names else None
 
 
-def open_form(recipe: str, overrides: tuple[str, ...], store: str) -> tuple[Recipe, Store]:
+def open_form(recipe: str, overrides: Sequence[str], store: str) -> tuple[Recipe, Store]:
     """The recipe and the store that a form names.
 
     Raises:
@@ -138,16 +139,17 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
 
     @flow(name=name, description=about, flow_run_name=f"{name} {{recipe}}", persist_result=False)
     def deployed(
-        recipe: RecipeName = "miniature", overrides: Overrides = (), store: str = ""
+        recipe: RecipeName = "miniature", common: Common = UNCHANGED, overrides: Overrides = (), store: str = ""
     ) -> list[graph.StageResult]:
         """Run a recipe.
 
         Args:
             recipe: A file of conf/recipes.
-            overrides: Changes to the recipe, one an item, such as grpo.steps=50, variant=NAME or seed=1.
+            common: What most runs change; what is left empty stays as the recipe says.
+            overrides: Any other change, one an item, such as grpo.clip_high=0.3; they win over the fields above.
             store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         """
-        loaded, opened = open_form(recipe, overrides, store)
+        loaded, opened = open_form(recipe, common.overrides(overrides), store)
         with tracked(loaded, opened) as tracker:
             return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)), tracker)
 
@@ -164,23 +166,29 @@ evaluate = _deployable(
 
 @flow(name="retrain", flow_run_name="retrain {recipe}", persist_result=False)
 def retrain(
-    recipe: RecipeName = "miniature", overrides: Overrides = (), store: str = "", gpu_pool: bool = False
+    recipe: RecipeName = "miniature",
+    common: Common = UNCHANGED,
+    overrides: Overrides = (),
+    store: str = "",
+    gpu_pool: bool = False,
 ) -> list[graph.StageResult]:
     """The whole chain, from questions to the report.
 
     Args:
         recipe: A file of conf/recipes.
-        overrides: Changes to the recipe, one an item, such as grpo.steps=50, variant=NAME or seed=1.
+        common: What most runs change; what is left empty stays as the recipe says.
+        overrides: Any other change, one an item, such as grpo.clip_high=0.3; they win over the fields above.
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         gpu_pool: Training and evaluation run as train/gpu and evaluate/gpu; all workers must see the same store.
     """
-    loaded, opened = open_form(recipe, overrides, store)
+    changes = common.overrides(overrides)
+    loaded, opened = open_form(recipe, changes, store)
     with tracked(loaded, opened) as tracker:
         if gpu_pool:
             walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)), tracker)
             tracker.begin()  # what runs elsewhere adds to this run
             for deployment in ("train/gpu", "evaluate/gpu"):
-                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(overrides), "store": store})
+                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(changes), "store": store})
         return walk(loaded, opened, graph.plan(loaded, opened), tracker)
 
 

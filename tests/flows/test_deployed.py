@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import deployed
+from flows import deployed, form
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError, ResourceError
@@ -114,3 +114,37 @@ def test_a_run_works_in_the_folder_that_the_worker_names_or_in_its_checkout(
     monkeypatch.setenv(deployed.HOME, str(tmp_path / "absent"))
     with pytest.raises(ResourceError, match="names no folder"):
         deployed.set_home()
+
+
+FILLED = {
+    "variant": "no_turns",
+    "seed": 3,
+    "model": "Qwen/Qwen3-0.6B",
+    "sft_questions": 100,
+    "sft_epochs": 0.5,
+    "rl_questions": 20,
+    "grpo_steps": 7,
+    "policy": "vllm",
+    "device": "cpu",
+}
+
+
+def test_every_field_of_the_form_sets_its_key_and_a_free_override_wins() -> None:
+    assert set(FILLED) == set(form.Common.model_fields) == {"variant", *form.KEYS}
+    changes = form.Common.model_validate(FILLED).overrides(["seed=4", "rollout.servers=[http://127.0.0.1:1]"])
+    recipe = recipes.load("miniature", changes)
+    assert (recipe.seed, recipe.model.source, recipe.rollout.policy) == (4, "Qwen/Qwen3-0.6B", "vllm")
+    assert (recipe.data.sft.count, recipe.sft.epochs, recipe.difficulty.candidates) == (100, 0.5, 20)
+    assert (recipe.grpo.steps, recipe.hardware.device) == (7, "cpu")
+    assert {term.term: term.weight for term in recipe.rewards}["turns"] == 0  # the variant's
+    deployed.check_form("miniature", form.Common.model_validate(FILLED).overrides(()))
+
+
+def test_an_empty_form_changes_nothing() -> None:
+    assert form.UNCHANGED.overrides(()) == ()
+
+
+@pytest.mark.parametrize("filled", [{"seed": -1}, {"policy": "mine"}, {"variant": "a=b"}, {"launch": "bash"}])
+def test_a_field_takes_no_value_outside_its_bounds(filled: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(filled))):
+        form.Common.model_validate(filled)

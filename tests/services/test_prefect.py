@@ -59,10 +59,15 @@ def test_everything_is_deployed_with_a_form(site: Site) -> None:
     by_hand = [one for one in deployments if "internal" not in one["tags"]]
     assert len(by_hand) == 6
     for one in by_hand:
-        form = one["parameter_openapi_schema"]["properties"]
+        schema = one["parameter_openapi_schema"]
+        form = schema["properties"]
         assert "sql_trail" in form["recipe"]["enum"]
+        fields = schema["definitions"]["Common"]["properties"]
+        assert fields["grpo_steps"]["anyOf"][0] == {"type": "integer", "minimum": 1}
+        assert fields["policy"]["anyOf"][0]["enum"] == ["transformers", "vllm"]
+        assert all(field["description"] for field in fields.values())
         assert form["overrides"]["type"] == "array"
-        assert all(field["description"] for field in form.values())
+        assert all("$ref" in field or field["description"] for field in form.values())
 
 
 def test_a_good_run_exits_0_and_shows_what_it_made(site: Site, made: str) -> None:
