@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pipelines.store import Store
 
 Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
+Stores = Annotated[
+    list[str] | None, typer.Option("--store", help="A store, or several of them; SQLTRAIN_STORE or ./store by default.")
+]
 Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOLDER, whatever fsspec knows.")]
 Names = Annotated[
     list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
@@ -101,19 +104,20 @@ def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {left.stage}/{left.key})")
 
 
-def status(store: Where = None, as_json: AsJson = False) -> None:
+def status(store: Stores = None, as_json: AsJson = False) -> None:
     """Show what runs, what the last night decided, and held-out accuracy over the nights.
 
     Examples:
 
       sqltrain status
 
-      sqltrain status --store /data/store --json
+      sqltrain status --store /data/sales --store /data/farms --json
     """
     from flows import status as statuses
 
-    found = statuses.gather(_store(store))
-    typer.echo(json.dumps(found, sort_keys=True) if as_json else statuses.render(found))
+    states = [statuses.gather(_store(root)) for root in store] if store else [statuses.gather(_store(None))]
+    texts = [json.dumps(state, sort_keys=True) if as_json else statuses.render(state) for state in states]
+    typer.echo(("\n" if as_json else "\n\n").join(texts))
 
 
 @store_app.command("ls")

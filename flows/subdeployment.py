@@ -12,6 +12,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelling
 
 from pipelines.errors import BoundaryError
+from tasks.lineage import Pulse
 from tasks.patience import patiently
 
 POLL_S = 5.0
@@ -42,8 +43,9 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any]) -> None:
 
 
 def _wait(client: SyncPrefectClient, deployment: str, run_id: UUID) -> None:
-    say = get_run_logger().warning
+    say, pulse = get_run_logger().warning, Pulse()
     while True:
+        pulse.beat()  # that run tells of itself whether it gets on
         state = patiently(lambda: client.read_flow_run(run_id).state, f"the end of {deployment}", say)
         if state is not None and state.is_final():
             break

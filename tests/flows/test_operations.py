@@ -62,6 +62,21 @@ def test_status_tells_the_last_night_and_plots_accuracy(
     assert [night["ex"] for night in json.loads(out)["recipes"]["miniature"]["nights"]] == [0.25, 0.5, 0.75]
 
 
+def test_status_shows_several_stores(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    both = ("--store", str(store.root), "--store", str(tmp_path / "empty"))
+    code, out, _ = sqltrain(monkeypatch, capsys, "status", *both)
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("store ")] == [
+        f"store {store.root}",
+        f"store {tmp_path / 'empty'}",
+    ]
+    _, out, _ = sqltrain(monkeypatch, capsys, "status", *both, "--json")
+    assert [list(json.loads(line)["recipes"]) for line in out.splitlines()] == [["miniature"], []]
+
+
 def test_a_plot_of_equal_nights_and_of_none() -> None:
     night = {"at": "", "decision": "kept", "ex": 0.5}
     assert [line for line in status.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
