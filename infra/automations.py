@@ -1,15 +1,17 @@
-"""Make the automations of a Prefect server: a failed run notifies, a new champion makes what serves it load it.
+"""Make the automations of a Prefect server: a run that failed or is stuck notifies, a new champion is loaded.
 
     python infra/automations.py --notify https://hooks.slack.com/services/... --reload http://HOST:PORT/reload
 
-Either may be left out. Run it again to change an address: blocks and automations of these names are made anew. What is
-sent: `{"text": ...}` to the first address, as Slack and most chat programs take it; recipe, stage, key and model folder
-of the champion as a JSON object to the second. Addresses are kept as secrets, in webhook blocks.
+Either address may be left out. Run it again to change an address: blocks and automations of these names are made anew.
+What is sent: `{"text": ...}` to the first address, as Slack and most chat programs take it; recipe, stage, key and
+model folder of the champion as a JSON object to the second. Addresses are kept as secrets, in webhook blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from prefect.blocks.webhook import Webhook
@@ -17,33 +19,51 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-from tasks.lineage import PROMOTED
+from tasks.lineage import PROGRESS, PROMOTED
 
 NOTIFY, RELOAD = "sqltrain-notify", "sqltrain-reload"
+RUN = "prefect.flow-run."
 ENDED = '{"text": {{ (flow_run.name ~ " ended as " ~ flow_run.state.name ~ ": " ~ flow_run.state.message) | tojson }}}'
+STUCK = '{"text": {{ (flow_run.name ~ " has shown no progress for MINUTES minutes") | tojson }}}'
 CHAMPION = "{{ event.payload | tojson }}"
 
 
-def rules(notify: str | None, reload: str | None) -> list[tuple[str, str, str, set[str], str, str]]:
-    """Name, block, address, events, resource and payload of each automation that is asked for."""
-    failed = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed"}  # a night that was refused is a failed run, too
-    made = []
+def rules(notify: str | None, reload: str | None, minutes: float) -> Iterator[tuple[str, str, str, EventTrigger, str]]:
+    """Name, block, address, trigger and payload of each automation that is asked for.
+
+    Args:
+        minutes: how long a run may show no progress.
+    """
     if notify:
-        made.append(("sqltrain: a failed run notifies", NOTIFY, notify, failed, "prefect.flow-run.*", ENDED))
+        failed = {f"{RUN}Failed", f"{RUN}Crashed"}  # a night that was refused is a failed run, too
+        yield "sqltrain: a failed run notifies", NOTIFY, notify, _when(failed, f"{RUN}*"), ENDED
+        silent = EventTrigger(
+            after={f"{RUN}Running", PROGRESS},
+            expect={f"{RUN}*", PROGRESS},  # a state in which it ended has any name
+            match={"prefect.resource.id": f"{RUN}*"},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(minutes=minutes),
+        )
+        text = STUCK.replace("MINUTES", f"{minutes:g}")
+        yield "sqltrain: a run without progress notifies", NOTIFY, notify, silent, text
     if reload:
         name = "sqltrain: a new champion is loaded by what serves it"
-        made.append((name, RELOAD, reload, {PROMOTED}, "sqltrain.recipe.*", CHAMPION))
-    return made
+        yield name, RELOAD, reload, _when({PROMOTED}, "sqltrain.recipe.*"), CHAMPION
 
 
-def make(client: SyncPrefectClient, notify: str | None, reload: str | None) -> list[str]:
+def _when(events: set[str], resource: str) -> EventTrigger:
+    return EventTrigger(expect=events, match={"prefect.resource.id": resource}, posture=Posture.Reactive)
+
+
+def make(client: SyncPrefectClient, notify: str | None, reload: str | None, minutes: float) -> list[str]:
     """Make the automations; the names of those made."""
     names = []
-    for name, block, address, events, resource, payload in rules(notify, reload):
+    for name, block, address, trigger, payload in rules(notify, reload, minutes):
         saved: Any = Webhook(url=address).save(block, overwrite=True)
         for old in client.read_automations_by_name(name):
             client.delete_automation(old.id)
-        trigger = EventTrigger(expect=events, match={"prefect.resource.id": resource}, posture=Posture.Reactive)
         action = CallWebhook(block_document_id=saved, payload=payload)
         client.create_automation(AutomationCore(name=name, trigger=trigger, actions=[action]))
         names.append(name)
@@ -56,12 +76,15 @@ def main() -> None:
     parser.add_argument(
         "--notify", metavar="URL", help="takes a text when a run failed, as that of a refused night does"
     )
+    parser.add_argument(
+        "--stuck", type=float, default=60.0, metavar="MINUTES", help="a run without progress for so long notifies, too"
+    )
     parser.add_argument("--reload", metavar="URL", help="takes the new champion when one was promoted")
     options = parser.parse_args()
     if not (options.notify or options.reload):
         parser.error("pass --notify, --reload, or both")
     with get_client(sync_client=True) as client:
-        print("\n".join(make(client, options.notify, options.reload)))
+        print("\n".join(make(client, options.notify, options.reload, options.stuck)))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
 An asset is a stage of a recipe, `sqltrain://RECIPE/STAGE`, whose materializations carry key and figures; a stage that
 was there materializes nothing. Lineage goes from question files (`file://...`) over the stages to
 `sqltrain://RECIPE/champion`. Events are `sqltrain.champion.promoted`, `sqltrain.night.refused` and
-`sqltrain.run.failed`, about the resource `sqltrain.recipe.RECIPE`.
+`sqltrain.run.failed`, about the resource `sqltrain.recipe.RECIPE`, and `sqltrain.run.progress`, about the flow run.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prefect import runtime
 from prefect.assets import Asset, materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.context import AssetContext
@@ -23,6 +25,8 @@ from pipelines.stages.graph import StageResult, Step
 from pipelines.store import Store
 
 PROMOTED, REFUSED, FAILED = "sqltrain.champion.promoted", "sqltrain.night.refused", "sqltrain.run.failed"
+PROGRESS = "sqltrain.run.progress"
+EVERY_S = 60.0  # seconds between two events of progress
 BY = "sqltrain"
 LONGEST = 1000  # characters of a reason in an event
 _NOT_ALLOWED = re.compile(r"[^\w./-]+", re.ASCII)
@@ -92,3 +96,16 @@ def _tell(event: str, recipe: str, payload: Mapping[str, str]) -> None:
     """Prefect's worker thread sends it; a server that is away costs the event and nothing else."""
     about = {"prefect.resource.id": f"sqltrain.recipe.{recipe}", "prefect.resource.name": recipe}
     emit_event(event, about, payload={"recipe": recipe, **{name: text[:LONGEST] for name, text in payload.items()}})
+
+
+class Pulse:
+    """Tells the event stream, now and then, that the flow run at work gets on; who is silent for long is stuck."""
+
+    def __init__(self) -> None:
+        self._run, self._told = runtime.flow_run.id, float("-inf")
+
+    def beat(self) -> None:
+        """Something was done; told at most once in `EVERY_S`."""
+        if self._run is not None and time.monotonic() - self._told >= EVERY_S:
+            self._told = time.monotonic()
+            emit_event(PROGRESS, {"prefect.resource.id": f"prefect.flow-run.{self._run}"})

@@ -68,7 +68,7 @@ class TaskProgress:
         self.log = get_run_logger()
         self.artifact: UUID | None = None
         self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
-        self._sent = ""
+        self._sent, self._pulse = "", lineage.Pulse()
         self._stop = threading.Event()
         run = contextvars.copy_context().run  # Prefect keeps the task run and its settings in context variables
         self._thread = threading.Thread(target=run, args=(self._watch,), name="progress", daemon=True)
@@ -111,6 +111,7 @@ class TaskProgress:
         if not self._total or text == self._sent:
             return
         self._sent = text
+        self._pulse.beat()
         share = min(100.0, 100.0 * self._done / self._total)
         try:
             if self.artifact is None:

@@ -135,6 +135,10 @@ class Site:
             self.running[name].kill()
         self.running[name].wait()
 
+    def begin(self, command: list[str]) -> "subprocess.Popen[bytes]":
+        """Start a command on this machine and go on."""
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment)
+
     def run(self, command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             ["bash", "-c", command], cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout

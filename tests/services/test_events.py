@@ -74,7 +74,7 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
         for _ in range(2):  # the second time changes the first ones
             done = site.run(f"python infra/automations.py {urls}")
             assert done.returncode == 0, done.stderr
-        assert len(site.api("automations/filter", {})) == 2
+        assert len(site.api("automations/filter", {})) == 3
         wrong = [f"data.sft={{kind: jsonl, path: {tmp_path}/nowhere.jsonl}}"]
         assert site.deployment_run("synthesize/cpu", wrong, store=str(tmp_path / "failed")).returncode == 0
         done = site.run(f'python -c "{code}" {tmp_path}/store')
@@ -87,6 +87,27 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
     event = champion["sqltrain://farms/champion"]
     assert event["payload"] == {"stage": "sft", "key": "k1", "difference": 0.25}
     assert "sqltrain://farms/evaluate_sft" in {each["prefect.resource.id"] for each in event["related"]}
+
+
+def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Site) -> None:
+    code = (
+        "import sys, time; from prefect import flow; from tasks import lineage; lineage.EVERY_S = 1\n"
+        "def work():\n"
+        "    pulse = lineage.Pulse()\n"
+        "    for _ in range(16):\n"
+        "        time.sleep(1)\n"
+        "        sys.argv[1] == 'busy' and pulse.beat()\n"
+        "flow(work, name=sys.argv[1], flow_run_name=sys.argv[1])()"
+    )
+    with listening() as listener:
+        # Ten seconds are the shortest that Prefect takes.
+        done = site.run(f"python infra/automations.py --notify {listener.url}/notify --stuck {1 / 6}")
+        assert done.returncode == 0, done.stderr
+        busy, idle = (site.begin(["python", "-c", code, name]) for name in ("busy", "idle"))
+        assert (busy.wait(120), idle.wait(120)) == (0, 0)
+        text = wait_for(lambda: listener.heard("/notify", "no progress"), 60, "the run was told of")["text"]
+        assert text.startswith("idle has shown no progress for 0.166667 minutes")
+        assert not listener.heard("/notify", "busy")
 
 
 def test_stages_are_assets_from_the_question_file_on(site: Site, tmp_path: Path) -> None:
