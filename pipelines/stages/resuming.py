@@ -48,5 +48,6 @@ def begin(work: Path, name: str, build: str, say: Callable[[str], None]) -> None
         say(f"{name}: {module} has changed since it was interrupted; begins anew")
         for path in work.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    (work / SHARDS).mkdir(exist_ok=True)
-    write_json(work / SHARDS / CODE, contents())
+    if not (work / SHARDS / CODE).is_file():
+        (work / SHARDS).mkdir(exist_ok=True)
+        write_json(work / SHARDS / CODE, contents())

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,18 +37,11 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site: Site, page: Page, pictures: Path) -> None:
-    deployment = next(one for one in site.api("deployments/filter", {}) if one["name"] == "miniature")
-    filled = urllib.parse.quote(json.dumps({"recipe": "miniature", "overrides": SMALL}))
     log_in(page, site)
-    page.open(f"http://127.0.0.1:{site.port}/deployments/deployment/{deployment['id']}/run?parameters={filled}")
-    page.wait_for("A file of conf/recipes.")
-    page.wait_for("Submit")
-    page.picture(pictures / "prefect-form.png")
-    before = site.newest_run().get("id")
-    page.click("Submit")
-    wait_for(lambda: site.newest_run().get("id") != before, 60, "the form made a flow run")
-    run = site.newest_run()
+    parameters = {"recipe": "miniature", "common": {"seed": 0}, "overrides": SMALL}
+    run = fill(site, page, parameters, pictures / "prefect-form.png")
     assert run["parameters"]["recipe"] == "miniature"
+    assert run["parameters"]["common"]["seed"] == 0
     assert run["parameters"]["overrides"] == SMALL
     wait_for(lambda: site.newest_run()["state"]["type"] not in ("SCHEDULED", "PENDING", "RUNNING"), 600, "it ended")
     assert site.newest_run()["state"]["type"] == "COMPLETED", site.newest_run()["state"]["message"]
@@ -58,6 +52,26 @@ def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site: Site, page:
     page.click("Artifacts")
     page.wait_for("execution-accuracy")
     page.picture(pictures / "prefect-artifacts.png")
+
+
+def fill(site: Site, page: Page, parameters: dict[str, Any], picture: Path | None = None) -> dict[str, Any]:
+    """Fill in the form of `retrain/miniature` and submit it; the flow run that it made.
+
+    Args:
+        picture: where one of the form is put.
+    """
+    deployment = next(one for one in site.api("deployments/filter", {}) if one["name"] == "miniature")
+    filled = urllib.parse.quote(json.dumps(parameters))
+    page.open(f"http://127.0.0.1:{site.port}/deployments/deployment/{deployment['id']}/run?parameters={filled}")
+    page.wait_for("A file of conf/recipes.")
+    page.wait_for("Decides everything that is drawn.")
+    page.wait_for("Submit")
+    if picture is not None:
+        page.picture(picture)
+    before = site.newest_run().get("id")
+    page.click("Submit")
+    wait_for(lambda: site.newest_run().get("id") != before, 60, "the form made a flow run")
+    return site.newest_run()
 
 
 def log_in(page: Page, site: Site) -> None:
@@ -78,7 +92,7 @@ def test_mlflow_compares_runs(site: Site, page: Page, pictures: Path) -> None:
             command, cwd=ROOT, env=site.environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        wait_for(lambda: _answers(port), 120, "MLflow's server is up")
+        wait_for(lambda: answers(port), 120, "MLflow's server is up")
         page.open(f"http://127.0.0.1:{port}/#/experiments/1/runs")
         page.wait_for("miniature seed 1")
         page.wait_for("miniature seed 0")
@@ -99,7 +113,7 @@ def _parents(site: Site) -> list[str]:
         return [run_id for (run_id,) in rows]
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
             return True
