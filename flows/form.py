@@ -6,7 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from pipelines.registry import POLICIES
 
 # What a field is in the recipe. All of these are keys that a form may change (`flows/deployed.py`).
 KEYS = {
@@ -23,6 +25,7 @@ Name = Annotated[str, Field(pattern=r"^\w+$")]
 Seed = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Policy = Annotated[str, AfterValidator(POLICIES.check), Field(json_schema_extra={"enum": [*POLICIES]})]
 
 
 class Common(BaseModel):
@@ -37,7 +40,7 @@ class Common(BaseModel):
     sft_epochs: Positive | None = Field(default=None, description="Passes over the demonstrations.")
     rl_questions: Count | None = Field(default=None, description="Questions scored of each RL pool, by the seed.")
     grpo_steps: Count | None = Field(default=None, description="Steps of GRPO.")
-    policy: Literal["transformers", "vllm"] | None = Field(default=None, description="What makes rollouts.")
+    policy: Policy | None = Field(default=None, description="What makes rollouts.")
     device: Literal["auto", "cpu", "cuda"] | None = Field(default=None, description="What trains and makes rollouts.")
 
     def overrides(self, more: Sequence[str]) -> tuple[str, ...]:
