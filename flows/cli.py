@@ -311,9 +311,45 @@ def invent(
     from flows import inventing
 
     recipe, store = open_recipe("miniature", overrides or [])
-    counts = inventing.invent(recipe, store, database, count, teacher, checker, out)
+    facts = inventing.invent(recipe, store, database, count, teacher, checker, out)
     if as_json:
-        emit({"counts": counts, "out": str(out)})
+        emit({**facts, "out": str(out)})
+
+
+@app.command(rich_help_panel="Data and teachers")
+def review(
+    questions: Annotated[str, typer.Argument(help="A JSONL file of questions; with --data, a recipe.")],
+    overrides: Overrides = None,
+    database: Annotated[
+        str | None, typer.Option(help="Of all questions: a file, an address, or a name of databases/.")
+    ] = None,
+    data: Annotated[bool, typer.Option("--data", help="Mend what `check --data` finds in a recipe.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The JSONL file to write.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen at; 0 for any that is free.")] = 0,
+) -> None:
+    """Look through questions in a browser, one by one: accept, mend or reject each, by keyboard.
+
+    Each decision is kept at once, so the same command goes on where it was. When it is stopped it writes the questions
+    that are right beside FILE.rejected.jsonl; with --data, a file of corrections for `data.test.0.corrections`.
+
+    Examples:
+
+      sqltrain review shop.jsonl --database shop
+
+      sqltrain review sql_trail include=local/bird_dev --data --out corrections.jsonl
+    """
+    try:
+        from flows import reviewing
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
+    if data and database is not None:
+        raise UserError("--database is of a file's questions, and --data of a recipe's", "Pass one of them.")
+    if data:
+        reviewing.review_data(open_recipe(questions, overrides or [])[0], out, port)
+    elif overrides:
+        raise UserError(f"{overrides[0]} changes a recipe, and {questions} is a file", "Pass --data with a recipe.")
+    else:
+        reviewing.review_file(Path(questions).expanduser(), database, out, port)
 
 
 @app.command(rich_help_panel="Data and teachers")
@@ -376,6 +412,30 @@ def serve(
     budget = Budget(seconds, rows)
     options = serving.Options(policy, recipe, host, port, keys, feedback, budget, per_minute, at_once)
     serving.serve(database, options, rest, store)
+
+
+@app.command(rich_help_panel="Use")
+def export(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    overrides: Overrides = None,
+    to: Annotated[str, typer.Option(help="hub-folder, hub-adapter (LoRA alone), ollama or gguf.")] = "hub-folder",
+    push: Annotated[str | None, typer.Option(help="Also upload it to the hub as OWNER/NAME, private.")] = None,
+) -> None:
+    """Write a trained model as others take it, with a filled card: weights, tokenizer, prompt, protocol, figures.
+
+    Examples:
+
+      sqltrain export miniature ~/mini-agent
+
+      sqltrain export champion:sql_trail ~/agent --to ollama
+
+      sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
+    """
+    from flows import exporting
+
+    rest, store = split(overrides or [])
+    exporting.export(model, to, out.expanduser(), push, rest, store)
 
 
 @app.command(rich_help_panel="Use")

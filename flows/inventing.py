@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from flows import screen
 from flows.progress import Bars
@@ -18,8 +20,10 @@ from pipelines.types import Example
 
 def invent(
     recipe: Recipe, store: Store, database: str, count: int, teacher: str, checker: str | None, out: Path
-) -> dict[str, float]:
-    """Write up to `count` examples to `out` and say how the drafts ended.
+) -> dict[str, Any]:
+    """Write up to `count` examples to `out`, and say how the drafts ended and what the examples ask.
+
+    Questions that the checker answers with another result go to a file beside it, for a person to look at.
 
     Args:
         database: a file, an address, or a name of databases/.
@@ -33,6 +37,7 @@ def invent(
     _check_writable(out)
     from pipelines.endpoints.asking import Asker
     from pipelines.endpoints.log import RESPONSES
+    from pipelines.teachers.coverage import coverage, lines
     from pipelines.teachers.invent import Inventor
 
     asker = Asker.named(teacher, store.root / RESPONSES)
@@ -41,6 +46,8 @@ def invent(
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
         made = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
+    doubted = out.with_name(f"{out.name.removesuffix('.jsonl')}.doubted.jsonl")
+    write_atomic(doubted, "".join(_line(example, where) for example in made.doubted))
     if not made.examples:
         reasons = ", ".join(f"{reason} {n}" for reason, n in made.counts.most_common())
         raise DataError(
@@ -48,9 +55,15 @@ def invent(
         )
     write_atomic(out, "".join(_line(example, where) for example in made.examples))
     screen.say(f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
+    asked = coverage(made.examples, schema)
+    for line in lines(asked):
+        screen.say(line)
+    screen.say(f"look through them with: sqltrain review {out}")
+    screen.say(f"{len(made.doubted)} more, which the checker answers with another result, are in {doubted}")
     for one in dict.fromkeys((asker, other)):
         screen.say(one.bill())
-    return {reason: float(n) for reason, n in sorted(made.counts.items())}
+    counts = {reason: float(n) for reason, n in sorted(made.counts.items())}
+    return {"counts": counts, "coverage": dataclasses.asdict(asked)}
 
 
 def _check_writable(out: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import json
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -17,11 +14,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pipelines.errors import SqltrainError
+from flows.web import Handler, body_of, guarded, page, while_there
 from pipelines.serving import wire
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import Agent, Event, Model
@@ -29,10 +26,6 @@ from pipelines.serving.feedback import Feedback, append, now
 from pipelines.serving.metrics import Metrics
 
 PAGE = Path(__file__).resolve().parents[1] / "pipelines" / "serving" / "page.html"
-LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
-BODY_BYTES = 1_000_000
-LOOK_S = 0.1  # between two looks whether the client is still there
-Handler = Callable[[Request, str], Awaitable[Response]]
 
 
 @dataclass
@@ -76,41 +69,10 @@ class Service:
         await self.agent.model.policy.close()
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """A route for users: whoever has no key, or comes from a page of another site, is turned away."""
-
-        async def answer(request: Request) -> Response:
-            try:
-                self._check_origin(request)
-                return await handler(request, self.access.user(request.headers.get("authorization", "")))
-            except Denied as denied:
-                self.metrics.denied(denied.status)
-                return _denied(denied)
-            except SqltrainError as error:
-                return _denied(Denied(400, str(error)))
-
-        return answer
-
-    def _check_origin(self, request: Request) -> None:
-        """A browser sends the page's own host; a server without keys answers to this machine's names only.
-
-        Raises:
-            Denied: another site's page, or a name that somebody made lead here.
-        """
-        host = request.headers.get("host", "")
-        name = re.sub(r":\d+$", "", host)
-        origin = request.headers.get("origin")
-        if self.access.is_open and name not in LOCAL_HOSTS:
-            raise Denied(403, "this server answers to localhost only")
-        if origin is not None and origin.partition("://")[2] != host:
-            raise Denied(403, "a page of another site may not ask here")
+        return guarded(self.access, handler, self.metrics.denied)
 
     async def _page(self, _: Request) -> Response:
-        text = PAGE.read_text(encoding="utf-8")
-        sources = {part: _digests(text, part) for part in ("script", "style")}
-        policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        policy += f"frame-ancestors 'none'; script-src {sources['script']}; style-src {sources['style']}"
-        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-        return HTMLResponse(text, headers=headers)
+        return page(PAGE)
 
     async def _health(self, _: Request) -> Response:
         healthy = await self.agent.is_healthy()
@@ -126,26 +88,26 @@ class Service:
         return JSONResponse({"object": "list", "data": [entry], "sqltrain": facts})
 
     async def _chat(self, request: Request, user: str) -> Response:
-        body = await _body(request)
+        body = await body_of(request)
         chat = Chat(self, user, wire.question_of(body), self.agent.model)
         allowed = contextlib.ExitStack()
         allowed.enter_context(self.access.question(user))
         if body.get("stream"):
             return _Stream(chat.stream(), allowed)
         with allowed:
-            return JSONResponse(await _while_there(request, chat.whole()))
+            return JSONResponse(await while_there(request, chat.whole()))
 
     async def _sql(self, request: Request, user: str) -> Response:
-        sql = (await _body(request)).get("sql")
+        sql = (await body_of(request)).get("sql")
         if not isinstance(sql, str) or not sql.strip():
             raise Denied(400, "sql must be a query")
         with self.access.question(user):
-            event = await _while_there(request, self.agent.run(sql))
+            event = await while_there(request, self.agent.run(sql))
         append(self.audit, {"at": now(), "user": user, "statements": [sql], "outcome": event["type"]})
         return JSONResponse(event)
 
     async def _judge(self, request: Request, user: str) -> Response:
-        body, kept = await _body(request), self._kept()
+        body, kept = await body_of(request), self._kept()
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
@@ -231,56 +193,3 @@ class _Stream(StreamingResponse):
         with self._allowed:
             async with contextlib.aclosing(self._chunks):
                 await super().__call__(scope, receive, send)
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request.
-
-    Raises:
-        Denied: it is none, or too large; a form of another site cannot send this type.
-    """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Denied(415, "the body must be application/json")
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > BODY_BYTES:
-            raise Denied(413, f"a request has at most {BODY_BYTES:,} bytes")
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        raise Denied(400, "the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise Denied(400, "the body must be a JSON object")
-    return body
-
-
-async def _while_there(request: Request, work: Awaitable[Any]) -> Any:
-    """What some work gives, ended when its client leaves.
-
-    Raises:
-        Denied: nobody is there to read it.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        while not task.done():
-            await asyncio.wait([task], timeout=LOOK_S)
-            if not task.done() and await request.is_disconnected():
-                raise Denied(499, "the client left")
-        return task.result()
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
-
-
-def _denied(denied: Denied) -> Response:
-    error = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
-    headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
-    return JSONResponse({"error": error}, denied.status, headers=headers)
-
-
-def _digests(page: str, part: str) -> str:
-    """The digests of a page's own scripts or styles, as a content security policy names them."""
-    texts = re.findall(rf"<{part}>(.*?)</{part}>", page, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

@@ -18,7 +18,18 @@ FORBIDDEN = {
 # The folders of pipelines/, each above those before it.
 ORDER = (
     *("config", "sql", "data", "databases", "protocols", "rewards", "evaluation", "report", "curation"),
-    *("endpoints", "rollout", "environment", "teachers", "training", "stages", "nightly", "serving"),
+    *(
+        "endpoints",
+        "rollout",
+        "environment",
+        "teachers",
+        "training",
+        "stages",
+        "nightly",
+        "serving",
+        "review",
+        "export",
+    ),
 )
 LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
 FILES = sorted(path for room in FORBIDDEN for path in (ROOT / room).rglob("*.py"))

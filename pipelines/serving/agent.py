@@ -24,13 +24,12 @@ from pipelines.config import Recipe
 from pipelines.databases.named import Named
 from pipelines.errors import SqltrainError
 from pipelines.protocols.base import build
-from pipelines.report.terminal import plain
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
-from pipelines.serving.cells import table
+from pipelines.serving.cells import event, failure
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
-from pipelines.types import ActionKind, ExecutionResult, StopReason, Trajectory, Turn
+from pipelines.types import ActionKind, StopReason, Trajectory, Turn
 
 Event = dict[str, Any]
 QUESTION_CHARS = 4_000
@@ -100,7 +99,7 @@ class Agent:
     async def run(self, sql: str) -> Event:
         """The event of a statement that a person wrote: an answer or an error."""
         result = await self._sql.execute(self.where.database, sql, self.budget.rows)
-        return self._result(sql, result)
+        return event(sql, result)
 
     async def is_healthy(self) -> bool:
         """Whether the database answers."""
@@ -111,19 +110,19 @@ class Agent:
             async with asyncio.timeout(self.budget.seconds):
                 tell(await self._answered(question, model, tell))
         except TimeoutError:
-            tell(_error(f"no answer within {self.budget.seconds:g} s"))
+            tell(failure(f"no answer within {self.budget.seconds:g} s"))
         except SqltrainError as error:
-            tell(_error(str(error)))
+            tell(failure(str(error)))
         except Exception:  # one question that fails must not take the server down
             log.exception("a question failed")
-            tell(_error("an internal error; the server's log says more"))
+            tell(failure("an internal error; the server's log says more"))
 
     async def _answered(self, question: str, model: Model, tell: Callable[[Event], None]) -> Event:
         trajectory = await self._episode(question, model, tell)
         if trajectory.stop is StopReason.BROKEN:
-            return _error(f"no answer: {str(trajectory.failure).replace('_', ' ')}")
+            return failure(f"no answer: {str(trajectory.failure).replace('_', ' ')}")
         if trajectory.final_sql is None:
-            return _error(why_unanswered(trajectory))
+            return failure(why_unanswered(trajectory))
         return await self.run(trajectory.final_sql)
 
     async def _episode(self, question: str, model: Model, tell: Callable[[Event], None]) -> Trajectory:
@@ -135,11 +134,6 @@ class Agent:
         engine.on_turn = lambda turn: _tell_result(turn, tell)
         name = f"chat-{next(self._numbers)}"
         return await engine.episode(EpisodeRequest(self.where.example(question, name), 0, recipe.seed), name)
-
-    def _result(self, sql: str, result: ExecutionResult) -> Event:
-        if not result.ok:
-            return _error(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
-        return {"type": "answer", "sql": sql, **table(result)}
 
 
 def why_unanswered(trajectory: Trajectory) -> str:
@@ -167,7 +161,3 @@ def _bare(observation: str) -> str:
     """An observation without the tags that the protocol puts around it."""
     inside = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", observation, re.DOTALL)
     return inside[2] if inside else observation
-
-
-def _error(message: str) -> Event:
-    return {"type": "error", "message": " ".join(plain(message).split())}

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.report.terminal import plain
 from pipelines.types import ExecutionResult, Scalar, text_of
 
 CELL_CHARS = 10_000
 SAFE_BITS = 53  # of an integer that JavaScript reads exactly
 
 
-def table(result: ExecutionResult) -> dict[str, Any]:
+def event(sql: str, result: ExecutionResult) -> dict[str, Any]:
+    """What became of a statement: an `answer` with its rows, or an `error` in one plain line."""
+    if not result.ok:
+        return failure(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
+    return {"type": "answer", "sql": sql, **_table(result)}
+
+
+def failure(message: str) -> dict[str, Any]:
+    """An `error` event."""
+    return {"type": "error", "message": " ".join(plain(message).split())}
+
+
+def _table(result: ExecutionResult) -> dict[str, Any]:
     """Columns and rows; `more` says that rows were left out."""
     return {
         "columns": [_cell(name) for name in result.columns],

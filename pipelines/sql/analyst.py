@@ -68,6 +68,11 @@ def hardness(queries: Sequence[tuple[str, EngineName]]) -> list[Hardness]:
     return _ask("hardness", queries, _level, "extra")
 
 
+def functions(queries: Sequence[tuple[str, EngineName]]) -> list[list[str]]:
+    """The functions that each query calls, in lower case; [] where it cannot be read."""
+    return _ask("functions", queries, lambda answer: [str(name) for name in answer], [])
+
+
 def tie_probes(queries: Sequence[tuple[str, EngineName]]) -> list[list[TieProbe]]:
     """For each query the probes of its SELECTs that have a LIMIT under an ORDER BY."""
     return _ask("ties", queries, lambda answer: [TieProbe(*probe) for probe in answer], [])

@@ -11,7 +11,8 @@ import collections
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pipelines.config import Sampling
 from pipelines.curation.duplicates import sql_shape
@@ -67,10 +68,17 @@ class Draft:
 
 @dataclasses.dataclass
 class Invented:
-    """Kept examples, and how many drafts ended how."""
+    """What came of the drafts.
 
-    examples: list[Example]
-    counts: collections.Counter[str]
+    Attributes:
+        examples: that are kept.
+        doubted: whose checker's query gives another result: for a person to look at.
+        counts: how many drafts ended how.
+    """
+
+    examples: list[Example] = dataclasses.field(default_factory=list)
+    doubted: list[Example] = dataclasses.field(default_factory=list)
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
 class Inventor:
@@ -101,12 +109,12 @@ class Inventor:
 
         Fewer come back when `DRAFTS_PER_QUESTION` tries a question did not do.
         """
-        made = Invented([], collections.Counter())
+        made = Invented()
         number, spare = 0, list[Example]()
         while len(made.examples) < count and number < count * DRAFTS_PER_QUESTION:
             batch = range(number, min(number + max(count, 4), count * DRAFTS_PER_QUESTION))
             number = batch.stop
-            for example in self._examples(batch, made.counts):
+            for example in self._examples(batch, made):
                 here = sum(one.hardness == example.hardness for one in made.examples)
                 if len(made.examples) < count and here < -(-count // len(HARDNESS_LEVELS)):
                     made.examples.append(example)
@@ -120,16 +128,16 @@ class Inventor:
         made.counts["kept"] = len(made.examples)
         return made
 
-    def _examples(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Example]:
-        """What comes of these tries."""
-        drafts = self._propose(numbers, counts)
+    def _examples(self, numbers: Sequence[int], made: Invented) -> list[Example]:
+        """The examples of these tries on which both models agree; the others are noted as doubted."""
+        drafts = self._propose(numbers, made.counts)
         engine = self.database.engine
         asked = [
             prompts.conversation(ASK.format(style=STYLES[one.style]), self._about("", SQL=one.sql)) for one in drafts
         ]
         questions = [_line(answer.text) if answer else "" for answer in self.teacher.ask_all(asked)]
         worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
-        counts["no_question"] += len(drafts) - len(worded)
+        made.counts["no_question"] += len(drafts) - len(worded)
         rules = ANSWER.format(engine=engine)
         answers = self.checker.ask_all([prompts.conversation(rules, self._about(question)) for _, question in worded])
         pairs = [
@@ -137,11 +145,15 @@ class Inventor:
             for (draft, _), answer in zip(worded, answers, strict=True)
         ]
         verdicts = self.sql.verdicts(pairs, [EQUALITY])
-        kept = [one.scores.get(EQUALITY) == 1.0 and not one.broken for one in verdicts]
-        counts["answers_differ"] += kept.count(False)
-        good = [pair for pair, is_good in zip(worded, kept, strict=True) if is_good]
-        levels = analyst.hardness([(draft.sql, engine) for draft, _ in good])
-        return [self._example(*pair, level) for pair, level in zip(good, levels, strict=True)]
+        agree = [one.scores.get(EQUALITY) == 1.0 and not one.broken for one in verdicts]
+        made.counts["answers_differ"] += agree.count(False)
+        levels = analyst.hardness([(draft.sql, engine) for draft, _ in worded])
+        examples = [
+            self._example(draft, question, level, {"sql": pair.predicted_sql or "", "agrees": agrees})
+            for (draft, question), level, pair, agrees in zip(worded, levels, pairs, agree, strict=True)
+        ]
+        made.doubted += [example for example, agrees in zip(examples, agree, strict=True) if not agrees]
+        return [example for example, agrees in zip(examples, agree, strict=True) if agrees]
 
     def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
@@ -184,8 +196,10 @@ class Inventor:
     def _about(self, question: str, **parts: str) -> str:
         return prompts.about(self.schema, question or "none yet", "", **parts)
 
-    def _example(self, draft: Draft, question: str, level: Hardness) -> Example:
-        meta = {"style": draft.style, "teacher": self.teacher.name, "checker": self.checker.name}
+    def _example(self, draft: Draft, question: str, level: Hardness, vote: Mapping[str, Any]) -> Example:
+        """An example, with the checker's answer to its question beside it."""
+        meta: dict[str, Any] = {"style": draft.style, "teacher": self.teacher.name, "checker": self.checker.name}
+        meta["votes"] = [{"by": self.checker.name, **vote}]
         name = f"{self.database.id}_{draft.number:05d}"
         return Example(name, question, self.database, draft.sql, "", level, "invented", meta)
 

@@ -68,6 +68,10 @@ def test_only_what_is_answered_alike_is_kept(tmp_path: Path, servers: Any, datab
     counts = made.counts
     assert (counts["kept"], counts["answers_differ"] > 0, counts["no_sql"] > 0) == (2, True, True)
     assert {"near_duplicate", "empty_result", "sql_no_such_column"} <= set(counts)
+    assert made.examples[0].meta["votes"] == [{"by": "teacher", "sql": PROPOSALS[0], "agrees": True}]
+    (doubted,) = {example.gold_sql for example in made.doubted}
+    assert doubted == PROPOSALS[6]
+    assert made.doubted[0].meta["votes"] == [{"by": "teacher", "sql": "SELECT min(age) FROM singer", "agrees": False}]
 
 
 LEVELS = [  # six easy ones, three of each other level
@@ -111,6 +115,7 @@ def test_the_command_balances_levels_and_varies_styles(
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (said["counts"]["kept"], said["out"]) == (8.0, str(out))
     assert said["counts"]["over_level"] > 0  # easy ones that were right and not needed
+    assert said["coverage"]["tables"] == {"singer": 8}
 
 
 def test_the_command_writes_what_the_reader_reads(
@@ -127,6 +132,8 @@ def test_the_command_writes_what_the_reader_reads(
     loaded = base.read(Source(kind="jsonl", path=str(out)), 0, tmp_path / "stage")
     assert [one.gold_sql for one in loaded.examples] == [PROPOSALS[0], PROPOSALS[4]]
     assert loaded.quarantine == []
+    (row, *_) = map(json.loads, (tmp_path / "mine.doubted.jsonl").read_text().splitlines())
+    assert (row["sql"], row["votes"][0]["agrees"]) == (PROPOSALS[6], False)
 
 
 @pytest.mark.parametrize("where", ["folder", "file/mine.jsonl"])

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines.sql.analysis.authorizer import read_items
 from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.analysis.functions import functions
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.items import schema_items
 from pipelines.sql.analysis.lookups import first_row, first_table, lookups
@@ -81,6 +82,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
     "items": _items,
     "reads": _reads,
     "hardness": hardness,
+    "functions": functions,
     "diagnosis": _diagnosis,
     "ties": tie_probes,
     "lookups": lookups,

@@ -1,0 +1,68 @@
+"""`sqltrain export`: a trained model as others take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from flows import asking, screen
+from pipelines import recipes
+from pipelines.errors import UserError
+from pipelines.export import folder, hub
+from pipelines.export.lineage import trace
+from pipelines.serving.models import CHAMPION, champion_of
+from pipelines.store import Store
+
+GGUF = "gguf"
+KINDS = (*get_args(folder.Kind), GGUF)
+
+
+def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequence[str], store: Store) -> None:
+    """Write an export, and upload it where a name is given.
+
+    Args:
+        what: a checkpoint folder, champion:RECIPE, STAGE/KEY of the store, or a recipe that was trained.
+        name: of the repository on a hub.
+
+    Raises:
+        UserError: there is no such model or kind, `out` is taken, or the hub refuses.
+        EndpointError: the hub does not answer.
+    """
+    if kind == GGUF:
+        raise UserError(
+            "GGUF is not written: no maintained package converts all models that are trained here",
+            "Use --to ollama (`ollama create NAME -q q4_K_M` quantizes), or convert_hf_to_gguf.py of llama.cpp on a "
+            "hub-folder.",
+        )
+    if kind not in KINDS:
+        raise UserError(f"there is no export {kind!r}", f"There are: {', '.join(KINDS)}.")
+    token = None if name is None else hub.require_token()  # before a folder is written
+    lineage = trace(checkpoint(what, overrides, store))
+    notes = folder.write(lineage, kind, out)
+    screen.say(f"wrote {out}: read its {folder.README} before you hand it on")
+    for note in notes:
+        screen.say(f"note: {note}")
+    if kind == "ollama":
+        screen.say(f"import it: cd {out} && ollama create {out.name}")
+    if name is not None and token is not None:
+        screen.say(f"pushed to {hub.push(out, name, token)}")
+
+
+def checkpoint(what: str, overrides: Sequence[str], store: Store) -> Path:
+    """The folder of the model that a text names.
+
+    Raises:
+        DataError: the recipe has no champion, or no trained model.
+        RecipeError: there is no recipe of that name.
+    """
+    given = Path(what).expanduser()
+    if given.is_dir():
+        return given
+    if what.startswith(CHAMPION):
+        champion = champion_of(store, what.removeprefix(CHAMPION))
+        return store.folder(champion.stage, champion.key) / "model"
+    stage, _, key = what.partition("/")
+    if key and store.has(stage, key):
+        return store.folder(stage, key) / "model"
+    return asking.newest_model(recipes.load(what, overrides), store)

@@ -1,0 +1,234 @@
+"""The cards of an export: what a model is, how it is asked, what made it, how good it is; and what it was shown.
+
+They hold settings, counts and figures. No question, query, value or name of a database's parts stands in them, and no
+path or address of the machine that trained it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines import provenance
+from pipelines.checkpoint import Card
+from pipelines.curation.card import LICENCES, UNKNOWN
+from pipelines.evaluation.stats import Estimate
+from pipelines.export.lineage import Evaluated, Lineage
+from pipelines.protocols.base import Protocol, build
+from pipelines.types import Action, ActionKind, ExecutionResult, ExecutionStatus
+
+LOCAL = "a local checkpoint"
+RECIPE = ("model", "sft", "grpo", "rewards", "difficulty", "filter", "seed")  # of the settings that are shown
+POOLS = ("sft", "rl", "dev")
+QUERIES = (ActionKind.SQL, ActionKind.EXPLORE, ActionKind.GENERATE)
+ASK = '''import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+FOLDER = "{folder}"
+STOP = {stop!r}
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto")
+
+
+def turn(messages):
+    """The agent's next turn, greedy; each message is {{"role": ..., "content": ...}}."""
+    given = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.inference_mode():
+        made = model.generate(
+            **given, max_new_tokens={tokens}, do_sample=False, stop_strings=STOP, tokenizer=tokenizer
+        )
+    text = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    ends = [text.find(stop) + len(stop) for stop in STOP if stop in text]
+    return text[: min(ends)] if ends else text
+'''
+
+
+def hub_name(source: object) -> str | None:
+    """The hub name that a recipe's `model.source` is; None for a path of one machine or a model made from scratch."""
+    text = str(source)
+    is_name = text.count("/") == 1 and text[0].isalnum() and not Path(text).expanduser().exists()
+    return text if is_name else None
+
+
+def model_card(lineage: Lineage, name: str, kind: str) -> str:
+    """The README of an export, with the metadata that hubs read.
+
+    Args:
+        name: of the model.
+        kind: "model" for whole weights, "adapter" for low-rank adapters alone.
+    """
+    parts = [
+        f"---\n{yaml.safe_dump(_metadata(lineage, name, kind), sort_keys=False, allow_unicode=True)}---",
+        f"# {name}",
+        _about(lineage),
+        *(_asking(lineage.card, name) if lineage.card is not None else ()),
+        *_recipe(lineage),
+        *_data(lineage),
+        *_figures(lineage),
+        _licence(lineage),
+        "## Limits\n\nIts SQL must run in a sandbox that only reads: nothing in the weights keeps it from writing any "
+        "other statement. The weights were trained on questions, queries and results of the databases named by the "
+        "licence above, and whoever has the weights may make them say parts of those.",
+        _versions(lineage),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def dataset_card(lineage: Lineage) -> str:
+    """What it was shown: the card of its demonstrations; without any, the counts of its questions."""
+    return lineage.demonstrations or "\n\n".join(["# Questions", *_data(lineage)]) + "\n"
+
+
+def _metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
+    base = hub_name(_settings(lineage, "model").get("source"))
+    about: dict[str, Any] = {
+        "license": "other",
+        "license_name": "see-the-card",
+        "library_name": "peft" if kind == "adapter" else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["text-to-sql", "agent", "sqltrain"],
+    }
+    if base is not None:
+        about["base_model"] = base
+    results = [_result(each) for each in lineage.evaluations if each.summary.ex]
+    return about | ({"model-index": [{"name": name, "results": results}]} if results else {})
+
+
+def _result(evaluated: Evaluated) -> dict[str, Any]:
+    figures = [
+        {"type": "execution_accuracy", "name": f"EX ({equality})", "value": round(100 * ex.value, 2)}
+        for equality, ex in evaluated.summary.ex.items()
+    ]
+    task = {"type": "text-generation", "name": "text-to-SQL"}
+    return {"task": task, "dataset": {"type": "text-to-sql", "name": evaluated.benchmark}, "metrics": figures}
+
+
+def _about(lineage: Lineage) -> str:
+    base = hub_name(_settings(lineage, "model").get("source"))
+    source = _settings(lineage, "model").get("source")
+    made = f"`{base}`" if base else "a small model made from scratch" if source == "tiny" else LOCAL
+    stage = f", after its stage `{lineage.card.stage}`" if lineage.card else ""
+    recipe = f" with the recipe `{lineage.card.recipe}`" if lineage.card else ""
+    return (
+        f"An agent that answers questions about a database in SQL, over several turns in which it runs queries and "
+        f"reads their results. Post-trained by sqltrain{recipe}{stage}, from {made}."
+    )
+
+
+def _asking(card: Card, name: str) -> Iterator[str]:
+    """The prompt, the tool protocol, and code that has one turn."""
+    protocol, said = build(card.protocol), card.protocol
+    yield "## How it is asked"
+    for role, text in protocol.sections().items():
+        words = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
+        yield f"{words}\n\n{_fenced(text.template.rstrip())}"
+    rows = [
+        ("tags that it writes", _codes(f"<{tag}>" for tag in protocol.agent)),
+        ("tags that the database's side writes", _codes(f"<{tag}>" for tag in protocol.environment)),
+        ("what ends its turn", _codes(protocol.stop)),
+        ("turns at most", f"{said.max_turns_eval}{', the last one an answer' if said.forced_final else ''}"),
+        ("schema in the prompt", f"{said.schema_view}, {said.schema_values} example values a column"),
+        ("rows and characters of a result", f"{said.observation_rows}, {said.observation_chars:,}"),
+        ("tokens of a turn and of all", f"{card.sampling.turn_tokens:,}, {card.sampling.episode_tokens:,}"),
+    ]
+    yield _table(("protocol", f"`{said.name}`, prompt `{said.prompt}`"), rows)
+    example = _observation(protocol)
+    if example:
+        yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_fenced(example)}"
+    code = ASK.format(folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens)
+    yield f"One turn, with transformers alone:\n\n{_fenced(code.rstrip(), 'python')}"
+    yield "`sqltrain serve DATABASE --policy FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
+
+
+def _observation(protocol: Protocol) -> str:
+    """How a result of one made-up row is shown; "" for a protocol without results."""
+    result = ExecutionResult(ExecutionStatus.OK, ("name", "price"), (("pen", 3),))
+    actions = (Action(kind, "SELECT name, price FROM product") for kind in QUERIES)
+    shown = next((action for action in actions if protocol.query(action) is not None), None)
+    return "" if shown is None else protocol.observe(shown, result, 2)
+
+
+def _recipe(lineage: Lineage) -> Iterator[str]:
+    shown = {name: value for name in RECIPE if (value := lineage.setting(name)) is not None}
+    if shown:
+        if "model" in shown:
+            shown["model"] = _settings(lineage, "model")
+        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100).rstrip()
+        yield f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}"
+
+
+def _settings(lineage: Lineage, part: str) -> dict[str, Any]:
+    """A section of the recipe; what is a path of one machine is not said."""
+    section = dict(lineage.setting(part) or {})
+    source = section.get("source")
+    if source not in (None, "tiny") and hub_name(source) is None:
+        section["source"] = LOCAL
+    return section
+
+
+def _data(lineage: Lineage) -> Iterator[str]:
+    counts = lineage.metrics.get("data", {})
+    rows = [
+        (pool, f"{_kinds(lineage, pool)}, {counts.get(pool, 0):,.0f} questions")
+        for pool in POOLS
+        if lineage.setting(f"data.{pool}")
+    ]
+    if rows:
+        yield f"## Data\n\n{_table(('pool', 'questions'), rows)}"
+        yield "What demonstrations it was shown is in `dataset/README.md`."
+
+
+def _sources(lineage: Lineage, pool: str) -> list[Mapping[str, Any]]:
+    value = lineage.setting(f"data.{pool}") or []
+    return value if isinstance(value, list) else [value]
+
+
+def _kinds(lineage: Lineage, pool: str) -> str:
+    return " and ".join(dict.fromkeys(f"{source['kind']} ({source['split']})" for source in _sources(lineage, pool)))
+
+
+def _figures(lineage: Lineage) -> Iterator[str]:
+    if lineage.evaluations:
+        yield "## Figures\n\nExecution accuracy of greedy answers to held-out questions, with its 95 % interval."
+    for each in lineage.evaluations:
+        rows = [(f"all, equality `{name}`", _figure(ex)) for name, ex in each.summary.ex.items()]
+        rows += [(level.name, _figure(level.ex)) for level in each.summary.by_hardness if level.ex is not None]
+        rows += [("questions that could not be asked", str(sum(each.summary.left_out.values())))]
+        yield _table((each.benchmark, "EX"), rows)
+
+
+def _figure(ex: Estimate) -> str:
+    bounds = f"{100 * ex.low:.1f} to {100 * ex.high:.1f}"
+    return f"{100 * ex.value:.1f} % ({bounds}; {ex.n:,} questions, {ex.n_clusters:,} databases, {ex.method})"
+
+
+def _licence(lineage: Lineage) -> str:
+    kinds = {str(source["kind"]) for pool in POOLS for source in _sources(lineage, pool)}
+    data = [f"- questions and databases, {kind}: {LICENCES.get(kind, UNKNOWN)}" for kind in sorted(kinds)]
+    base = hub_name(_settings(lineage, "model").get("source"))
+    weights = f"- weights: the licence of `{base}` holds" if base else "- weights: yours, within the data's terms"
+    return "## Licence\n\n" + "\n".join([*([weights] if lineage.manifests else []), *(data or [f"- {UNKNOWN}"])])
+
+
+def _versions(lineage: Lineage) -> str:
+    own = [manifest.get("made_by", {}) for manifest in lineage.manifests.values()]
+    told = provenance.as_tags(own[0]) if own else {}
+    lines = [f"- {name}: {text}" for name, text in told.items()]
+    return "## Made by\n\n" + "\n".join([f"- sqltrain {importlib.metadata.version('sqltrain')}", *lines])
+
+
+def _codes(words: Any) -> str:
+    return " ".join(f"`{word}`" for word in words)
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    cells = [head, ("---", "---"), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in cells)
+
+
+def _fenced(text: str, language: str = "") -> str:
+    return f"````{language}\n{text}\n````"

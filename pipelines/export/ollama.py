@@ -1,0 +1,125 @@
+"""Ollama's `Modelfile` for a folder of safetensors: its chat template in Go's words, its limits, and what Ollama lacks.
+
+What Ollama converts, and the pre-tokenizers that it knows, are those of its `convert/convert.go` and `tokenizer.go`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.checkpoint import Card
+from pipelines.errors import DataError
+from pipelines.protocols.base import build
+
+CONVERTED = (
+    *("LlamaForCausalLM", "Qwen2ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
+    *("Phi3ForCausalLM", "MixtralForCausalLM", "Olmo3ForCausalLM", "CohereForCausalLM", "GptOssForCausalLM"),
+    *("DeepseekV3ForCausalLM", "Lfm2ForCausalLM"),
+)
+PRE_TOKENIZERS = (  # SHA-256 of the patterns that it splits a text by; the last one of none
+    "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f",
+    "03df5c5863ad70781dcfdef491ead25140f895fe8010964be0daefe27be32b02",
+    "21cde974d587f0d54dc8d56b183cc1e6239600172035c68fbd6d4b9f8da0576e",
+    "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e",
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+)
+ROLES = ("system", "user", "assistant")
+MARK = "contentmarker"  # a plain word: no template alters it
+
+
+def modelfile(folder: Path, tokenizer: Any, card: Card | None) -> str:
+    """The text of a `Modelfile` beside the weights.
+
+    Args:
+        card: how the model is asked; without one it has the template alone.
+
+    Raises:
+        DataError: the chat template does more than put each message between fixed texts.
+    """
+    protocol = None if card is None else build(card.protocol)
+    said = template(tokenizer, protocol.thought if protocol is not None else "think")
+    lines = ["FROM .", f'TEMPLATE """{said}"""']
+    limits: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}  # its own default of 1.1 changes greedy turns
+    if card is not None:
+        limits |= {"num_ctx": _context(folder, card), "num_predict": card.sampling.turn_tokens}
+    lines += [f"PARAMETER {name} {value}" for name, value in limits.items()]
+    stops = [*(protocol.stop if protocol is not None else ()), tokenizer.eos_token]
+    return "\n".join([*lines, *(f"PARAMETER stop {json.dumps(stop)}" for stop in stops if stop)]) + "\n"
+
+
+def template(tokenizer: Any, thought: str) -> str:
+    """The chat template as a template of Go.
+
+    Args:
+        thought: the tag of the agent's reasoning, which some templates leave out of earlier turns.
+
+    Raises:
+        DataError: it does more than put each message between fixed texts.
+    """
+    around = {role: _around(tokenizer, role) for role in ROLES}
+    opening = _opening(tokenizer)
+    for roles in (ROLES, ("system", "user"), ("user",), (*ROLES, "user", "assistant", "user")):
+        chat = [(role, f"<{thought}>why</{thought}>\n{MARK} {number}") for number, role in enumerate(roles)]
+        plain = "".join(f"{around[role][0]}{text}{around[role][1]}" for role, text in chat) + opening
+        if _render(tokenizer, chat, True) != plain:
+            raise DataError(
+                "the chat template does more than put each message between fixed texts",
+                "Export it with --to hub-folder, and write a Modelfile by hand.",
+            )
+    cases = "{{ else ".join(
+        f'if eq .Role "{role}" }}}}{_said(before)}{{{{ .Content }}}}{_said(after)}'
+        for role, (before, after) in around.items()
+    )
+    return f"{{{{ range .Messages }}}}{{{{ {cases}{{{{ end }}}}{{{{ end }}}}{_said(opening)}"
+
+
+def lacks(folder: Path) -> Iterator[str]:
+    """What Ollama may not be able to do with a checkpoint, a line each."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = next(iter(config.get("architectures") or ["unknown"]))
+    if kind not in CONVERTED:
+        yield f"Ollama may refuse {kind}: those that it is known to convert are {', '.join(CONVERTED)}"
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    if _patterns(tokenizer) not in PRE_TOKENIZERS:
+        yield "Ollama does not know how this tokenizer splits a text: its tokens, and so its answers, may differ"
+
+
+def _patterns(tokenizer: dict[str, Any]) -> str:
+    """The digest by which Ollama knows a pre-tokenizer: of the regular expressions of its splits."""
+    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    patterns = (step["pattern"].get("Regex", "") for step in steps if step["type"] == "Split")
+    return hashlib.sha256("".join(patterns).encode()).hexdigest()
+
+
+def _context(folder: Path, card: Card) -> int:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return min(int(config.get("max_position_embeddings") or card.sampling.episode_tokens), card.sampling.episode_tokens)
+
+
+def _around(tokenizer: Any, role: str) -> tuple[str, str]:
+    """What stands before and behind a message of a role."""
+    chat = [("user", "first"), (role, MARK)] if role == "assistant" else [(role, MARK)]
+    first = _render(tokenizer, chat[:-1], False) if len(chat) > 1 else ""
+    before, found, after = _render(tokenizer, chat, False).removeprefix(first).partition(MARK)
+    return (before, after) if found else ("", "")
+
+
+def _opening(tokenizer: Any) -> str:
+    """What stands where the agent is to speak."""
+    chat = [("user", MARK)]
+    return _render(tokenizer, chat, True).removeprefix(_render(tokenizer, chat, False))
+
+
+def _render(tokenizer: Any, chat: Sequence[tuple[str, str]], opened: bool) -> str:
+    messages = [{"role": role, "content": text} for role, text in chat]
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
+    return text
+
+
+def _said(text: str) -> str:
+    """A text that Go's template says as it is."""
+    return text.replace("{{", '{{ "{{" }}')

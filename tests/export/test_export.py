@@ -1,0 +1,251 @@
+"""What an export says of a model, for Ollama and for hubs; and that it says nothing of a database's contents."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import exporting
+from pipelines import recipes
+from pipelines.checkpoint import write_card
+from pipelines.config import Recipe
+from pipelines.errors import DataError, RecipeError, ResourceError, UserError
+from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.summary import Level, Summary
+from pipelines.export import cards, hub, ollama
+from pipelines.export.lineage import trace
+from pipelines.registry import PROTOCOLS
+from pipelines.store import Store, write_json
+from pipelines.types import to_dict
+
+BASE = "Qwen/Qwen2.5-Coder-3B-Instruct"
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKING = "{% for message in messages %}{{ message['content'].split('</think>')[-1] }}{% endfor %}"
+ESTIMATE = Estimate(0.777, 0.731, 0.82, 480, 40, "bootstrap by database")
+EMPTY = {"n_broken": 0, "failures": {}, "sampled": None, "points": (), "measured": {}, "errors": {}, "hints": {}}
+SUMMARY = Summary(
+    equality="strict",
+    n_questions=480,
+    n_databases=40,
+    ex={"strict": ESTIMATE},
+    by_hardness=(Level("easy", 100, ESTIMATE, None, None, None, None, None),),
+    by_difficulty=(),
+    by_database=(Level("secret_db", 12, ESTIMATE, None, None, None, None, None),),
+    by_links=(),
+    **EMPTY,  # type: ignore[arg-type]
+)
+
+
+def tokenizer(template: str = CHATML) -> Any:
+    """A tokenizer of two words with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace()])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", chat_template=template)
+
+
+def checkpoint(folder: Path, recipe: Recipe) -> None:
+    """A model's files, the weights of no use, and things beside them that nobody else needs."""
+    folder.mkdir(parents=True)
+    tokenizer().save_pretrained(folder)
+    write_json(folder / "config.json", {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096})
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    (folder / "optimizer.pt").write_bytes(b"pickle")
+    write_card(folder, recipe, "grpo", {})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with a trained model of one's own database, its evaluation, and what it was shown."""
+    own = [f"data.{pool}" for pool in ("sft", "dev")]
+    overrides = [f"{pool}={{kind: jsonl, path: /home/ada/secret.jsonl}}" for pool in own]
+    overrides.append("data.rl=[{kind: jsonl, path: /home/ada/secret.jsonl}]")
+    recipe = recipes.load("sql_trail", [*overrides, f"model.source={BASE}"])
+    kept = Store(tmp_path / "store")
+
+    def make(stage: str, inputs: dict[str, str], reads: list[str], build: Any) -> None:
+        about = {"recipe": recipe.slice(*reads), "inputs": inputs, "made_by": {"python": "3.11"}}
+        kept.make(stage, f"{stage}1", build, about, lambda: None)
+
+    def data(folder: Path) -> None:
+        write_json(folder / "metrics.json", {"sft": 90.0, "rl": 60.0, "dev": 10.0})
+
+    make("data", {}, ["data.sft", "data.rl", "data.dev", "seed"], data)
+    make("filter", {"data": "data1"}, ["filter"], lambda folder: (folder / "card.md").write_text("# Demonstrations\n"))
+    make("model", {"filter": "filter1"}, ["model", "seed"], lambda folder: None)
+    inputs = {"data": "data1", "model": "model1"}
+    make("grpo", inputs, ["grpo", "rewards", "protocol"], lambda folder: checkpoint(folder / "model", recipe))
+    make("test", {}, ["benchmark.kind", "benchmark.split", "benchmark.path"], lambda folder: None)
+    evaluated = {"grpo": "grpo1", "test": "test1"}
+    make("evaluate_grpo", evaluated, [], lambda folder: write_json(folder / "summary.json", to_dict(SUMMARY)))
+    return kept
+
+
+def export(store: Store, out: Path, kind: str = "hub-folder", push: str | None = None) -> str:
+    exporting.export("grpo/grpo1", kind, out, push, [], store)
+    return (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_says_what_it_is_and_how_good_with_the_interval(store: Store, tmp_path: Path) -> None:
+    text = export(store, tmp_path / "agent")
+    about = yaml.safe_load(text.split("---")[1])
+    assert (about["base_model"], about["library_name"]) == (BASE, "transformers")
+    (result,) = about["model-index"][0]["results"]
+    assert result["metrics"] == [{"type": "execution_accuracy", "name": "EX (strict)", "value": 77.7}]
+    figure = "77.7 % (73.1 to 82.0; 480 questions, 40 databases, bootstrap by database)"
+    assert f"| all, equality `strict` | {figure} |" in text
+    assert f"| easy | {figure} |" in text
+    assert "| sft | jsonl (train), 90 questions |" in text
+    assert f"the licence of `{BASE}` holds" in text
+    assert "You are an expert in text-to-SQL." in text
+    assert "`<solution>`" in text
+    assert "name|price\npen|3" in text.replace(" | ", "|")
+    assert (tmp_path / "agent" / "dataset" / "README.md").read_text() == "# Demonstrations\n"
+
+
+def test_hubs_read_the_card(store: Store, tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard(export(store, tmp_path / "agent"))
+    assert (card.data.pipeline_tag, card.data.eval_results[0].metric_value) == ("text-generation", 77.7)
+
+
+def test_no_path_address_value_or_name_of_a_database_leaves(store: Store, tmp_path: Path) -> None:
+    export(store, tmp_path / "agent")
+    files = [path for path in (tmp_path / "agent").rglob("*") if path.is_file()]
+    assert "optimizer.pt" not in {path.name for path in files}
+    for path in files:
+        assert not any(word in path.read_bytes() for word in (b"/home", b"secret", str(tmp_path).encode())), path
+
+
+def test_an_export_is_asked_by_its_own_card(store: Store, tmp_path: Path) -> None:
+    export(store, tmp_path / "agent")
+    lineage = trace(tmp_path / "agent")
+    assert lineage.card is not None
+    assert (lineage.card.protocol, lineage.manifests) == (recipes.load("sql_trail").protocol, {})
+    again = cards.model_card(lineage, "agent", "model")  # of a folder that no stage made
+    assert "## How it is asked" in again
+    assert "## Figures" not in again
+
+
+def test_ollama_gets_the_chat_template_and_the_limits(store: Store, tmp_path: Path) -> None:
+    export(store, tmp_path / "agent", "ollama")
+    lines = (tmp_path / "agent" / "Modelfile").read_text().splitlines()
+    assert lines[0] == "FROM ."
+    text = "\n".join(lines)
+    role = '{{ if eq .Role "system" }}<|im_start|>system\n{{ .Content }}<|im_end|>\n'
+    assert f'TEMPLATE """{{{{ range .Messages }}}}{role}{{{{ else if eq .Role "user" }}}}<|im_start|>user\n' in text
+    assert '<|im_end|>\n{{ end }}{{ end }}<|im_start|>assistant\n"""' in text
+    limits = ["temperature 0", "repeat_penalty 1.0", "num_ctx 4096", 'stop "</sql>"', 'stop "<|im_end|>"']
+    assert {f"PARAMETER {limit}" for limit in limits} <= set(lines)
+
+
+def test_a_template_that_does_more_is_refused_and_what_ollama_lacks_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does more than put each message"):
+        ollama.template(tokenizer(THINKING), "think")
+    braces = tokenizer("{% for m in messages %}{{ '{{' + m['content'] }}{% endfor %}")
+    assert ollama.template(braces, "think").count('{{ "{{" }}') == 3
+    tokenizer().save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {"architectures": ["Qwen2ForCausalLM"]})
+    assert list(ollama.lacks(tmp_path)) == []
+    write_json(tmp_path / "config.json", {"architectures": ["Qwen3ForCausalLM"]})
+    settings = json.loads((tmp_path / "tokenizer.json").read_text())
+    settings["pre_tokenizer"]["pretokenizers"] = [{"type": "Split", "pattern": {"Regex": "own"}}]
+    write_json(tmp_path / "tokenizer.json", settings)
+    assert [line.partition(":")[0] for line in ollama.lacks(tmp_path)] == [
+        "Ollama may refuse Qwen3ForCausalLM",
+        "Ollama does not know how this tokenizer splits a text",
+    ]
+
+
+def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no adapters"):
+        export(store, tmp_path / "none", "hub-adapter")
+    adapter = store.folder("grpo", "grpo1") / "adapter"
+    adapter.mkdir()
+    write_json(adapter / "adapter_config.json", {"r": 16, "base_model_name_or_path": "/home/ada/base"})
+    (adapter / "adapter_model.safetensors").write_bytes(bytes(10))
+    text = export(store, tmp_path / "lora", "hub-adapter")
+    assert "library_name: peft" in text
+    files = {path.name for path in (tmp_path / "lora").iterdir()}
+    assert "adapter_model.safetensors" in files
+    assert "model.safetensors" not in files
+    assert json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["base_model_name_or_path"] == BASE
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> None:
+    recipe = recipes.load("sql_trail", [f"protocol={{name: {name}}}"])
+    checkpoint(tmp_path / "model", recipe)
+    text = cards.model_card(trace(tmp_path / "model"), "agent", "model")
+    assert f"| protocol | `{name}`, prompt `full` |" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "kinds", "said"),
+    [
+        ("grpo/grpo1", "gguf", UserError, "GGUF is not written"),
+        ("grpo/grpo1", "onnx", UserError, "there is no export 'onnx'"),
+        ("nothing", "ollama", RecipeError, "nothing"),
+        ("miniature", "ollama", DataError, "has no trained model"),
+        ("champion:miniature", "ollama", DataError, "champion"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_plain_line(
+    store: Store, tmp_path: Path, what: str, kind: str, kinds: type[UserError], said: str
+) -> None:
+    with pytest.raises(kinds, match=said):
+        exporting.export(what, kind, tmp_path / "out", None, [], store)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(DataError, match="exists"):
+        export(store, tmp_path / "there")
+    assert not (tmp_path / "out").exists()
+
+
+@contextmanager
+def refusing(status: int) -> Iterator[str]:
+    """A hub that refuses."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_without_a_token_nothing_is_written(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(ResourceError, match="no token for the hub"):
+        export(store, tmp_path / "agent", push="me/agent")
+    assert not (tmp_path / "agent").exists()
+
+
+def test_a_token_that_is_refused_is_one_plain_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    for status, said in ((401, "the hub refuses the token"), (403, "the hub refuses the token")):
+        with refusing(status) as address:
+            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+            with pytest.raises(UserError, match=said):
+                hub.push(tmp_path, "me/agent", "hf_wrong")
+    with pytest.raises(UserError, match="is no name of a repository"):
+        hub.push(tmp_path, "a/b/c", "hf_wrong")

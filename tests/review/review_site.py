@@ -1,0 +1,106 @@
+"""A shop, questions about it, and a running review of them, for the tests that look through questions."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from flows.reviewing import Site
+from pipelines.config import Execution
+from pipelines.databases import card, named
+from pipelines.databases.card import Card, ColumnCard, TableCard
+from pipelines.review import items
+from pipelines.review.looking import Review
+from pipelines.review.outputs import Places
+
+SHOP = """
+CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price INTEGER, cost INTEGER);
+INSERT INTO item VALUES (1,'<img src=x onerror=alert(1)>',3,999111),(2,'pen',5,999222),(3,'cup',5,999333);
+"""
+COUNT = {"question": "How many items are there ?", "sql": "SELECT count(*) FROM item", "style": "plain"}
+DEAREST = {"question": "What costs the most ?", "sql": "SELECT name FROM item ORDER BY price DESC LIMIT 1"}
+VOTE = {"by": "other", "sql": "SELECT name FROM item WHERE price = (SELECT max(price) FROM item)", "agrees": False}
+HIDDEN = {"question": "What did the pen cost us ?", "sql": "SELECT cost FROM item WHERE id = 2"}
+QUESTIONS = [COUNT, {**DEAREST, "votes": [VOTE]}, HIDDEN, {"question": "Which names are there ?"}]
+
+
+def shop(folder: Path) -> Path:
+    """The database, its card in databases/ of the working folder (what an item cost is hidden), and questions."""
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
+        connection.executescript(SHOP)
+    names = {"id": ColumnCard(key=True), "name": ColumnCard(), "price": ColumnCard(), "cost": ColumnCard(hidden=True)}
+    known = Card(engine="sqlite", location=str(folder / "shop.sqlite"), tables={"item": TableCard(columns=names)})
+    card.write(card.place("shop"), known)
+    path = folder / "mine.jsonl"
+    rows = [{"database": "shop.sqlite", **row} for row in QUESTIONS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@dataclass
+class Running:
+    """A review that is served."""
+
+    url: str
+    site: Site
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.site.review.items)
+
+    def get(self, path: str) -> Any:
+        return httpx.get(self.url + path, headers=self._headers).raise_for_status().json()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=self._headers, timeout=30)
+
+    def decide(self, number: int, choice: str, **changed: str) -> httpx.Response:
+        """Say something of a question, its texts as they are but for the changed ones."""
+        shown = self.get(f"/v1/item?key={self.keys[number]}")
+        texts = {name: shown[name] for name in ("question", "sql", "evidence")}
+        return self.post("/v1/decide", key=self.keys[number], choice=choice, **{**texts, **changed})
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.site.token}"}
+
+
+@contextmanager
+def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
+    """A review of a file, served and ended."""
+    places = Places.beside(path.with_name("mine.reviewed.jsonl"))
+    given, databases = items.of_file(path, database)
+    with named.sandbox(databases, Execution(timeout_s=20)) as sql:
+        address = databases[0].address if database else None
+        with listening(Site(Review(path.name, items.examined(given, sql), places, None, address), sql)) as running:
+            yield running
+
+
+@contextmanager
+def listening(site: Site) -> Iterator[Running]:
+    """A server of the site on a free port."""
+    server = uvicorn.Server(uvicorn.Config(site.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", site)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def lines(path: Path) -> Sequence[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
