@@ -35,11 +35,12 @@ def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequenc
             "Use --to ollama (`ollama create NAME -q q4_K_M` quantizes), or convert_hf_to_gguf.py of llama.cpp on a "
             "hub-folder.",
         )
-    if kind not in KINDS:
+    chosen: folder.Kind | None = next((each for each in get_args(folder.Kind) if each == kind), None)
+    if chosen is None:
         raise UserError(f"there is no export {kind!r}", f"There are: {', '.join(KINDS)}.")
     token = None if name is None else hub.require_token()  # before a folder is written
     lineage = trace(checkpoint(what, overrides, store))
-    notes = folder.write(lineage, kind, out)
+    notes = folder.write(lineage, chosen, out)
     screen.say(f"wrote {out}: read its {folder.README} before you hand it on")
     for note in notes:
         screen.say(f"note: {note}")
