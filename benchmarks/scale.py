@@ -1,20 +1,22 @@
 """A file in SynSQL's layout through reading, checking, its contract and selection by difficulty: rows a second, memory.
 
-    python benchmarks/scale.py [--rows 100000 400000] [--processes 1 2] [--dask] [--folder DIR]
+    python benchmarks/scale.py [--rows 100000 400000] [--gold 4000] [--processes 1 2] [--dask] [--folder DIR]
 
 Every row is a question about one of 50 databases, with SQL that joins, groups and nests, no two alike, and a thought of
-1,000 characters. `data` reads the file, runs every gold SQL and finds its level; `contract` holds the rows to Great
-Expectations' suite; `select` scores them by a script in place of a policy, so that it is the stage around the policy
-that is measured. (`benchmarks/curation.py` measures filtering and gold schemas.) Each is a process of its own, and
-memory is that of all its processes at its most. The last lines are the least squares lines through the sizes; 2,500,000
-rows are what they say, unless they are among `--rows`.
+1,000 characters. `gold` is the data stage on the few rows of `--gold`: it runs their SQL and finds their level, which
+is nearly all of its time. `data` is the same stage on `--rows` rows with every gold SQL taken for right; `contract`
+holds these rows to Great Expectations' suite; `select` scores them by a script in place of a policy. The sandbox and
+the policy have the same memory at any size, so that it is the stage around them that is measured.
+(`benchmarks/curation.py` does filtering and gold schemas.) Each is a process of its own, and memory is that of all its
+processes at its most. The last lines are the least squares lines through the sizes; 2,500,000 rows are what they say,
+unless they are among `--rows`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -25,13 +27,13 @@ from typing import Any
 from curation import DATABASES, GOLD, WHOLE, databases, slope, watched
 
 from pipelines import recipes
-from pipelines.stages import data, difficulty
+from pipelines.stages import checking, data, difficulty
 from pipelines.stages.context import Context, Silent
 from pipelines.stages.graph import StageResult
 from pipelines.stages.inputs import examples_at, write_lines
 from pipelines.stages.shards import Run
 
-PARTS = ("data", "contract", "select")
+PARTS = ("data", "contract", "select")  # on many rows, one after the other
 THOUGHT = "We look for the orders of each region that lie above the mean of their year. " * 13
 GROUP = 6
 
@@ -73,6 +75,19 @@ def scripted(recipe: Any, checkpoint: str, rows_of: Path) -> Run:
     return run
 
 
+def unchecked(recipe: Any, folder: Path, parts: Sequence[checking.Part], workers: int | None) -> Run:
+    """In place of the sandbox: every gold SQL runs, and is hard."""
+    starts = [0, *itertools.accumulate(part.rows for part in parts)]
+
+    def run(items: Sequence[Any], path: Path) -> str:
+        found = checking.by_source(items, starts)
+        lines = [{"source": n, "kept": rows, "levels": ["hard"] * len(rows), "rejected": []} for n, rows in found]
+        write_lines(path, lines)
+        return ""
+
+    return run
+
+
 def measure(part: str, folder: Path, processes: int, dask: bool) -> dict[str, float]:
     """Do a part in this process; its seconds."""
     source = f"{{kind: synsql, path: {folder / 'synsql'}}}"
@@ -81,10 +96,11 @@ def measure(part: str, folder: Path, processes: int, dask: bool) -> dict[str, fl
     recipe = recipes.load("miniature", [*small, f"data.rl=[{source}]", *how])
     home = folder / "data"
     begun = time.perf_counter()
-    if part == "data":
+    if part in ("data", "gold"):
+        if part == "data":
+            vars(checking).update(checking=unchecked)
         home.mkdir()
         data.build(Context("data", recipe, home, {}, Silent()))
-        shutil.rmtree(home / "shards")  # as the store does
     elif part == "contract":
         from tasks import contracts
 
@@ -98,13 +114,22 @@ def measure(part: str, folder: Path, processes: int, dask: bool) -> dict[str, fl
     return {"wall_s": time.perf_counter() - begun}
 
 
+def show(part: str, rows: int, place: str, processes: int, dask: bool) -> float:
+    """Measure a part in a process of its own and print a row of the table; its peak, in MiB."""
+    command = [sys.executable, __file__, "--one", part, place, "--processes", str(processes)]
+    found = watched([*command, *(["--dask"] if dask else [])])
+    where = "Dask" if dask else processes
+    print(f"| {part} | {rows:,} | {where} | {rows / found['wall_s']:.0f} | {found['peak_mib']:.0f} |", flush=True)
+    return found["peak_mib"]
+
+
 def main() -> None:
-    """Measure each part at each number of rows, and print a table a part."""
+    """Measure each part, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 400_000])
+    parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 400_000])
+    parser.add_argument("--gold", type=int, default=4000, help="rows whose gold SQL is run")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--dask", action="store_true", help="a local Dask cluster in place of own processes")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--dask", action="store_true", help="run gold SQL on a local Dask cluster, too")
     parser.add_argument("--folder", type=Path, help="where the files are made; a temporary folder by default")
     parser.add_argument("--one", nargs=2, metavar=("PART", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -112,22 +137,21 @@ def main() -> None:
         print(json.dumps(measure(asked.one[0], Path(asked.one[1]), asked.processes[0], asked.dask)))
         return
     print("| part | rows | processes | rows/s | peak MiB |\n|---|---|---|---|---|")
-    points: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    ways = [(processes, False) for processes in asked.processes]
+    ways += [(asked.processes[-1], True)] if asked.dask else []
+    for processes, dask in ways:
+        with tempfile.TemporaryDirectory(dir=asked.folder) as place:
+            write(Path(place) / "synsql", asked.gold)
+            show("gold", asked.gold, place, processes, dask)
+    points: dict[str, list[tuple[int, float]]] = {}
     for rows in asked.rows:
-        for processes in asked.processes:
-            with tempfile.TemporaryDirectory(dir=asked.folder) as place:
-                write(Path(place) / "synsql", rows)
-                for part in asked.parts if processes == asked.processes[0] else ("data",):
-                    command = [sys.executable, __file__, "--one", part, place]
-                    command += ["--processes", str(processes), *(["--dask"] if asked.dask else [])]
-                    found = watched(command)
-                    points.setdefault((part, processes), []).append((rows, found["peak_mib"]))
-                    cells = f"{rows / found['wall_s']:.0f} | {found['peak_mib']:.0f}"
-                    print(f"| {part} | {rows:,} | {processes} | {cells} |", flush=True)
-    for (part, processes), sizes in points.items():
+        with tempfile.TemporaryDirectory(dir=asked.folder) as place:
+            write(Path(place) / "synsql", rows)
+            for part in PARTS:
+                points.setdefault(part, []).append((rows, show(part, rows, place, 1, False)))
+    for part, sizes in points.items():
         rise, base = slope(sizes)
-        whole = base + rise * WHOLE
-        print(f"\n{part}, {processes} processes: {1024 * rise:.2f} KiB a row; {WHOLE:,} rows: {whole:.0f} MiB")
+        print(f"\n{part}: {1024 * rise:.2f} KiB a row; {WHOLE:,} rows: {base + rise * WHOLE:.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@
                                                 external_knowledge, sql_complexity, question_style
     <path>/databases/<db_id>/<db_id>.sqlite
 
-The list is never whole in memory: with a `count`, a seeded sample of that size is kept while the file goes by.
+The list is never whole in memory: rows are given one at a time, and with a `count` a seeded sample of that size is kept
+while the file goes by.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import json
@@ -56,11 +58,15 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     if source.count is not None:
         rows = iter(draw(rows, source.count * (SPARE if source.hardness else 1), seed))
 
+    @functools.cache  # a few databases, millions of rows
+    def place(id: str) -> str:
+        return link(database_file(folder / "databases", id), root, source)
+
     def make(row: Any) -> Example:
         number, row = row
         id = text_field(row, "db_id").removesuffix(".db")
         question, sql = text_field(row, "question"), text_field(row, "sql")
-        database = Database(id, "sqlite", link(database_file(folder / "databases", id), root, source))
+        database = Database(id, "sqlite", place(id))
         meta = {
             name: row[key]
             for name, key in (("difficulty", "sql_complexity"), ("style", "question_style"))

@@ -125,7 +125,7 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[Part], workers: int |
 
     def run(items: Sequence[Any], path: Path) -> str:
         lines: list[dict[str, Any]] = []
-        for number, rows in _by_source(items, starts):
+        for number, rows in by_source(items, starts):
             part = parts[number]
             asked = frames.from_frame(frames.take(part.path, rows), Example)
             drop_empty = recipe.data.drop_empty and part.pool in TRAINING
@@ -141,7 +141,7 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[Part], workers: int |
     return run
 
 
-def _by_source(items: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+def by_source(items: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
     """The rows of each source that items stand for: they are numbered through all sources, in order."""
     for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
         yield number, [item - starts[number] for item in group]

@@ -53,9 +53,9 @@ def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
 
 
 def each_example(folder: Path, pool: str) -> Iterator[Example]:
-    """The examples of a pool, of which few are in memory at a time."""
+    """The examples of a pool, of which few are in memory at a time; locations of databases stay relative."""
     for frame in frames.windows(folder / DATA):
-        yield from resolve(frames.from_frame(frame.filter(pl.col("pool") == pool), Example), folder)
+        yield from frames.from_frame(frame.filter(pl.col("pool") == pool), Example)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:
