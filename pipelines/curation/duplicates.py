@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterable
 
-from pipelines.sql.lexical import KEYWORDS
+from pipelines.alike import sql_shape
 from pipelines.types import Trajectory
 
 _WORD = re.compile(r"\w+")
-_COMMENT = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_TOKEN = re.compile(
-    r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|\[[^\]]*\]?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\w+|<>|[<>!=]=|\|\||\S"""
-)
-
-
-@functools.lru_cache(maxsize=4096)
-def sql_shape(sql: str, names: bool = False) -> str:
-    """A query's tokens in lower case with every literal as `?` and without aliases and qualifiers; unless `names`, with
-    every table and column as `x`. Any text has a shape; two layouts of one query have the same.
-
-    It reads tokens and no tree: thousands of queries a second, in any dialect.
-    """
-    tokens = _TOKEN.findall(_COMMENT.sub(" ", sql))
-    shape: list[str] = []
-    for index, token in enumerate(tokens):
-        follows = tokens[index + 1] if index + 1 < len(tokens) else ""
-        word = token.lower()
-        if word == "." or follows == "." or word == ";":
-            continue
-        if word in ("as", "inner") or (shape and tokens[index - 1].lower() == "as" and follows != "("):
-            continue
-        shape.append(_masked(word, follows, names))
-    return " ".join(shape)
-
-
-def _masked(word: str, follows: str, names: bool) -> str:
-    if word[0] in "'\"" or word[0].isdigit():
-        return "?"
-    if word[0] in "`[":
-        return word[1:-1] if names else "x"
-    is_name = (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and follows != "("
-    return "x" if is_name and not names else word
 
 
 def plan(trajectory: Trajectory) -> tuple[str, ...]:

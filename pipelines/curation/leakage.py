@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pipelines.curation.duplicates import sql_shape
+from pipelines.alike import normalised, sql_shape
 from pipelines.types import Example
-
-_WORD = re.compile(r"\w+")
-_FILLERS = frozenset(
-    re.findall(
-        r"\w+", "a an the of to in is are was were do does please what which who show list give find tell me all"
-    )
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +25,6 @@ class Leak:
     held_out: str
     question: str
     same_database: bool
-
-
-def normalised(question: str) -> tuple[str, ...]:
-    """A question's words, sorted: without case, accents, punctuation and fillers."""
-    plain = unicodedata.normalize("NFKD", question).encode("ascii", "ignore").decode().lower()
-    return tuple(sorted(word for word in _WORD.findall(plain) if word not in _FILLERS))
 
 
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first

@@ -47,10 +47,13 @@ class Benchmark:
     @property
     def hint(self) -> str:
         """What to do about a download that cannot be read."""
-        return f"Get it from {self.get}" if self.get else f"Each line of the file is {OWN}"
+        return f"Get it from {self.get}" if self.get else OWN
 
 
-OWN = '{"question": "...", "database": "FILE.sqlite", "sql": "SELECT ..."}'
+OWN = (
+    'Each line of the file is {"question": "...", "database": "FILE.sqlite", "sql": "SELECT ..."}; of a CSV file, '
+    "the first line names these columns"
+)
 _SPIDER = "https://yale-lily.github.io/spider"
 _BIRD = "https://bird-bench.github.io"
 _BESIDE = "into the folder of Spider, whose databases it asks of"
@@ -162,6 +165,7 @@ def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     pools = [pool for value in tree["data"].values() for pool in (value if isinstance(value, list) else [value])]
     for pool in pools:
         pool["path"] = str(path.expanduser().resolve())
+        pool["kind"] = "csv" if pool["kind"] == "jsonl" and path.suffix.lower() == ".csv" else pool["kind"]
     section = HeldOut if "test" in tree["data"] else Source
     return section.model_validate(pools[0]), tree
 

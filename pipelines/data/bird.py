@@ -19,9 +19,9 @@ from typing import Any
 
 from pipelines.config import Section, Source
 from pipelines.data.base import Loaded, collect, database_file, link, named, read_json_list, read_options, source_folder
-from pipelines.data.jsonl import has_password
 from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import reader
+from pipelines.sql.dialects.dialect import has_password
 from pipelines.types import Database, Example
 
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"

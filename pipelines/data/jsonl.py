@@ -1,83 +1,143 @@
-"""Reads a user's own questions: one JSON object a line.
+"""Reads a user's own questions: one JSON object a line, or a CSV file whose header has the same names.
 
     {"question": "...", "database": "sales.sqlite", "sql": "SELECT ...", "evidence": "...", "id": "..."}
 
 `database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
-`databases`, the name of a database in that folder. `evidence` and `id` may be left out.
+`databases`, the name of a database in that folder. `evidence` and `id` may be left out, and `database` where the option
+of that name says what is asked. With the options `dev` and `test` one file is all that there is: `split` says which of
+its three parts is read (`data/cutting.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipelines.config import Section, Source
-from pipelines.data.base import Loaded, check_file, collect, link, named, read_options, source_folder
+from pipelines.config.base import Share
+from pipelines.data import csv_rows
+from pipelines.data.base import Loaded, Rejected, check_file, collect, link, named, read_options, source_folder
+from pipelines.data.cutting import Shares, cut
 from pipelines.errors import DataError
 from pipelines.fields import BadRow, text_field
 from pipelines.registry import reader
-from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file
+from pipelines.sql.dialects.dialect import file_suffixes, has_password, of_address, of_file
+from pipelines.sql.dialects.hiding import identity
 from pipelines.types import Database, Example
 
 DATABASE = ("database", "db", "db_id", "db_path")  # names of the field that names a row's database
+SQL = ("sql", "query", "SQL", "gold_sql")
+Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `BadRow` that it is
 
 
-class JsonlOptions(Section):
-    """`databases`: the folder in which a name is looked up, relative to the JSONL file's folder."""
+class OwnOptions(Section):
+    """What a reader of own questions knows.
+
+    Attributes:
+        databases: the folder in which a name is looked up, relative to the file's folder.
+        database: what the rows ask that name no database; named as a row would.
+        dev, test: shares of the questions that are held out; with either, `split` names the part that is read.
+        invented: a second file, of JSON lines, whose questions are trained on and never held out.
+    """
 
     databases: str | None = None
+    database: str | None = None
+    dev: Share = 0.0
+    test: Share = 0.0
+    invented: str | None = None
 
 
-@reader("jsonl", options=JsonlOptions)
+@reader("csv", options=OwnOptions)
+@reader("jsonl", options=OwnOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions of a JSONL file, in order.
+    """The questions of a file, in order; of a part, those of the part.
 
     Raises:
-        DataError: the path is missing or is a folder.
+        DataError: the path is missing or is a folder, a CSV file lacks a column, or the questions ask too few different
+            things to be parted.
     """
-    options = read_options(JsonlOptions, source)
-    file = source_folder(source)
-    if file.is_dir():
-        raise DataError(f"{file} is a folder", "A jsonl source's path is the file with the questions")
+    options = read_options(OwnOptions, source)
+    own = _load(source, root)
+    if not (options.dev or options.test):
+        return own
+    more = _load(_invented(source, options), root) if options.invented else Loaded([], [])
+    parts, repeats = cut(own.examples, more.examples, Shares(options.dev, options.test))
+    bad = [*own.quarantine, *more.quarantine] if source.split == "train" else []  # of the file, told once
+    said = "it asks what a held-out question asks"
+    aside = [Rejected(one.id, "repeats_held_out", said, chosen=False) for one in repeats]
+    return Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
 
-    def make(row: Any) -> Example:
-        number, text = row
-        row = _parse(text)
-        question, sql = text_field(row, "question"), text_field(row, "sql", "query", "SQL", "gold_sql")
-        name = text_field(row, *DATABASE)
+
+def files(source: Source) -> Iterator[Path]:
+    """The files, and those of the databases that they name; a server's databases have no file to look at."""
+    for each, options in _sources(source):
+        file = source_folder(each)
+        yield file
+        for name in _names(each, options):
+            with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
+                if "://" not in name:
+                    yield _find(name, file.parent, options)
+
+
+def addresses(source: Source) -> Iterator[str]:
+    """The servers' databases that the rows name."""
+    for each, options in _sources(source):
+        yield from (name for name in _names(each, options) if "://" in name)
+
+
+def _sources(source: Source) -> Iterator[tuple[Source, OwnOptions]]:
+    options = read_options(OwnOptions, source)
+    yield source, options
+    if options.invented:
+        yield _invented(source, options), options
+
+
+def _invented(source: Source, options: OwnOptions) -> Source:
+    return source.model_copy(update={"kind": "jsonl", "path": options.invented})
+
+
+def _names(source: Source, options: OwnOptions) -> list[str]:
+    """The databases that the rows, or the options, name."""
+    values = [row for _, (_, row) in _rows(source, options) if not isinstance(row, BadRow)]
+    return named([*values, {"database": options.database}], *DATABASE)
+
+
+def _load(source: Source, root: Path) -> Loaded:
+    options, file = read_options(OwnOptions, source), source_folder(source)
+    if file.is_dir():
+        raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
+
+    def make(numbered: Row) -> Example:
+        number, row = numbered
+        if isinstance(row, BadRow):
+            raise row
+        question, sql = text_field(row, "question"), text_field(row, *SQL)
+        name = _asked(row, file.parent, options)
         id = _id(row) or f"{file.stem}_{number}"
         evidence = text_field(row, "evidence", required=False)
         return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
 
-    return collect(_lines(file), make)
+    return collect(_rows(source, options), make)
 
 
-def files(source: Source) -> Iterator[Path]:
-    """The file, and the database files that its lines name; a server's databases have no file to look at."""
-    options, file = read_options(JsonlOptions, source), source_folder(source)
-    yield file
-    rows = (row for _, (_, text) in _lines(file) if (row := _row(text)) is not None)
-    for name in named(rows, *DATABASE):
-        with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
-            if "://" not in name:
-                yield _find(name, file.parent, options)
-
-
-def addresses(source: Source) -> Iterator[str]:
-    """The servers' databases that the lines name."""
-    rows = (row for _, (_, text) in _lines(source_folder(source)) if (row := _row(text)) is not None)
-    yield from (name for name in named(rows, *DATABASE) if "://" in name)
+def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
+    """Each row of a file behind the place where it stands."""
+    file = source_folder(source)
+    if source.kind == "csv":
+        needed = [("question",), SQL, *([DATABASE] if options.database is None else [])]
+        yield from ((f"{file.name}:{number}", (number, row)) for number, row in csv_rows.rows(file, needed))
+    else:
+        yield from ((place, (number, _row(line))) for place, (number, line) in _lines(file))
 
 
 def _row(line: bytes) -> Any:
     try:
         return _parse(line)
-    except BadRow:
-        return None
+    except BadRow as bad:
+        return bad
 
 
 def _id(row: Any) -> str:
@@ -103,7 +163,19 @@ def _parse(line: bytes) -> Any:
         raise BadRow("not_json", f"not JSON: {error}") from None
 
 
-def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source: Source) -> Database:
+def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
+    """What a row asks, by its own name or, where that is the same, by the option's."""
+    default = options.database
+    name = text_field(row, *DATABASE, required=default is None)
+    if default is None:
+        return name
+    with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name is another one
+        place, other = (one if "://" in one else str(_find(one, folder, options)) for one in (name or default, default))
+        return default if identity(place) == identity(other) else name
+    return name
+
+
+def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: Source) -> Database:
     if has_password(name):
         detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
         raise BadRow("password_in_address", detail)
@@ -113,6 +185,8 @@ def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source
     try:
         path = _find(name, folder, options)
         id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
+        if name == options.database:  # however the rows write it, and wherever it lies
+            id, apart = path.stem, ""
         there = path.is_file()
     except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
         raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
@@ -124,7 +198,7 @@ def _database(name: str, folder: Path, options: JsonlOptions, root: Path, source
     return Database(id, engine, link(path, root, source, apart))
 
 
-def _find(name: str, folder: Path, options: JsonlOptions) -> Path:
+def _find(name: str, folder: Path, options: OwnOptions) -> Path:
     suffixes = file_suffixes()
     if options.databases is None or Path(name).suffix in suffixes:
         return folder / Path(name).expanduser()
@@ -132,8 +206,3 @@ def _find(name: str, folder: Path, options: JsonlOptions) -> Path:
     places = [home / f"{name}{suffix}" for suffix in suffixes]
     places += [home / name / f"{name}{suffix}" for suffix in suffixes]
     return next((place for place in places if place.is_file()), places[0])
-
-
-def has_password(address: str) -> bool:
-    """Whether a database's address holds a password: it would be kept in datasets."""
-    return bool(re.search(r"\w+://[^/@]*:[^/@]+@", address)) or "password=" in address

@@ -27,9 +27,9 @@ from pipelines.data.base import (
     source_folder,
     split_files,
 )
-from pipelines.data.jsonl import has_password
 from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import reader
+from pipelines.sql.dialects.dialect import has_password
 from pipelines.types import Database, Example
 
 HINT = "ScienceBenchmark's layout is <db_id>/dev.json and databases/<db_id>/<db_id>.sqlite"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Nightly
-from pipelines.data.jsonl import has_password
 from pipelines.errors import DataError
 from pipelines.recipes import digest
+from pipelines.sql.dialects.dialect import has_password
 from pipelines.store import read_json, write_json, writing
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"

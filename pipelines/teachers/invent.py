@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipelines.alike import sql_shape
 from pipelines.config import Sampling
-from pipelines.curation.duplicates import sql_shape
 from pipelines.endpoints.asking import Asker
 from pipelines.errors import DataError
 from pipelines.sql import analyst

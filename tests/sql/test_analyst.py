@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.curation.duplicates import sql_shape
+from pipelines.alike import sql_shape
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse

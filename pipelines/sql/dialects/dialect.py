@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -124,6 +126,17 @@ class Dialect(abc.ABC):
         user, _, host = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
 
+    @classmethod
+    def with_environment(cls, address: str) -> str:
+        """The address with the password of `password_variable`, where it holds none: a worker has no environment."""
+        password = os.environ.get(cls.password_variable) if cls.password_variable else None
+        if password is None or has_password(address):
+            return address
+        try:
+            return cls.with_password(address, password)
+        except ValueError:  # whoever connects says what is wrong with it
+            return address
+
     @staticmethod
     def role(query: Query) -> Role:
         """What the role of an open connection may do; a file is opened read-only by its engine, and has none."""
@@ -179,3 +192,8 @@ def servers() -> Iterator[str]:
     from pipelines.registry import DIALECTS
 
     return (name for name in DIALECTS if DIALECTS[name].is_server())
+
+
+def has_password(address: str) -> bool:
+    """Whether a database's address holds a password: it would be kept in datasets."""
+    return bool(re.search(r"\w+://[^/@]*:[^/@]+@", address)) or "password=" in address

@@ -1,0 +1,52 @@
+"""The rows of a CSV file with a header, as the JSON objects that a JSONL file would have."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import DataError
+from pipelines.fields import BadRow
+
+DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
+HINT = "Its first line names the columns: question, sql and, where you have them, id, database and evidence."
+
+
+def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Each row by the names of the header's columns, in lower case, with the line that it ends in.
+
+    Args:
+        needed: columns that must be there, each with the other names that it may have.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or lacks a column; the message names it.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(DELIMITERS, key=first.count))
+            header = [name.strip().lower() for name in next(reader, [])]
+            _check(file, header, needed)
+            yield from ((reader.line_num, _row(header, cells)) for cells in reader if any(map(str.strip, cells)))
+    except UnicodeDecodeError:
+        raise DataError(f"{file.name} is not UTF-8", "Save it as “CSV UTF-8”.") from None
+    except csv.Error as error:
+        raise DataError(f"{file.name} is not CSV: {error}", HINT) from None
+
+
+def _check(file: Path, header: Sequence[str], needed: Sequence[Sequence[str]]) -> None:
+    missing = [names[0] for names in needed if not {name.lower() for name in names} & set(header)]
+    if missing:
+        has = ", ".join(filter(None, header)) or "none"
+        raise DataError(f"{file.name} has no column {' and no column '.join(missing)}; its columns: {has}", HINT)
+
+
+def _row(header: Sequence[str], cells: Sequence[str]) -> dict[str, Any] | BadRow:
+    """The filled cells of a row by their columns."""
+    if len(cells) > len(header):
+        said = f"{len(cells)} cells under {len(header)} columns: a text with a comma in it needs quotes around it"
+        return BadRow("too_many_cells", said)
+    return {name: cell for name, cell in zip(header, cells, strict=False) if cell.strip()}

@@ -1,0 +1,174 @@
+"""A user's own questions: a CSV file as good as JSON lines, and one file cut so that nothing is asked on two sides."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flows import datasets
+from pipelines import recipes
+from pipelines.config import Source
+from pipelines.curation.leakage import leaks
+from pipelines.data import base
+from pipelines.data.base import Loaded
+from pipelines.data.cutting import Shares, cut
+from pipelines.errors import DataError
+from pipelines.types import Database, Example
+from pipelines.yaml_files import read_yaml
+
+SHOP = Database("shop", "sqlite", "shop.sqlite")
+TABLES = ("customer", "purchase", "shelf", "supplier")
+COLUMNS = ("name", "city", "price", "stock", "made")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop, shop:
+        shop.execute("CREATE TABLE customer (name TEXT, city TEXT)")
+        shop.execute("INSERT INTO customer VALUES ('Ada', 'Paris, France')")
+    return tmp_path
+
+
+def read(path: Path, split: str = "test", **options: object) -> Loaded:
+    source = Source.model_validate({"kind": path.suffix[1:], "path": str(path), "split": split, "options": options})
+    return base.read(source, 0, path.parent / "stage")
+
+
+def asked(question: str, sql: str) -> Example:
+    return Example(question, question, SHOP, sql)
+
+
+def own(count: int = 60) -> list[Example]:
+    """Families of questions that differ in words or in values alone, each over several tables and columns."""
+    made = [
+        asked(f"{wording} {column} of {table} {value} ?", f"SELECT {column} FROM {table} WHERE id = {value}")
+        for value in (1, 2)
+        for wording in ("which", "give the")
+        for table in TABLES
+        for column in COLUMNS
+    ]
+    return made[:count]
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder: Path, sign: str) -> None:
+    lines = [
+        ("\ufeffQuestion", "SQL", "note", "evidence"),
+        ("who is there ?", "SELECT name FROM customer", "x", "all"),
+        ('"in Paris, France ?"', "\"SELECT name FROM customer WHERE city = 'Paris, France'\"", "", ""),
+        ("", "", "", ""),
+    ]
+    (folder / "own.csv").write_text("\n".join(sign.join(line) for line in lines), encoding="utf-8")
+    loaded = read(folder / "own.csv", database="shop.sqlite")
+    assert [(one.id, one.question, one.gold_sql, one.evidence) for one in loaded.examples] == [
+        ("own_2", "who is there ?", "SELECT name FROM customer", "all"),
+        ("own_3", "in Paris, France ?", "SELECT name FROM customer WHERE city = 'Paris, France'", ""),
+    ]
+    assert {one.database.id for one in loaded.examples} == {"shop"}
+    assert loaded.quarantine == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("question,answer\na,b\n", "own.csv has no column sql; its columns: question, answer. Its first line names"),
+        ("frage;sql\na;b\n", "own.csv has no column question; its columns: frage, sql"),
+        ("", "own.csv has no column question and no column sql; its columns: none"),
+        ("question,sql\n\xe4,b\n".encode("latin-1"), "own.csv is not UTF-8. Save it as “CSV UTF-8”."),
+    ],
+)
+def test_a_csv_file_that_lacks_something_says_what(folder: Path, text: str | bytes, message: str) -> None:
+    (folder / "own.csv").write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(DataError) as caught:
+        read(folder / "own.csv", database="shop.sqlite")
+    assert message in str(caught.value)
+
+
+def test_a_csv_file_without_databases_is_refused_where_nothing_says_which(folder: Path) -> None:
+    (folder / "own.csv").write_text("question,sql\na,SELECT 1\n")
+    with pytest.raises(DataError, match=r"own\.csv has no column database; its columns: question, sql"):
+        read(folder / "own.csv")
+
+
+def test_a_row_with_an_unquoted_comma_is_set_aside(folder: Path) -> None:
+    (folder / "own.csv").write_text("question,sql\na,SELECT 1, 2\nb,SELECT 1\n")
+    loaded = read(folder / "own.csv", database="shop.sqlite")
+    assert [one.question for one in loaded.examples] == ["b"]
+    assert [(row.row, row.reason) for row in loaded.quarantine] == [("own.csv:2", "too_many_cells")]
+
+
+def test_one_database_has_one_name_however_the_rows_write_it(folder: Path) -> None:
+    names = [{}, {"database": "shop.sqlite"}, {"database": str(folder / "shop.sqlite")}]
+    rows = [{"question": f"q{number}", "sql": "SELECT 1", **name} for number, name in enumerate(names)]
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = read(folder / "own.jsonl", database=str(folder / "shop.sqlite"))
+    assert len({one.database for one in loaded.examples}) == 1
+    assert loaded.examples[0].database.id == "shop"
+
+
+def test_no_words_and_no_query_stand_on_two_sides() -> None:
+    """60 questions: 2 wordings and 2 values of 20 queries, of which the last 20 rows lack some."""
+    found = cut(own(), [], Shares(dev=0.1, test=0.3)).parts
+    assert {part: len(each) for part, each in found.items()} == {"train": 36, "dev": 6, "test": 18}
+    for one, other in (("train", "test"), ("train", "dev"), ("dev", "test")):
+        assert list(leaks(found[one], found[other])) == []
+
+
+def test_a_cut_does_not_depend_on_the_order_and_keeps_most_questions_where_they_were() -> None:
+    whole, half = cut(own(80), [], Shares(0.1, 0.3)).parts, cut(own(60)[::-1], [], Shares(0.1, 0.3)).parts
+    assert cut(own(80)[::-1], [], Shares(0.1, 0.3)).parts["test"] == whole["test"][::-1]
+    kept = {one.id for one in half["test"]} & {one.id for one in whole["test"]}
+    assert len(kept) >= 12
+
+
+def test_own_questions_are_held_out_and_invented_ones_only_train() -> None:
+    mine = [asked(f"count {table} ?", f"SELECT count(*) FROM {table}") for table in TABLES]
+    like = asked("how many of customer ?", "SELECT COUNT(*) FROM customer")
+    other = asked("name the customers", "SELECT name FROM customer")
+    found = cut(mine, [like, other], Shares(dev=0.25, test=0.75))
+    assert len(found.parts["test"]) == 3
+    assert len(found.parts["dev"]) == 1
+    assert (found.parts["train"], found.repeats) == ([other], [like])
+
+
+def test_invented_questions_are_cut_where_there_are_no_others() -> None:
+    found = cut([], own(), Shares(0.1, 0.3))
+    assert (len(found.parts["test"]), found.repeats) == (18, [])
+
+
+def test_questions_that_all_ask_the_same_cannot_be_cut() -> None:
+    same = [asked(f"what costs {number} ?", f"SELECT name FROM shelf WHERE price = {number}") for number in range(9)]
+    with pytest.raises(DataError, match="the 9 questions ask 1 different things: too few for dev, test, train"):
+        cut(same, [], Shares(0.1, 0.3))
+
+
+def test_a_small_file_has_something_of_each() -> None:
+    found = cut([asked(f"{name} ?", f"SELECT {name} FROM shelf") for name in COLUMNS[:3]], [], Shares(0.1, 0.2)).parts
+    assert {part: len(each) for part, each in found.items()} == {"train": 1, "dev": 1, "test": 1}
+
+
+def test_one_file_fills_every_pool_and_bad_rows_are_told_once(folder: Path) -> None:
+    lines = [json.dumps({"question": one.question, "sql": one.gold_sql}) + "\n" for one in own()]
+    (folder / "own.jsonl").write_text("".join(lines) + "{}\n")
+    (folder / "more.jsonl").write_text(lines[0] + '{"question": "new", "sql": "SELECT max(stock) FROM shelf"}\n')
+    options = {"database": "shop.sqlite", "dev": 0.1, "test": 0.3, "invented": str(folder / "more.jsonl")}
+    parts = {split: read(folder / "own.jsonl", split, **options) for split in ("train", "dev", "test")}
+    assert [len(each.examples) for each in parts.values()] in ([37, 6, 18], [38, 6, 18])
+    assert [[row.reason for row in each.quarantine if row.chosen] for each in parts.values()] == [
+        ["empty_question"],
+        [],
+        [],
+    ]
+    source = Source(kind="jsonl", path=str(folder / "own.jsonl"), options=options)
+    assert {path.name for path in base.files(source) or ()} == {"own.jsonl", "more.jsonl", "shop.sqlite"}
+
+
+def test_a_csv_file_of_own_questions_can_be_added(folder: Path, tmp_path: Path) -> None:
+    (folder / "own.csv").write_text("question,sql,database\nwho ?,SELECT name FROM customer,shop.sqlite\n")
+    found = datasets.add("own", folder / "own.csv", lambda line: None, tmp_path / "local", called="sales")
+    assert (found["usable"], found["rows"]) == (1, 1)
+    (noted,) = read_yaml(tmp_path / "local" / "sales.yaml")["data"]["test"]
+    assert (noted["kind"], noted["name"]) == ("csv", "sales")
+    assert recipes.load("miniature", [f"data.test.0={{kind: csv, path: {folder / 'own.csv'}}}"]).benchmark.kind == "csv"
