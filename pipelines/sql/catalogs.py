@@ -12,6 +12,7 @@ from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Query
 from pipelines.sql.dialects.values import plain
+from pipelines.sql.sandbox.requests import locate
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, quoted
 from pipelines.types import Database, Scalar
 
@@ -36,7 +37,7 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
     if not dialect.comments_query:
         return {}
     try:
-        with dialect.catalog(database.location, VIEW_SECONDS) as opened:
+        with dialect.catalog(locate(database), VIEW_SECONDS) as opened:
             rows = list(opened.query(dialect.comments_query))
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
@@ -52,7 +53,7 @@ def introspect(database: Database, values: int = 0) -> Schema:
     dialect = DIALECTS[database.engine]
     where = "" if dialect.is_server() else f" at {database.location}"  # an address may hold a password
     try:
-        with dialect.catalog(database.location, VIEW_SECONDS) as opened:
+        with dialect.catalog(locate(database), VIEW_SECONDS) as opened:
             return _of_sqlite(opened, values) if database.engine == "sqlite" else _of_others(dialect, opened, values)
     except FileNotFoundError:
         raise DataError(f"the database {database.id}{where} cannot be read: there is no such file") from None

@@ -11,9 +11,11 @@ from pipelines.types import Database, ExecutionResult
 
 
 def locate(database: Database) -> str:
-    """Where a worker finds the database: an absolute path, or a connection string as it is."""
-    at_hand = DIALECTS[database.engine].is_server() or database.location.startswith("/")
-    return database.location if at_hand else os.path.abspath(database.location)
+    """Where a worker finds the database: an absolute path, or a connection string with the environment's password."""
+    dialect = DIALECTS[database.engine]
+    if dialect.is_server():
+        return dialect.with_environment(database.location)
+    return database.location if database.location.startswith("/") else os.path.abspath(database.location)
 
 
 def suite_locations(database: Database) -> tuple[str, ...]:
