@@ -33,7 +33,9 @@ SHOWN = 12  # item numbers of a disagreement, and left-out items
 def score(
     gold: Annotated[Path, typer.Option(help="Gold file: SQL<TAB>db_id a line, or a split's JSON.")],
     pred: Annotated[Path, typer.Option(help="Predictions: one a line, or BIRD's JSON.")],
-    databases: Annotated[str, typer.Option(help="Folder of DIR/ID/ID.sqlite; the address of a server.")],
+    databases: Annotated[
+        str, typer.Option(help="Folder of DIR/ID/ID.sqlite; a server's address; a name of databases/.")
+    ],
     tables: Annotated[Path | None, typer.Option(help="Spider's tables.json, for spider_exec's foreign keys.")] = None,
     equality: Annotated[
         str, typer.Option(help="Equalities, by commas: strict, strict_nonempty, bird, soft_f1, test_suite, ...")
@@ -53,7 +55,7 @@ def score(
 
     Gold queries that do not run and databases that are missing are listed apart and never counted as wrong. Exits with
     1 when nothing was scored or more than 1 % of the items could not be for a database or worker that was not there,
-    with 2 for files that cannot be read.
+    with 2 for files that cannot be read. What a card of databases/ hides no query reads.
 
     Examples:
 
@@ -64,6 +66,7 @@ def score(
 
       sqltrain score --gold dev.json --pred mine.sql --databases spider/database --report scores/mine
     """
+    from pipelines.databases import card
     from pipelines.sql import score_files, scoring
     from pipelines.sql.engine import Limits, SqlEngine
 
@@ -74,7 +77,7 @@ def score(
     predictions = score_files.read_predictions(pred, items)
     located = _locate(items, databases, engine)
     cores = workers or len(os.sched_getaffinity(0))
-    with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables) as sql:
+    with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden()) as sql:
         scored = _judge(items, predictions, located, names, sql)
         if report is not None:
             _report(report, items, predictions, located, scored, sql)
@@ -90,9 +93,15 @@ def score(
 
 
 def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Database]:
+    from pipelines.databases import named
     from pipelines.registry import DIALECTS
     from pipelines.sql import scoring
 
+    if named.is_connected(databases) and not Path(databases).is_dir():
+        ids = {item.db_id for item in items}
+        if len(ids) > 1:
+            raise UserError(f"the gold file asks {len(ids)} databases, and {databases} is one", "Pass their folder.")
+        return dict.fromkeys(ids, named.find(databases).database)
     if engine not in DIALECTS:
         raise UserError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
     if not DIALECTS[engine].is_server() and not Path(databases).is_dir():

@@ -104,12 +104,17 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
         password = password or addresses.password_of(engine, None)
         location = addresses.complete(bare, engine, password)
         return Named(Database(addresses.name_of(bare), engine, location), bare, _card_of(bare))
-    if "/" not in text and card.place(text).is_file():
+    if is_connected(text):
         return of_card(text, card.read(card.place(text)))
     file = Path(text).expanduser()
     engine = _engine_of(file, text, hint)
     place = str(file.resolve())
     return Named(Database(file.stem, engine, place), place, _card_of(place))
+
+
+def is_connected(text: str) -> bool:
+    """Whether there is a card of that name."""
+    return "/" not in text and card.place(text).is_file()
 
 
 def of_card(name: str, known: Card) -> Named:

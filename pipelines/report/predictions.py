@@ -6,11 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+from pipelines.databases import card
+from pipelines.databases.named import Named
 from pipelines.evaluation import evaluate
 from pipelines.report.data import ReportData, System
-from pipelines.sql.catalogs import introspect
+from pipelines.sql.dialects.hiding import identity
 from pipelines.sql.engine import SqlEngine, Verdict
-from pipelines.sql.schema import render
+from pipelines.sql.schema import Schema, render
 from pipelines.sql.score_files import Gold
 from pipelines.types import Database, Example, ExecutionStatus
 
@@ -39,7 +41,12 @@ def as_report(
     examples = {str(idx): _example(idx, gold[idx], databases[gold[idx].db_id]) for idx in predictions}
     answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
     unanswered = {"no prediction": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
-    schemas = functools.cache(introspect)
+    cards = card.by_database()
+
+    @functools.cache
+    def schemas(database: Database) -> Schema:
+        return Named(database, database.location, cards.get(identity(database.location))).schema(sql)
+
     if verdicts is not None:
         known = zip(verdicts, predictions.values(), strict=True)
         verdicts = [_of_equalities(verdict, text, equalities) for verdict, text in known]

@@ -191,14 +191,13 @@ WITHOUT_CARDS = {
     "pipelines/databases/named.py": "the door: what a card describes is read by it, all else as it is",
     "pipelines/databases/of_recipe.py": "the door of recipes",
     "pipelines/databases/reading.py": "it writes the card",
-    "pipelines/report/predictions.py": "the page of `score`, as below",
     "pipelines/report/writer.py": "it passes what the cards hide",
     "pipelines/rollout/policies/oracle.py": "outside of a recipe; stages pass the schemas of theirs",
     "pipelines/sql/analyst.py": "it reads SQL text and opens no database",
     "pipelines/sql/dialects/sqlite.py": "example values of a view, for whoever reads the schema",
     "pipelines/sql/value_units.py": "names by which an equality aligns columns; none is kept or shown",
     "flows/datasets.py": "it passes what the cards hide",
-    "flows/score.py": "answers of others, to the questions of a benchmark",
+    "flows/score.py": "it passes what the cards hide",
 }
 
 

@@ -1,0 +1,69 @@
+"""`sqltrain score` on a connected database: its card's name stands for it, and what it hides no query reads."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows.score import score
+from pipelines.databases import card
+from pipelines.databases.card import Card, ColumnCard, TableCard
+from pipelines.errors import UserError
+
+app = typer.Typer()
+app.command()(score)
+PAIRS = {  # gold and prediction
+    "SELECT count(*) FROM staff": "SELECT count(id) FROM staff",
+    "SELECT name FROM staff WHERE salary > 5": "SELECT name FROM staff",
+    "SELECT name FROM staff": "SELECT salary FROM staff",
+    "SELECT max(id) FROM staff": "SELECT 1",
+}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database in the layout of benchmarks, and its card, which hides a column."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "lake" / "shop" / "shop.sqlite"
+    place.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER)")
+        database.execute("INSERT INTO staff VALUES (1, 'Ada', 987654)")
+    columns = {"id": ColumnCard(), "name": ColumnCard(), "salary": ColumnCard(hidden=True)}
+    known = Card(engine="sqlite", location=str(place), tables={"staff": TableCard(columns=columns)})
+    card.write(card.place("shop"), known)
+    Path("gold.sql").write_text("".join(f"{sql}\tshop\n" for sql in PAIRS))
+    Path("pred.sql").write_text("".join(f"{sql}\n" for sql in PAIRS.values()))
+    return place
+
+
+def run(databases: str, *more: str) -> tuple[int, str]:
+    files = ["--gold", "gold.sql", "--pred", "pred.sql", "--databases", databases, "--workers", "1"]
+    result = CliRunner().invoke(app, [*files, "--equality", "strict", *more])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("databases", ["shop", "lake"])
+def test_nothing_hidden_is_read_however_the_database_is_named(shop: Path, databases: str) -> None:
+    code, said = run(databases, "--out", "verdicts.jsonl", "--report", "report", "--json")
+    facts = json.loads(said.splitlines()[-1])
+    assert code == 0
+    assert facts["gold_errors"] == [{"idx": 1, "error": "gold_hidden"}]
+    assert facts["scored"] == 3
+    assert facts["equalities"]["strict"]["all"] == pytest.approx(200 / 3, abs=1e-3)
+    assert facts["errors"] == {"hidden": 1}
+    written = (path.read_bytes() for path in Path("report").rglob("*") if path.is_file())
+    assert not any(b"987654" in text or b"salary INTEGER" in text for text in written)
+
+
+def test_a_gold_file_of_several_databases_is_not_one(shop: Path) -> None:
+    Path("gold.sql").write_text("SELECT 1\tshop\nSELECT 1\tfarm\n")
+    Path("pred.sql").write_text("SELECT 1\nSELECT 1\n")
+    with pytest.raises(UserError, match="the gold file asks 2 databases, and shop is one"):
+        run("shop")
