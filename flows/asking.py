@@ -11,6 +11,7 @@ from pipelines.config import Recipe
 from pipelines.databases import named
 from pipelines.errors import BoundaryError, DataError
 from pipelines.report.terminal import plain
+from pipelines.rollout.policies.base import Policy
 from pipelines.store import Store
 from pipelines.types import StopReason, Turn, text_of
 
@@ -34,32 +35,35 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
 
 
 def ask(
-    recipe: Recipe, store: Store, question: str, database: str, model: Path | None, show: Callable[[str], None]
+    recipe: Recipe, store: Store, question: str, database: str, model: Path | Policy | None, show: Callable[[str], None]
 ) -> None:
     """Answer a question about a database with the greedy policy, showing each turn.
 
     Args:
         database: a file, an address, or a name of databases/.
+        model: what answers: a checkpoint folder, by default the recipe's newest, or any policy.
 
     Raises:
         DataError: there is no such database or model, its weights are damaged, or it gave no answer.
         BoundaryError: the database went away.
     """
     where = named.find(database)
-    folder = model or newest_model(recipe, store)
-    require_sound(folder)
+    answerer = model or newest_model(recipe, store)
+    if isinstance(answerer, Path):
+        require_sound(answerer)
     example = where.example(question)
 
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
     from pipelines.rollout.policies.making import local_policy
+    from pipelines.serving.agent import why_unanswered
 
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
     with where.sql(recipe.execution) as sql:
         schema = where.schema(sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions)
         rollout = RolloutEngine(
-            local_policy(str(folder), alone),
+            local_policy(str(answerer), alone) if isinstance(answerer, Path) else answerer,
             build(recipe.protocol),
             sql,
             sampling,
@@ -79,9 +83,7 @@ def ask(
                 "Ask a database with a smaller schema, or set protocol.schema_view=names.",
             )
         if trajectory.final_sql is None:
-            raise DataError(
-                f"the model gave no answer ({trajectory.stop.value})", "Try other words, or a better model."
-            )
+            raise DataError(why_unanswered(trajectory), "Try other words, or a better model.")
         result = sql.execute_many([(example.database, trajectory.final_sql)], max_rows=50)[0]
     show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
     if result.ok:

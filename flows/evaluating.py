@@ -103,6 +103,11 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
     for one, result in zip(alone, results, strict=True):
         if len(alone) > 1:
             screen.say(one.benchmark.name)
+        if _all_malformed(result.folder):
+            screen.say(
+                f"warning: every answer was malformed: does {answerer.name} speak the protocol {one.protocol.name} "
+                f"(prompt {one.protocol.prompt}) ?"
+            )
         lines = (*_chosen(one, result.metrics), *_costs(result.folder), f"report  {result.folder / writer.PAGE}")
         for line in lines:
             screen.console.print(line, soft_wrap=True, markup=False)
@@ -148,6 +153,12 @@ def _broken(folder: Path) -> bool:
     """Whether some episode of a finished evaluation broke."""
     passes = ("greedy", "sampled", evaluate.ONCE)
     return any(record.broken for record in evaluate.records(folder, *passes))
+
+
+def _all_malformed(folder: Path) -> bool:
+    """Whether no answer of a finished evaluation is of the protocol's form, and none ran."""
+    asked = [record for record in evaluate.records(folder, "greedy", "sampled") if not record.broken]
+    return bool(asked) and not any(record.well_formed or record.executable for record in asked)
 
 
 def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:

@@ -138,7 +138,11 @@ class Agent:
 
 def why_unanswered(trajectory: Trajectory) -> str:
     """Why an episode that a boundary did not break has no answer, for a person."""
-    if trajectory.stop is not StopReason.TOKEN_LIMIT:
+    is_cut = trajectory.stop is StopReason.TOKEN_LIMIT  # a turn that was cut off says nothing of the protocol
+    if not is_cut and trajectory.turns and all(turn.action.kind is ActionKind.INVALID for turn in trajectory.turns):
+        taught = "name the recipe that taught it (--recipe)"
+        return f"every turn of the model was malformed: it does not speak the protocol {trajectory.protocol}; {taught}"
+    if not is_cut:
         return "the model gave no answer within its turns"
     if trajectory.turns:
         return "the model used up its tokens without an answer"

@@ -77,10 +77,13 @@ def test_a_line_without_turns_is_named(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_answer_is_said_as_it_is() -> None:
-    def ended(stop: StopReason, turns: int) -> str:
-        spoken = (Turn("x", Action(ActionKind.INVALID)),) * turns
+    def ended(stop: StopReason, turns: int, kind: ActionKind = ActionKind.SQL) -> str:
+        spoken = (Turn("x", Action(kind)),) * turns
         return why_unanswered(Trajectory("q", 0, "p", "react", (), spoken, None, stop))
 
     assert "longer than the model's context" in ended(StopReason.TOKEN_LIMIT, 0)
     assert ended(StopReason.TOKEN_LIMIT, 3) == "the model used up its tokens without an answer"
     assert ended(StopReason.TURN_LIMIT, 3) == "the model gave no answer within its turns"
+    said = "every turn of the model was malformed: it does not speak the protocol react"
+    assert ended(StopReason.TURN_LIMIT, 3, ActionKind.INVALID).startswith(said)
+    assert "used up its tokens" in ended(StopReason.TOKEN_LIMIT, 1, ActionKind.INVALID)

@@ -1,5 +1,6 @@
 """`sqltrain evaluate --policy endpoint:NAME` against a real server, and an endpoint that chooses among the samples."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,14 @@ import pytest
 from teacher_server import TeacherServer, scripted_replies
 from teacher_world import make, recipe_of
 
-from flows import evaluating
+from flows import asking, evaluating
 from pipelines.config import Recipe
+from pipelines.databases import named
 from pipelines.databases.of_recipe import schemas
-from pipelines.errors import ResourceError
+from pipelines.errors import DataError, ResourceError
 from pipelines.protocols.base import build
+from pipelines.serving.agent import Agent, Budget
+from pipelines.serving.models import opened
 from pipelines.stages.inputs import examples
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind
@@ -78,6 +82,49 @@ def test_an_endpoint_is_evaluated_and_its_cost_told(
     (page,) = (store.root / "evaluations").glob("*/report.html")
     assert "model (endpoint:teacher)" in page.read_text()  # which one answered
     assert sum(server.delivered.values()) >= 32  # eight questions, one greedy answer and three samples each
+
+
+def test_an_endpoint_is_asked_and_served(
+    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
+) -> None:
+    """What `sqltrain ask --model endpoint:NAME` and `sqltrain serve --policy endpoint:NAME` do with one question."""
+    recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
+    name_endpoint(servers(oracle_of(recipe, store)))
+    question = examples(make(recipe, store, "test"), "test")[0]
+    model = opened("endpoint:teacher", "miniature", [], store)
+    shown: list[str] = []
+    asking.ask(model.recipe, store, question.question, question.database.location, model.policy, shown.append)
+    assert f"\nSQL: {question.gold_sql}" in shown
+
+    async def answered() -> list[dict[str, object]]:
+        where = named.find(question.database.location)
+        with where.sql(recipe.execution) as sql:
+            agent = Agent(where, sql, where.schema(sql), lambda: model, Budget(20, 50))
+            events = [event async for event in agent.answer(question.question)]
+            await model.policy.close()
+            return events
+
+    events = asyncio.run(answered())
+    assert (events[-1]["type"], events[-1]["sql"]) == ("answer", question.gold_sql)
+
+
+def test_a_model_that_speaks_another_protocol_is_told_so(
+    tmp_path: Path,
+    servers: Callable[..., TeacherServer],
+    name_endpoint: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES, "evaluation.samples=0"), Store(tmp_path / "store")
+    name_endpoint(servers(lambda _: "I think it is 42."))
+    question = examples(make(recipe, store, "test"), "test")[0]
+    model = opened("endpoint:teacher", "miniature", [], store)
+    with pytest.raises(DataError, match="every turn of the model was malformed: it does not speak the protocol react"):
+        asking.ask(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "warning: every answer was malformed: does endpoint:teacher speak the protocol react (prompt brief) ?" in told
+    )
 
 
 def test_a_broken_episode_is_asked_again_and_only_it(
