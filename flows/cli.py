@@ -173,27 +173,78 @@ def connect(
         emit(facts)
 
 
+@app.command(rich_help_panel="Train")
+def adapt(
+    database: Annotated[str, typer.Argument(help="A name of databases/, as `sqltrain connect` wrote it.")],
+    overrides: Overrides = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
+    ] = None,
+    invented: Annotated[
+        Path | None, typer.Option(help="Questions of `sqltrain invent`, which only train where you have your own.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A checkpoint folder or a hub name; the tiny model when left out.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A shipped recipe; a checkpoint's own, else sql_trail, when left out.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Write the recipe, say what it takes, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.
+
+    The questions are parted so that no two parts ask the same. Time and cost are told before the first stage. The
+    end is a page, before and after on held-out questions, and a promotion where a paired test shows that the model is
+    better. Without options the recipe that is there is run.
+
+    Examples:
+
+      sqltrain adapt shop --questions questions.csv
+
+      sqltrain adapt shop --questions questions.csv --invented shop.jsonl --model Qwen/Qwen2.5-Coder-3B-Instruct
+
+      sqltrain adapt shop grpo.steps=40
+    """
+    from flows import adapting
+
+    wanted = adapting.Wanted(questions, invented, model, recipe)
+    adapting.adapt(database, wanted, overrides or [], plan, as_json)
+
+
 @app.command(rich_help_panel="Use")
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     overrides: Overrides = None,
     recipe: Annotated[str, typer.Option(help="The recipe whose model answers.")] = "miniature",
-    model: Annotated[Path | None, typer.Option(help="A checkpoint folder instead; asked as its card says.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Instead: a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl."),
+    ] = None,
 ) -> None:
-    """Ask a trained model about a database and watch its turns.
+    """Ask a trained model about a database and watch its turns. A checkpoint is asked as its own card says.
 
     Examples:
 
       sqltrain ask "how many farms are there ?" --database FILE.sqlite store=/tmp/s
 
       sqltrain ask "how many farms are there ?" --database FILE.sqlite --model ~/checkpoint
+
+      sqltrain ask "how many farms are there ?" --database farm --model endpoint:big --recipe sql_trail
     """
     from flows import asking
+    from pipelines.serving import models
 
     words = overrides or []
-    loaded, store = open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
-    asking.ask(loaded, store, question, database, model, typer.echo)
+    if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
+        rest, store = split(words)
+        found = models.opened(model, recipe, rest, store)
+        asking.ask(found.recipe, store, question, database, found.policy, typer.echo)
+        return
+    folder = None if model is None else Path(model).expanduser()
+    loaded, store = open_recipe(recipe, words) if folder is None else open_for(recipe, words, folder)
+    asking.ask(loaded, store, question, database, folder, typer.echo)
 
 
 @app.command(rich_help_panel="Evaluate")
@@ -479,7 +530,7 @@ app.add_typer(data_app, name="data", rich_help_panel="Data and teachers")
 @data_app.command()
 def add(
     name: Annotated[str, typer.Argument(help="A file of conf/data, such as bird_dev; own: your own questions.")],
-    path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into; for `own`, a JSONL file.")],
+    path: Annotated[Path, typer.Argument(help="The folder that it was unpacked into; for `own`, a JSONL or CSV file.")],
     called: Annotated[
         str | None, typer.Option("--name", help="What recipes call it, where you add several of one kind.")
     ] = None,

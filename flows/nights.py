@@ -102,20 +102,33 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
         base = _curate(site, recipe, "base")
         parts = {path.name: _admit(site, ledger, path, base, path in fresh) for path in ledger.usable()}
         challenger = _train(site, ledger, base, parts, champion)
-        verdict = _judge(site, base, challenger, champion, ledger.withdrawn())
-        return ledger.add(
-            "night",
-            decision=verdict.decision,
-            reason=verdict.reason,
-            numbers=verdict.numbers,
-            new=[path.name for path in fresh],
-            rows=sum(inbox.size(path) for path in fresh),
-            challenger={"stage": challenger.stage, "key": challenger.key},
-            champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
-            learned=challenger.learned,
-            stages=sorted({each for keys in (base, *parts.values()) for each in keys.items()}),
-            made=sorted(f"{one.name}/{one.key}" for one in site.stages if not one.cached),
-        )
+        return conclude(site, ledger, challenger, (base, *parts.values()), fresh)
+
+
+def conclude(
+    site: Site, ledger: Ledger, challenger: Challenger, curated: Sequence[Keys], fresh: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Hold a challenger against the champion, write the line of the ledger that says who serves, and return it.
+
+    Args:
+        curated: keys of the stages that it learned from, which the store keeps.
+        fresh: batches about which this decides.
+    """
+    champion = ledger.champion()
+    verdict = _decided(site, challenger, champion, ledger.withdrawn())
+    return ledger.add(
+        "night",
+        decision=verdict.decision,
+        reason=verdict.reason,
+        numbers=verdict.numbers,
+        new=[path.name for path in fresh],
+        rows=sum(inbox.size(path) for path in fresh),
+        challenger={"stage": challenger.stage, "key": challenger.key},
+        champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
+        learned=challenger.learned,
+        stages=sorted({each for keys in curated for each in keys.items()}),
+        made=sorted(f"{one.name}/{one.key}" for one in site.stages if not one.cached),
+    )
 
 
 def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
@@ -231,7 +244,7 @@ def _found(step: graph.Step) -> graph.StageResult:
     return graph.StageResult(step.name, step.key, step.folder, {}, True)
 
 
-def _judge(site: Site, base: Keys, challenger: Challenger, champion: Champion | None, withdrawn: set[str]) -> Verdict:
+def _decided(site: Site, challenger: Challenger, champion: Champion | None, withdrawn: set[str]) -> Verdict:
     """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
     recipe = site.recipe
     guards = {name: _guard(site, name) for name in recipe.nightly.guards}
@@ -239,8 +252,8 @@ def _judge(site: Site, base: Keys, challenger: Challenger, champion: Champion | 
     before = champion or Model("model", challenger.base)
 
     def held(part: Recipe, role: str) -> Held:
-        after = _evaluated(site, part, challenger, role)
-        return _held(_evaluated(site, part, before, f"champion {role}".strip()), after, part)
+        after = evaluated(site, part, challenger, role)
+        return _held(evaluated(site, part, before, f"champion {role}".strip()), after, part)
 
     test = held(recipe, "")
     guarded = {name: held(guard, name) for name, guard in guards.items()}
@@ -263,7 +276,7 @@ def _guard(site: Site, include: str) -> Recipe:
     return recipe.model_copy(update={"stages": tuple(name for name in recipe.stages if name != "gold_schema")})
 
 
-def _evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
+def evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
     name = f"evaluate_{who.stage}"
     kept = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names

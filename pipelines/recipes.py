@@ -86,7 +86,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str
         RecipeError: a value that no recipe can hold, in the file at `path`.
     """
     try:
-        merged = _laid_over(_of_one_kind(below, above), _plain(above))
+        merged = laid_over(_of_one_kind(below, above), _plain(above))
     except TypeError as error:
         raise RecipeError(f"{path}: {error}") from None
     except RecursionError:
@@ -94,12 +94,12 @@ def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str
     return merged
 
 
-def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """A new mapping; neither of the two is changed."""
     merged = dict(below)
     for key, value in above.items():
         known = below.get(key)
-        merged[key] = _laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+        merged[key] = laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
     return merged
 
 

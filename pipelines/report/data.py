@@ -10,6 +10,7 @@ from pipelines.evaluation.compare import Comparison, compare
 from pipelines.evaluation.record import EpisodeRecord, Preview
 from pipelines.evaluation.summary import KS, Summary, summarise
 from pipelines.evaluation.voting import PLAIN, Rule
+from pipelines.report.formats import Table
 from pipelines.types import Example, Trajectory
 
 MAX_TRAJECTORIES = 2000
@@ -55,6 +56,8 @@ class ReportData:
         group: rollouts behind each pass rate (G).
         results: first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
         facts: what names the run, label and value ("recipe": "miniature", "seed": "0", ...).
+        verdict: what was decided by these figures, in a sentence beside them.
+        tables: further tables, each a section of its own.
         ks: sample counts of the curves over k.
         rule: who votes for majority@k.
         metrics: those of plug-ins, by name, that are shown beside ours.
@@ -72,6 +75,8 @@ class ReportData:
     group: int | None = None
     results: Mapping[tuple[str, str], Preview] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    verdict: str = ""
+    tables: tuple[Table, ...] = ()
     ks: tuple[int, ...] = KS
     rule: Rule = PLAIN
     metrics: tuple[str, ...] = ()

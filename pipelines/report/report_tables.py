@@ -38,7 +38,8 @@ def all_tables(data: ReportData) -> Iterator[Table]:
         databases,
         thresholds,
     )
-    return (table for maker in makers if (table := maker(data)) is not None and table.rows)
+    yield from (table for maker in makers if (table := maker(data)) is not None and table.rows)
+    yield from data.tables
 
 
 def leader(data: ReportData) -> Table:

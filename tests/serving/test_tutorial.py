@@ -45,6 +45,8 @@ def test_every_block_of_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     for line in ("customer.email: looks like personal data", "purchase.status: holds codes (1, 2)", "[[42]]"):
         assert line in said
     assert "reads what is not shown here" in said
+    assert "no two parts ask the same" in said
+    assert (work / "recipes" / "shop.yaml").is_file()
     assert "example.org" not in said
     (row,) = map(json.loads, (work / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines())
     assert row["evidence"] == "revenue = sum of amount over paid purchases"

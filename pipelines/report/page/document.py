@@ -119,6 +119,7 @@ def _hero(report: ReportData) -> Html:
         tag("h1", report.title),
         tag("p", what, class_="summary"),
         headline(report),
+        tag("p", report.verdict, class_="summary") if report.verdict else None,
         [tag("p", warning, class_="warning", role="note") for warning in _warnings(report)],
         tag("dl", facts, class_="facts") if facts else None,
         class_="hero",

@@ -36,6 +36,8 @@ def sections(data: ReportData) -> Iterator[tuple[str, str, Html]]:
     yield "accuracy", "Accuracy", _accuracy(data)
     if data.comparisons:
         yield "paired", "Paired tests", _paired(data)
+    for each in data.tables:
+        yield each.slug, each.title, section(each.slug, each.title, _note(each), table(each, caption=False))
     yield "hardness", "Hardness", _hardness(data)
     if any(summary.points for summary in data.summaries):
         yield "samples", "Samples", _samples(data)
@@ -47,6 +49,10 @@ def sections(data: ReportData) -> Iterator[tuple[str, str, Html]]:
     if any(data.curves.values()):
         yield "training", "Training", _training(data)
     yield "slices", "Slices", _slices(data)
+
+
+def _note(source: Table) -> Html | None:
+    return tag("p", source.note, class_="about") if source.note else None
 
 
 def headline(data: ReportData) -> Html:

@@ -1,0 +1,160 @@
+"""`sqltrain adapt`: a model learns one database, from a file of questions to the page that says if it may serve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows import nights, run, screen
+from flows.options import emit, split
+from flows.progress import Bars
+from pipelines import recipes
+from pipelines.adaptation import models, outcome, recipe_file
+from pipelines.adaptation.estimate import Counts, estimate, price
+from pipelines.adaptation.questions import counts_of, gather
+from pipelines.config import Recipe
+from pipelines.databases import addresses, card
+from pipelines.databases.card import Card
+from pipelines.errors import DataError
+from pipelines.nightly.ledger import Ledger
+from pipelines.registry import DIALECTS
+from pipelines.report import terminal, writer
+from pipelines.sql.schema import render
+from pipelines.stages import graph
+from pipelines.store import Store
+from tasks.promotion import announce
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a recipe is to be made of; all None runs the one that is there. See the command's help."""
+
+    questions: Path | None
+    invented: Path | None
+    model: str | None
+    recipe: str | None
+
+
+def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, as_json: bool) -> None:
+    """Write the recipe, say what it takes, run it, and say whether its model is better than what there was.
+
+    Raises:
+        UserError: the database is not connected, there are no questions, or something else that the user can mend.
+        BoundaryError: a boundary failed for good; what is finished is kept.
+    """
+    known = _connected(name)
+    place = recipe_file.place(name)
+    if any((wanted.questions, wanted.invented, wanted.model, wanted.recipe)) or not place.is_file():
+        _write(name, known, wanted)
+    rest, store = split(overrides)
+    recipe = recipes.load(str(place), rest)
+    steps = graph.plan(recipe, store)
+    _foretell(recipe, steps, counts_of(recipe))
+    if plan_only:
+        screen.say(f"nothing was made; go on with: sqltrain adapt {name}")
+        return
+    results = {result.name: result for result in screen.run(recipe, store, None)}
+    line, page = _conclude(recipe, store, results, (str(place), rest), place.with_suffix(".html"))
+    screen.conclude(recipe, store, list(results.values()), as_json=False)
+    for table in page.tables:
+        if table.slug != outcome.FAILED:
+            screen.console.print(terminal.render(table))
+    screen.say(f"{line['decision']}: {line['reason']}")
+    screen.say(f"before and after, and what is still failed: {place.with_suffix('.html')}")
+    _next(name, line)
+    if as_json:
+        emit({**line, "page": str(place.with_suffix(".html")), "recipe": str(place)})
+
+
+def _connected(name: str) -> Card:
+    """The card of a database, with the password of its server where the drivers find it."""
+    place = card.place(name)
+    if "/" in name or not place.is_file():
+        raise DataError(f"{name} is not connected", "Run: sqltrain connect FILE_OR_ADDRESS --name NAME, then its name.")
+    known = card.read(place)
+    password = addresses.password_of(known.engine, known.password_env) if DIALECTS[known.engine].is_server() else None
+    if password is not None:
+        os.environ[DIALECTS[known.engine].password_variable] = password
+    return known
+
+
+def _write(name: str, known: Card, wanted: Wanted) -> None:
+    asked = gather(wanted.questions, wanted.invented, known.location)
+    begun = models.start(wanted.model, wanted.recipe, len(render(known.shown(), "compact")))
+    old = recipe_file.write(name, recipe_file.tree(name, begun, asked), begun, asked)
+    counts = asked.counts
+    screen.say(
+        f"{name}: {counts['train']:,} questions to train on, {counts['dev']:,} to watch training by, "
+        f"{counts['test']:,} to measure by: no two parts ask the same"
+    )
+    if asked.bad:
+        screen.say(f"{asked.bad:,} rows cannot be used; the run says why")
+    if asked.repeats:
+        screen.say(f"{asked.repeats:,} invented questions are left out: a held-out question asks the same")
+    if old is not None:
+        screen.say(f"the recipe that was there is kept as {old}")
+    screen.say(f"recipe  {recipe_file.place(name)}: {begun.about}")
+
+
+def _foretell(recipe: Recipe, steps: Sequence[graph.Step], counts: Counts) -> None:
+    """What the run will take, before it begins."""
+    works = estimate(recipe, counts, steps)
+    timed = models.is_small(recipe.model.source)
+    for name, work in works.items():
+        seconds = f"  some {work.total_s:.0f} s" if timed else ""
+        screen.say(f"  {name:<15} {work.number:>7,} {work.what}{seconds}")
+    if not works:
+        screen.say("  all stages are cached")
+    elif timed:
+        minutes = sum(work.total_s for work in works.values()) / 60
+        screen.say(f"time    some {max(1, round(minutes))} minutes on two CPU cores")
+    else:
+        screen.say("time    not known for this model: each stage says how far it is; kill it and it goes on from there")
+    screen.say(f"cost    {price(recipe, counts)}")
+
+
+def _conclude(
+    recipe: Recipe, store: Store, results: dict[str, graph.StageResult], named: tuple[str, Sequence[str]], page: Path
+) -> tuple[dict[str, Any], writer.ReportData]:
+    """Hold the model against the champion, or the one that it was made from; note who serves, and write the page."""
+    from tasks.tracking import Tracker
+
+    trained = recipe_file.trained(recipe)
+    challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
+    ledger = Ledger(store, recipe.name)
+    with Bars(screen.console) as bars, Tracker(recipe, store, bars.say, f"{recipe.name} adapted") as tracker:
+
+        def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
+            return run.walk(part, at, steps, bars, lambda *_: None, tracker, role)
+
+        site = nights.Site(*named, recipe, store, walk)
+        with ledger.locked():
+            champion = ledger.champion()
+            before = champion or nights.Model("model", challenger.base)
+            if before.key == challenger.key:
+                line = {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}
+                before = nights.Model("model", challenger.base)
+            else:
+                curated = {name: results[name].key for name in nights.CURATION if name in results}
+                line = nights.conclude(site, ledger, challenger, [curated])
+                tracker.decided(line)
+        sides = [nights.evaluated(site, recipe, who, "") for who in (before, challenger)]
+        announce(recipe.name, store, bars.say)
+    (old, new), names = sides, (f"{before.stage} {before.key}", f"{trained} {challenger.key}")
+    verdict = f"{line['decision']}: {line['reason']}"
+    data = outcome.page(recipe, results["test"].folder, (old.folder, names[0]), (new.folder, names[1]), verdict)
+    try:
+        writer.write(data, page)
+    except OSError as error:
+        raise DataError(f"{page} cannot be written: {error.strerror}") from None
+    return line, data
+
+
+def _next(name: str, line: dict[str, Any]) -> None:
+    if line["decision"] in ("promoted", "nothing"):
+        screen.say(f"serve it: sqltrain serve {name} --policy champion:{name} --feedback feedback")
+    else:
+        screen.say(f"it does not serve; look at the page, add questions to the file, and run: sqltrain adapt {name}")

@@ -1,0 +1,99 @@
+"""What an adaptation will take, counted from its recipe before anything is made; seconds where they are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipelines.config import Recipe
+from pipelines.data.cutting import Part
+from pipelines.stages.graph import Step, kind_of
+from pipelines.stages.synthesize import teachers
+
+Counts = Mapping[Part, int]
+STAGE_S = 6.0  # of starting a stage, on two CPU cores
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage does at most: so many of something, and what that is for the tiny model on two CPU cores.
+
+    Attributes:
+        seconds: of one, by `python benchmarks/adapt.py`.
+    """
+
+    number: int
+    what: str
+    seconds: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the stage."""
+        return STAGE_S + self.number * self.seconds
+
+
+def estimate(recipe: Recipe, counts: Counts, steps: Sequence[Step]) -> dict[str, Work]:
+    """The work of the stages that are to do, by name and in order; what takes seconds alone is left out."""
+    to_do = [step.name for step in steps if not step.cached and kind_of(step.name) in WORK]
+    return {name: WORK[kind_of(name)](recipe, counts) for name in to_do}
+
+
+def _synthesize(recipe: Recipe, counts: Counts) -> Work:
+    names = [teacher.endpoint or "an endpoint" for teacher in teachers(recipe) if teacher.kind == "endpoint"]
+    teacher = ", ".join(names) or "the scripted oracle, which reads the gold SQL"
+    return Work(_shown(recipe, counts), f"demonstrations by {teacher}", 0.03)
+
+
+def _sft(recipe: Recipe, counts: Counts) -> Work:
+    steps = math.ceil(_shown(recipe, counts) / recipe.sft.batch) * recipe.sft.epochs
+    return Work(math.ceil(steps), f"steps of {recipe.sft.batch} demonstrations", 0.12)
+
+
+def _difficulty(recipe: Recipe, counts: Counts) -> Work:
+    return Work(counts["train"] * recipe.difficulty.group, "episodes of training questions", 0.03)
+
+
+def _grpo(recipe: Recipe, counts: Counts) -> Work:
+    asked, epochs = recipe.grpo.questions_per_step, recipe.grpo.epochs
+    steps = recipe.grpo.steps if epochs is None else math.ceil(epochs * counts["train"] / asked)
+    return Work(steps * asked * recipe.grpo.group, f"episodes, in {steps:,} steps", 0.06)
+
+
+def _evaluate(recipe: Recipe, counts: Counts) -> Work:
+    each = 1 + recipe.evaluation.samples + recipe.evaluation.forced_single_turn
+    return Work(counts["test"] * each, f"episodes of {counts['test']:,} held-out questions", 0.03)
+
+
+def _shown(recipe: Recipe, counts: Counts) -> int:
+    return counts["train"] * recipe.synthesis.samples
+
+
+WORK: dict[str, Callable[[Recipe, Counts], Work]] = {
+    "synthesize": _synthesize,
+    "sft": _sft,
+    "difficulty": _difficulty,
+    "grpo": _grpo,
+    "evaluate_model": _evaluate,
+    "evaluate_sft": _evaluate,
+    "evaluate_grpo": _evaluate,
+}
+
+
+def price(recipe: Recipe, counts: Counts) -> str:
+    """What the teachers behind endpoints may cost at most, in a line.
+
+    Raises:
+        RecipeError: there is no such endpoint.
+    """
+    from pipelines.endpoints.client import endpoint
+
+    said = []
+    for teacher in teachers(recipe):
+        if teacher.kind == "endpoint" and teacher.endpoint:
+            entry = endpoint(teacher.endpoint)
+            tokens = _shown(recipe, counts) * teacher.sampling.episode_tokens  # read again at each turn
+            most = tokens * (recipe.protocol.max_turns * entry.price_in + entry.price_out) / 1e6
+            cost = f"at most {most:,.2f} {entry.currency}" if most else "its entry has no price"
+            said.append(f"{teacher.endpoint}: {cost}")
+    return "; ".join(said) or "no endpoint is asked, so nothing is paid"

@@ -1,0 +1,115 @@
+"""What an adaptation gave: before and after on the same questions, by table and hardness, and what is still failed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pipelines.config import Recipe
+from pipelines.databases.of_recipe import schemas
+from pipelines.evaluation.compare import Comparison, compare
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.report.data import ReportData
+from pipelines.report.formats import Cell, Column, Table
+from pipelines.sql import analyst
+from pipelines.stages.evaluate import records
+from pipelines.stages.report import of_systems, systems_of
+from pipelines.types import HARDNESS_LEVELS, Example
+
+BEFORE, AFTER = "before", "after"
+CHARS = 300  # of a text in the table of what is still failed
+NO_TABLE = "no table"
+FAILED = "failed"
+Groups = Mapping[str, Sequence[str]]  # ids of questions by what they have in common
+
+
+def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path, str], verdict: str) -> ReportData:
+    """The page of an adaptation.
+
+    Args:
+        test: the finished `test` stage.
+        before, after: the folder of an evaluation each, and what was evaluated.
+        verdict: the decision in one line.
+    """
+    systems = tuple(
+        system
+        for (folder, note), name in ((before, BEFORE), (after, AFTER))
+        for system in systems_of(folder, name, note=note)
+    )
+    data = of_systems(recipe, systems, test)
+    old, new = ([one for one in records(folder, "greedy") if not one.broken] for folder, _ in (before, after))
+    levels: Groups = {level: [one.example_id for one in new if one.hardness == level] for level in HARDNESS_LEVELS}
+    tables = tables_of(recipe, list(data.examples.values()))
+    parts = (
+        paired("paired_hardness", "Before and after by hardness", "hardness", levels, old, new, recipe),
+        paired("paired_tables", "Before and after by table", "table that gold reads", tables, old, new, recipe),
+        failed(data.examples, new, recipe.headline),
+    )
+    found = tuple(table for table in parts if table.rows)
+    return dataclasses.replace(data, title=f"{recipe.name}: before and after", verdict=verdict, tables=found)
+
+
+def tables_of(recipe: Recipe, questions: Sequence[Example]) -> dict[str, list[str]]:
+    """The questions by each table that their gold SQL reads, the commonest first; a join stands under each."""
+    schema = schemas(recipe)
+    asked = [(one.gold_sql, schema(one.database), one.database.engine) for one in questions]
+    found: dict[str, list[str]] = {}
+    for question, items in zip(questions, analyst.schema_items(asked), strict=True):
+        for table in sorted(items.tables if items is not None else ()) or [NO_TABLE]:
+            found.setdefault(table, []).append(question.id)
+    return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+
+def paired(
+    slug: str,
+    title: str,
+    what: str,
+    groups: Groups,
+    before: Sequence[EpisodeRecord],
+    after: Sequence[EpisodeRecord],
+    recipe: Recipe,
+) -> Table:
+    """EX before and after of each group of questions, greedy, with the paired difference."""
+    columns = (
+        Column(what),
+        Column("questions", "count"),
+        Column("EX before", "percent"),
+        Column("EX after", "percent"),
+        Column("difference", "difference"),
+        Column("gained", "count"),
+        Column("lost", "count"),
+    )
+    rows = []
+    for name, ids in groups.items():
+        old, new = ([one for one in side if one.example_id in set(ids)] for side in (before, after))
+        found = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
+        if found is not None:
+            rows.append((name, *_figures(found)))
+    return Table(slug, title, columns, tuple(rows), "Question by question, with 95 % intervals of the difference.")
+
+
+def _figures(found: Comparison) -> Iterable[Cell]:
+    return found.paired.n, found.accuracy_before, found.accuracy_after, found.paired, found.gained, found.lost
+
+
+def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equality: str) -> Table:
+    """The questions that the adapted model answers wrong, with what it said and what is right."""
+    columns = tuple(map(Column, ("question", "hardness", "why", "its SQL", "gold SQL")))
+    wrong = [one for one in after if not one.right(equality) and one.example_id in questions]
+    rows = tuple(
+        (
+            _short(questions[one.example_id].question),
+            one.hardness,
+            one.diagnosis.error.replace("_", " ") if one.diagnosis is not None else "",
+            _short(one.final_sql or ""),
+            _short(questions[one.example_id].gold_sql),
+        )
+        for one in wrong
+    )
+    return Table(FAILED, "Still failed", columns, rows, f"{len(wrong)} of {len(after)} held-out questions.")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= CHARS else f"{line[: CHARS - 1]}…"

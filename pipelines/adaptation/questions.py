@@ -1,0 +1,97 @@
+"""The questions that a model is adapted with: a file of one's own, invented ones, or both, and how they are parted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.config import Recipe, Source
+from pipelines.data import jsonl
+from pipelines.data.base import Loaded
+from pipelines.data.cutting import Part, Shares, cut
+from pipelines.errors import DataError
+from pipelines.registry import READERS
+from pipelines.sql.dialects.hiding import identity
+
+SHARES = Shares(dev=0.1, test=0.3)
+HELD_OUT = Shares(dev=0.25, test=0.75)  # of one's own questions, where as many invented ones are there to train on
+PARTS: tuple[Part, ...] = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked.
+
+    Attributes:
+        source: a source of a recipe without its `split`: kind, path and options.
+        counts: questions of each part.
+        bad: rows that cannot be used; the run says of each why.
+        repeats: invented questions that are left out, for a held-out question asks the same.
+    """
+
+    source: Mapping[str, Any]
+    counts: Mapping[Part, int]
+    bad: int
+    repeats: int
+
+
+def gather(own: Path | None, invented: Path | None, address: str) -> Questions:
+    """Read the files and part them.
+
+    Args:
+        own: JSON lines or CSV; `invented`: JSON lines. One of them at least.
+        address: the database that they ask.
+
+    Raises:
+        DataError: no file is given, one cannot be read, has no usable question or asks another database, or the
+            questions ask too few different things.
+    """
+    files = [file for file in (own, invented) if file is not None]
+    if not files:
+        raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")
+    mine, made = (None if file is None else _whole(file, address) for file in (own, invented))
+    known, more = (loaded.examples if loaded is not None else [] for loaded in (mine, made))
+    shares = HELD_OUT if known and len(more) >= len(known) else SHARES
+    parts, repeats = cut(known, more, shares)
+    options: dict[str, Any] = {"database": address, **shares._asdict()}
+    if own is not None and invented is not None:
+        options["invented"] = _place(invented)["path"]
+    return Questions(
+        {**_place(files[0]), "options": options},
+        {part: len(parts[part]) for part in PARTS},
+        bad=sum(len(loaded.quarantine) for loaded in (mine, made) if loaded is not None),
+        repeats=len(repeats),
+    )
+
+
+def counts_of(recipe: Recipe) -> dict[Part, int]:
+    """The questions of a recipe's parts, whatever it reads; of several pools or benchmarks, of the first."""
+    sources: dict[Part, Source] = {"train": recipe.data.sft, "dev": recipe.data.dev, "test": recipe.benchmark}
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            part: len(READERS[source.kind](source, recipe.seed, Path(folder)).examples)
+            for part, source in sources.items()
+        }
+
+
+def _place(file: Path) -> dict[str, str]:
+    return {"kind": "csv" if file.suffix.lower() == ".csv" else "jsonl", "path": str(file.expanduser().resolve())}
+
+
+def _whole(file: Path, address: str) -> Loaded:
+    """The questions of a file, their gold SQL not yet looked at."""
+    source = Source.model_validate({**_place(file), "options": {"database": address}})
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        loaded = jsonl.read(source, 0, root)
+        places = {one.database.location for one in loaded.examples}
+        asked = {identity(place if "://" in place else str(root / place)) for place in places}
+    if others := len(asked - {identity(address)}):
+        raise DataError(f"{file} asks {others} other databases, too", "Take their rows out.")
+    if not loaded.examples:
+        first = "".join(f"; {row.row}: {row.detail}" for row in loaded.quarantine[:1])
+        raise DataError(f"no question of {file} can be used{first}", "Each has a question and its SQL.")
+    return loaded

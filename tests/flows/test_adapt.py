@@ -1,0 +1,200 @@
+"""`sqltrain adapt`: a recipe to read, what it takes, and a page with a decision at the end."""
+
+import csv
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from command_line import sqltrain
+
+from pipelines import recipes
+from pipelines.adaptation import models, outcome, recipe_file
+from pipelines.adaptation.estimate import estimate
+from pipelines.adaptation.models import LORA
+from pipelines.adaptation.questions import gather
+from pipelines.checkpoint import write_card
+from pipelines.databases.of_recipe import schemas
+from pipelines.errors import DataError, RecipeError
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.nightly.ledger import Ledger
+from pipelines.stages import graph
+from pipelines.store import Store
+from pipelines.types import Database, Example, ExecutionStatus, StopReason
+
+COLUMNS = ("name", "city", "trade", "age", "visits")
+TABLES = ("customer", "supplier")
+QUICK = (
+    "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
+    "model.tiny={width: 16, layers: 1, heads: 1, ffn: 16, vocabulary: 300, context: 1024}",
+    "sft={epochs: 1, batch: 64, micro_batch: 64}",
+    "evaluation={samples: 0, ks: [1], forced_single_turn: false, sampling: {turn_tokens: 4, episode_tokens: 960}}",
+    "protocol.max_turns_eval=1",
+    "rollout.processes=1",
+)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A working folder with a connected database and twenty questions about it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SQLTRAIN_STORE", str(tmp_path / "store"))
+    with closing(sqlite3.connect("shop.sqlite")) as database, database:
+        for table in TABLES:
+            database.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(COLUMNS)})")
+            database.execute(f"INSERT INTO {table} VALUES (1, 'Ada', 'Oslo', 'baker', 41, 7)")
+    asked = [
+        (f"{said} {column} of {table} ?", f"SELECT {select}{column}{end} FROM {table}")
+        for said, select, end in (("which", "", ""), ("highest", "max(", ")"))
+        for table in TABLES
+        for column in COLUMNS
+    ]
+    with Path("own.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("question", "sql"), *asked])
+    assert sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")[0] == 0
+    return tmp_path
+
+
+def adapt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    return sqltrain(monkeypatch, capsys, "adapt", "shop", *words)
+
+
+def test_the_recipe_is_there_to_read_and_what_it_takes_is_told_first(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = adapt(monkeypatch, capsys, "--questions", "own.csv", "--plan")
+    assert (code, err) == (0, "")
+    assert "12 questions to train on, 2 to watch training by, 6 to measure by: no two parts ask the same" in out
+    assert "recipe  recipes/shop.yaml: the tiny model, made from scratch" in out
+    assert "time    some" in out
+    assert "cost    no endpoint is asked, so nothing is paid" in out
+    assert not (shop / "store" / "sft").exists()
+    recipe = recipes.load("recipes/shop.yaml")
+    assert (recipe.name, recipe.model.source, recipe.benchmark.name) == ("shop", "tiny", "shop")
+    assert (recipe.data.sft.split, recipe.data.dev.split, recipe.benchmark.split) == ("train", "dev", "test")
+    assert recipe.rewards == recipes.load("sql_trail").rewards
+    text = Path("recipes/shop.yaml").read_text()
+    assert "&id" not in text  # YAML's references are hard to read, and to edit
+
+    Path("recipes/shop.yaml").write_text(text.replace("steps: 12", "steps: 7"))
+    assert adapt(monkeypatch, capsys, "--plan")[0] == 0  # as it was edited
+    assert recipes.load("recipes/shop.yaml").grpo.steps == 7
+    _, out, _ = adapt(monkeypatch, capsys, "--questions", "own.csv", "--plan")
+    assert "the recipe that was there is kept as recipes/shop.yaml.old" in out
+    assert "steps: 7" in Path("recipes/shop.yaml.old").read_text()
+    assert recipes.load("recipes/shop.yaml").grpo.steps == 12
+
+
+def test_a_mistake_is_one_plain_line(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = sqltrain(monkeypatch, capsys, "adapt", "farm", "--questions", "own.csv")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "farm is not connected. Run: sqltrain connect" in err
+    assert "no questions are named. Pass --questions FILE" in adapt(monkeypatch, capsys)[2]
+    assert "no model in nowhere" in adapt(monkeypatch, capsys, "--questions", "own.csv", "--model", "nowhere")[2]
+    Path("other.jsonl").write_text('{"question": "q", "sql": "SELECT 1", "database": "farm.sqlite"}\n')
+    with closing(sqlite3.connect("farm.sqlite")) as database, database:
+        database.execute("CREATE TABLE t (a)")
+    assert (
+        "other.jsonl asks 1 other databases, too. Take their rows out."
+        in adapt(monkeypatch, capsys, "--questions", "other.jsonl")[2]
+    )
+    Path("bad.csv").write_text("question\nq\n")
+    assert (
+        "bad.csv has no column sql; its columns: question." in adapt(monkeypatch, capsys, "--questions", "bad.csv")[2]
+    )
+    assert not Path("recipes").exists()
+
+
+@pytest.mark.services
+@pytest.mark.timeout(300)
+def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_says_what_it_failed(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = adapt(monkeypatch, capsys, "--questions", "own.csv", "--json", *QUICK)
+    assert code == 0, err
+    line = json.loads(out.splitlines()[-1])
+    assert line["decision"] == "kept"
+    assert (
+        "no champion yet, against the base model: not shown to be better: 0.0 to 0.0 % of 6 questions" in line["reason"]
+    )
+    assert (line["page"], line["recipe"]) == ("recipes/shop.html", "recipes/shop.yaml")
+    page = Path("recipes/shop.html").read_text()
+    for said in ("shop: before and after", "not shown to be better", "Before and after by table", "Still failed"):
+        assert said in page
+    ledger = Ledger(Store(shop / "store"), "shop")
+    assert [(row["event"], row["decision"]) for row in ledger.lines()] == [("night", "kept")]
+    assert ledger.champion() is None
+
+
+def record(id: str, right: bool, level: str = "easy") -> EpisodeRecord:
+    return EpisodeRecord(
+        id, "shop", level, "greedy", 0, "SELECT 1", {"strict": float(right)}, False, None, ExecutionStatus.OK, 1, 1,
+        None, StopReason.SOLUTION, False, True, 1, 0, 0, None, None, 0, None, 0.0,
+        question_digest=id, gold_digest=id,
+    )  # fmt: skip
+
+
+def test_before_and_after_are_paired_within_each_group() -> None:
+    """Of table a: one gained, one lost, one kept right; of b: both gained."""
+    before = [record(name, right) for name, right in zip("vwxyz", (0, 1, 1, 0, 0), strict=True)]
+    after = [record(name, right) for name, right in zip("vwxyz", (1, 0, 1, 1, 1), strict=True)]
+    recipe = recipes.load("miniature")
+    found = outcome.paired("s", "t", "table", {"a": ["v", "w", "x"], "b": ["y", "z"]}, before, after, recipe)
+    rows = [(row[0], row[1], row[2], row[3], row[4].difference, *row[5:]) for row in found.rows]  # type: ignore[union-attr]
+    assert rows == [("a", 3, 2 / 3, 2 / 3, 0.0, 1, 1), ("b", 2, 0.0, 1.0, 1.0, 2, 0)]
+
+
+def test_a_question_stands_under_each_table_that_its_gold_reads(shop: Path) -> None:
+    database = Database("shop", "sqlite", str(shop / "shop.sqlite"))
+    queries = {
+        "both": "SELECT c.name FROM customer AS c JOIN supplier AS s ON s.city = c.city",
+        "one": "SELECT name FROM supplier",
+        "none": "SELECT 1",
+    }
+    asked = [Example(name, name, database, sql) for name, sql in queries.items()]
+    found = outcome.tables_of(recipes.load("miniature"), asked)
+    assert found == {"supplier": ["both", "one"], "customer": ["both"], "no table": ["none"]}
+    assert schemas(recipes.load("miniature"))(database).tables
+
+
+def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapters(tmp_path: Path) -> None:
+    taught = recipes.load("mini_trust_sql")
+    for size, folder in ((1_000, tmp_path / "small"), (models.SMALL + 1, tmp_path / "large")):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+        write_card(folder, taught, "grpo", {})
+    small, large = (models.start(str(tmp_path / name), None, 100) for name in ("small", "large"))
+    assert small.includes == ("recipes/mini_trust_sql", "scales/tiny")
+    assert small.settings["protocol"] == taught.protocol.model_dump(mode="json")
+    assert "lora" not in small.settings["model"]
+    assert large.settings["model"]["lora"] == LORA
+    assert large.settings["grpo"]["optimizer"] == {"lr": 1e-5}
+    assert large.settings["grpo"]["sampling"]["turn_tokens"] == taught.evaluation.sampling.turn_tokens
+    hub = models.start("Qwen/Qwen2.5-Coder-3B-Instruct", "skyrl_sql", 100)
+    assert (hub.includes, hub.is_small) == (("recipes/skyrl_sql",), False)
+
+
+def test_what_cannot_start_is_refused() -> None:
+    with pytest.raises(DataError, match="too long for the tiny model"):
+        models.start(None, None, 100_000)
+    with pytest.raises(RecipeError, match=r"there is no recipe .sql_trial.\. Did you mean .sql_trail."):
+        models.start(None, "sql_trial", 100)
+
+
+@pytest.mark.parametrize("model", [None, "Qwen/Qwen2.5-Coder-3B-Instruct"])
+def test_every_shipped_recipe_can_be_adapted(shop: Path, model: str | None) -> None:
+    asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
+    for name in ("arctic_sql", "mtir_sql", "reasoning_sql", "skyrl_sql", "sql_trail", "sqltrain", "trust_sql"):
+        begun = models.start(model, name, 100)
+        recipe_file.write("shop", recipe_file.tree("shop", begun, asked), begun, asked)
+        recipe = recipes.load("recipes/shop.yaml")
+        assert (recipe.name, recipe.protocol.name) == ("shop", recipes.load(name).protocol.name)
+        assert "difficulty" not in recipe.stages
+        assert recipe_file.trained(recipe) == "grpo"
+        assert (recipe.model.lora is None) == (model is None)
+        assert estimate(recipe, asked.counts, graph.plan(recipe, Store(shop / "store")))["grpo"].number > 0
