@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.config import Recipe, Source
 from pipelines.data import jsonl
-from pipelines.data.base import Loaded
+from pipelines.data.base import Questions as Read
 from pipelines.data.cutting import Part, Shares, cut
 from pipelines.errors import DataError
 from pipelines.registry import READERS
@@ -53,7 +53,7 @@ def gather(own: Path | None, invented: Path | None, address: str) -> Questions:
     if not files:
         raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")
     mine, made = (None if file is None else _whole(file, address) for file in (own, invented))
-    known, more = (loaded.examples if loaded is not None else [] for loaded in (mine, made))
+    known, more = ([] if loaded is None else loaded.examples for loaded in (mine, made))
     shares = HELD_OUT if known and len(more) >= len(known) else SHARES
     parts, repeats = cut(known, more, shares)
     options: dict[str, Any] = {"database": address, **shares._asdict()}
@@ -72,7 +72,7 @@ def counts_of(recipe: Recipe) -> dict[Part, int]:
     sources: dict[Part, Source] = {"train": recipe.data.sft, "dev": recipe.data.dev, "test": recipe.benchmark}
     with tempfile.TemporaryDirectory() as folder:
         return {
-            part: len(READERS[source.kind](source, recipe.seed, Path(folder)).examples)
+            part: sum(1 for _ in READERS[source.kind](source, recipe.seed, Path(folder)).examples)
             for part, source in sources.items()
         }
 
@@ -81,12 +81,13 @@ def _place(file: Path) -> dict[str, str]:
     return {"kind": "csv" if file.suffix.lower() == ".csv" else "jsonl", "path": str(file.expanduser().resolve())}
 
 
-def _whole(file: Path, address: str) -> Loaded:
+def _whole(file: Path, address: str) -> Read:
     """The questions of a file, their gold SQL not yet looked at."""
     source = Source.model_validate({**_place(file), "options": {"database": address}})
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        loaded = jsonl.read(source, 0, root)
+        lazy = jsonl.read(source, 0, root)
+        loaded = Read(list(lazy.examples), lazy.quarantine)
         places = {one.database.location for one in loaded.examples}
         asked = {identity(place if "://" in place else str(root / place)) for place in places}
     if others := len(asked - {identity(address)}):

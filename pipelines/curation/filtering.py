@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from pipelines.alike import sql_shape
 from pipelines.config import Filter
 from pipelines.curation import duplicates
 from pipelines.curation.rules import broken_rule
@@ -85,7 +86,7 @@ class CheckedTrajectory:
             len(trajectory.turns),
             sum(len(turn.text) for turn in trajectory.turns),
             _digest(*duplicates.plan(trajectory)),
-            _digest(duplicates.sql_shape(trajectory.final_sql or "")),
+            _digest(sql_shape(trajectory.final_sql or "")),
             _digest(*duplicates.signature(trajectory, database)),
         )
 

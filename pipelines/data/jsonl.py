@@ -64,7 +64,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     if not (options.dev or options.test):
         return own
     more = _load(_invented(source, options), root) if options.invented else Loaded([], [])
-    parts, repeats = cut(own.examples, more.examples, Shares(options.dev, options.test))
+    parts, repeats = cut(list(own.examples), list(more.examples), Shares(options.dev, options.test))
     bad = [*own.quarantine, *more.quarantine] if source.split == "train" else []  # of the file, told once
     said = "it asks what a held-out question asks"
     aside = [Rejected(one.id, "repeats_held_out", said, chosen=False) for one in repeats]

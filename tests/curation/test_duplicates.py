@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.alike import sql_shape
 from pipelines.config import Filter
 from pipelines.curation import card, duplicates
 from pipelines.types import Action, ActionKind, Turn
@@ -25,13 +26,13 @@ from tests.curation.conftest import select
     ],
 )
 def test_a_shape_forgets_values_aliases_and_layout(one: str, other: str, alike: bool) -> None:
-    assert (duplicates.sql_shape(one, names=True) == duplicates.sql_shape(other, names=True)) is alike
+    assert (sql_shape(one, names=True) == sql_shape(other, names=True)) is alike
 
 
 def test_without_names_all_tables_and_columns_are_alike() -> None:
-    assert duplicates.sql_shape("SELECT a FROM t WHERE c = 1") == "select x from x where x = ?"
-    assert duplicates.sql_shape("SELECT b FROM u WHERE d = 'z'") == "select x from x where x = ?"
-    assert duplicates.sql_shape("SELECT count(*) FROM `my t`") == "select count ( * ) from x"
+    assert sql_shape("SELECT a FROM t WHERE c = 1") == "select x from x where x = ?"
+    assert sql_shape("SELECT b FROM u WHERE d = 'z'") == "select x from x where x = ?"
+    assert sql_shape("SELECT count(*) FROM `my t`") == "select count ( * ) from x"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_without_names_all_tables_and_columns_are_alike() -> None:
     ],
 )
 def test_any_text_has_a_shape(text: str, shape: str) -> None:
-    assert duplicates.sql_shape(text) == shape
+    assert sql_shape(text) == shape
 
 
 def said(outcome: Any, sql: str, words: str) -> Any:
