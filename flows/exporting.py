@@ -8,7 +8,7 @@ from typing import get_args
 
 from flows import asking, screen
 from pipelines import recipes
-from pipelines.errors import UserError
+from pipelines.errors import DataError, UserError
 from pipelines.export import folder, hub
 from pipelines.export.lineage import trace
 from pipelines.serving.models import CHAMPION, champion_of
@@ -54,8 +54,7 @@ def checkpoint(what: str, overrides: Sequence[str], store: Store) -> Path:
     """The folder of the model that a text names.
 
     Raises:
-        DataError: the recipe has no champion, or no trained model.
-        RecipeError: there is no recipe of that name.
+        DataError: there is none of that name, or the recipe has no champion or no trained model.
     """
     given = Path(what).expanduser()
     if given.is_dir():
@@ -66,4 +65,6 @@ def checkpoint(what: str, overrides: Sequence[str], store: Store) -> Path:
     stage, _, key = what.partition("/")
     if key and store.has(stage, key):
         return store.folder(stage, key) / "model"
+    if what not in recipes.recipe_names() and not what.endswith(".yaml"):
+        raise DataError(f"there is no model {what!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")
     return asking.newest_model(recipes.load(what, overrides), store)

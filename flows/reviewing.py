@@ -64,10 +64,13 @@ class Site:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
-        counts = self.review.write()
-        self.review.close()
+        counts = self.review.counts()
         said = ", ".join(f"{count} {choice}" for choice, count in counts.items())
-        screen.say(f"{said}: {self.review.places.out}, {self.review.places.rejected}")
+        if counts["open"] < sum(counts.values()):
+            self.review.write()
+            said += f": {self.review.places.out}, {self.review.places.rejected}"
+        self.review.close()
+        screen.say(said)
 
     async def _page(self, _: Request) -> Response:
         return page(PAGE)
@@ -121,7 +124,7 @@ def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
     """Look through the gold SQL of a recipe's sources that `sqltrain check --data` doubts, until stopped.
 
     Raises:
-        DataError: a source cannot be read, nothing is doubted, or the place of the result is taken.
+        DataError: a source cannot be read, or the place of the result is taken.
         ResourceError: another review of it is open, or the port is taken.
     """
     places = Places.beside(out or Path("corrections.jsonl"))
@@ -133,7 +136,8 @@ def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
         given = items.of_recipe(recipe, Path(folder))
         doubted = [item for item in _examined(given, sql) if item.doubts]
         if not doubted:
-            raise DataError(f"nothing speaks against the gold SQL of {recipe.name}: {len(given):,} looked at")
+            screen.say(f"nothing speaks against the gold SQL of {recipe.name}: {len(given):,} looked at")
+            return
         _serve(Review(recipe.name, doubted, places, items.corrected(given)), sql, listener)
 
 

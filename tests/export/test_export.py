@@ -15,7 +15,7 @@ from flows import exporting
 from pipelines import recipes
 from pipelines.checkpoint import write_card
 from pipelines.config import Recipe
-from pipelines.errors import DataError, RecipeError, ResourceError, UserError
+from pipelines.errors import DataError, ResourceError, UserError
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.export import cards, hub, ollama
@@ -197,7 +197,7 @@ def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> Non
     [
         ("grpo/grpo1", "gguf", UserError, "GGUF is not written"),
         ("grpo/grpo1", "onnx", UserError, "there is no export 'onnx'"),
-        ("nothing", "ollama", RecipeError, "nothing"),
+        ("nothing", "ollama", DataError, "there is no model 'nothing'"),
         ("miniature", "ollama", DataError, "has no trained model"),
         ("champion:miniature", "ollama", DataError, "champion"),
     ],
