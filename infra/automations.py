@@ -23,6 +23,8 @@ from tasks.lineage import PROGRESS, PROMOTED
 
 NOTIFY, RELOAD = "sqltrain-notify", "sqltrain-reload"
 RUN = "prefect.flow-run."
+# The states that a run may end in, a night's decisions among them. Not "*": a run that is stuck has a heartbeat, too.
+ENDS = ("Completed", "Failed", "Crashed", "Cancelling", "Cancelled", "TimedOut", "Promoted", "Kept", "Worse", "Nothing")
 ENDED = '{"text": {{ (flow_run.name ~ " ended as " ~ flow_run.state.name ~ ": " ~ flow_run.state.message) | tojson }}}'
 STUCK = '{"text": {{ (flow_run.name ~ " has shown no progress for MINUTES minutes") | tojson }}}'
 CHAMPION = "{{ event.payload | tojson }}"
@@ -39,7 +41,7 @@ def rules(notify: str | None, reload: str | None, minutes: float) -> Iterator[tu
         yield "sqltrain: a failed run notifies", NOTIFY, notify, _when(failed, f"{RUN}*"), ENDED
         silent = EventTrigger(
             after={f"{RUN}Running", PROGRESS},
-            expect={f"{RUN}*", PROGRESS},  # a state in which it ended has any name
+            expect={PROGRESS, *(f"{RUN}{name}" for name in ENDS)},
             match={"prefect.resource.id": f"{RUN}*"},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,

@@ -89,6 +89,7 @@ def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, t
     assert "sqltrain://farms/evaluate_sft" in {each["prefect.resource.id"] for each in event["related"]}
 
 
+@pytest.mark.slow
 def test_a_run_without_progress_notifies_and_one_that_gets_on_does_not(site: Site) -> None:
     code = (
         "import sys, time; from prefect import flow; from tasks import lineage; lineage.EVERY_S = 1\n"
