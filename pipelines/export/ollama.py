@@ -28,6 +28,7 @@ PRE_TOKENIZERS = (  # SHA-256 of the patterns that it splits a text by; the last
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
 )
 ROLES = ("system", "user", "assistant")
+HINT = "Export it with --to hub-folder, and write a Modelfile by hand."
 MARK = "contentmarker"  # a plain word: no template alters it
 
 
@@ -66,10 +67,7 @@ def template(tokenizer: Any, thought: str) -> str:
         chat = [(role, f"<{thought}>why</{thought}>\n{MARK} {number}") for number, role in enumerate(roles)]
         plain = "".join(f"{around[role][0]}{text}{around[role][1]}" for role, text in chat) + opening
         if _render(tokenizer, chat, True) != plain:
-            raise DataError(
-                "the chat template does more than put each message between fixed texts",
-                "Export it with --to hub-folder, and write a Modelfile by hand.",
-            )
+            raise DataError("the chat template does more than put each message between fixed texts", HINT)
     cases = "{{ else ".join(
         f'if eq .Role "{role}" }}}}{_said(before)}{{{{ .Content }}}}{_said(after)}'
         for role, (before, after) in around.items()
@@ -115,9 +113,15 @@ def _opening(tokenizer: Any) -> str:
 
 
 def _render(tokenizer: Any, chat: Sequence[tuple[str, str]], opened: bool) -> str:
+    """A conversation as the model reads it; the token that begins a text is Ollama's to add."""
+    import jinja2
+
     messages = [{"role": role, "content": text} for role, text in chat]
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
-    return text
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
+    except jinja2.TemplateError as error:
+        raise DataError(f"the chat template refuses a conversation: {error}", HINT) from None
+    return text.removeprefix(tokenizer.bos_token or "")
 
 
 def _said(text: str) -> str:

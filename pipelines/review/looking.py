@@ -137,7 +137,8 @@ class Review:
 
     def counts(self) -> dict[str, int]:
         """How many questions each choice has, and how many are still open."""
-        said = Counter(_choice(self._journal.decisions.get(key)) for key in self.items)
+        decisions = self._journal.decisions
+        said = Counter(_choice(decisions.get(key)) for key in self.items)
         return {choice: said[choice] for choice in get_args(Choice)}
 
     def close(self) -> None:

@@ -154,6 +154,11 @@ def test_ollama_gets_the_chat_template_and_the_limits(store: Store, tmp_path: Pa
 def test_a_template_that_does_more_is_refused_and_what_ollama_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does more than put each message"):
         ollama.template(tokenizer(THINKING), "think")
+    with pytest.raises(DataError, match="refuses a conversation: no system"):
+        ollama.template(tokenizer("{{ raise_exception('no system') }}"), "think")
+    begun = tokenizer("{{ bos_token }}" + CHATML)
+    begun.bos_token = "<s>"
+    assert ollama.template(begun, "think") == ollama.template(tokenizer(), "think")
     braces = tokenizer("{% for m in messages %}{{ '{{' + m['content'] }}{% endfor %}")
     assert ollama.template(braces, "think").count('{{ "{{" }}') == 3
     tokenizer().save_pretrained(tmp_path)
