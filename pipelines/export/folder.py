@@ -2,52 +2,65 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from pipelines.checkpoint import CARD
 from pipelines.errors import DataError
 from pipelines.export import cards, ollama
 from pipelines.export.lineage import Lineage
-from pipelines.store import require_room, write_json, writing
+from pipelines.store import read_json, require_room, write_json, writing
 
 Kind = Literal["hub-folder", "hub-adapter", "ollama"]
+HINT = "Export it with --to hub-folder."
 README, DATASET, MODELFILE = "README.md", Path("dataset", "README.md"), "Modelfile"
-MODEL = (  # no optimizer, no pickle, no curve
-    *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "sqltrain.json"),
+TOKENIZER = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt"),
 )
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors", *MODEL[-6:])
+WEIGHTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
     """Write an export; returns what a person should know of it, a line each.
 
     Raises:
-        DataError: `out` is there already, the checkpoint has no adapters, or its chat template cannot be said.
+        DataError: `out` is there already, there are no adapters or none whose base has a hub name, or the chat template
+            cannot be said.
         ResourceError: no room on the disk, or it cannot be written.
     """
     if out.exists():
         raise DataError(f"{out} exists", "Name a folder that is not there yet.")
-    source, patterns = (lineage.adapter, ADAPTER) if kind == "hub-adapter" else (lineage.folder, MODEL)
-    if source is None:
-        raise DataError(f"{lineage.folder} has no adapters beside it", "Export it with --to hub-folder.")
-    files = list(_files(source, patterns))
-    if kind == "hub-adapter":
-        files += list(_files(lineage.folder, ("sqltrain.json", "chat_template.jinja")))
+    files = _adapters(lineage) if kind == "hub-adapter" else list(_files(lineage.folder, WEIGHTS))
+    files += _files(lineage.folder, (CARD, *TOKENIZER))
     beside = out.with_name(f".{out.name}.partial")
-    with writing(out.parent):
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        with writing(out.parent):
+            beside.mkdir(parents=True)
+            require_room(beside, sum(path.stat().st_size for path in files) // 2**20 + 1)
+            for path in files:
+                shutil.copyfile(path, beside / path.name)
+            notes = _describe(lineage, kind, beside, out.name)
+            beside.rename(out)
+    finally:
         shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        require_room(beside, sum(path.stat().st_size for path in files) // 2**20 + 1)
-        for path in files:
-            shutil.copyfile(path, beside / path.name)
-        notes = _describe(lineage, kind, beside, out.name)
-        beside.rename(out)
     return notes
+
+
+def _adapters(lineage: Lineage) -> list[Path]:
+    if lineage.adapter is None:
+        raise DataError(f"{lineage.folder} has no adapters beside it", HINT)
+    if _base(lineage) is None:
+        raise DataError("the base of these adapters has no hub name, so nobody could load them", HINT)
+    return list(_files(lineage.adapter, ADAPTER))
+
+
+def _base(lineage: Lineage) -> str | None:
+    return cards.hub_name((lineage.setting("model") or {}).get("source"))
 
 
 def _describe(lineage: Lineage, kind: Kind, folder: Path, name: str) -> list[str]:
@@ -60,18 +73,22 @@ def _describe(lineage: Lineage, kind: Kind, folder: Path, name: str) -> list[str
     (folder / DATASET).write_text(cards.dataset_card(lineage), encoding="utf-8")
     if kind != "ollama":
         return []
+    (folder / MODELFILE).write_text(ollama.modelfile(folder, _tokenizer(folder), lineage.card), encoding="utf-8")
+    return list(ollama.lacks(folder))
+
+
+def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    (folder / MODELFILE).write_text(ollama.modelfile(folder, tokenizer, lineage.card), encoding="utf-8")
-    return list(ollama.lacks(folder))
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError) as error:
+        raise DataError(f"its tokenizer cannot be read: {str(error).splitlines()[0]}", HINT) from None
 
 
 def _name_base(lineage: Lineage, path: Path) -> None:
     """Let adapters name their base by its hub name, and never by a path of this machine."""
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    base = cards.hub_name((lineage.setting("model") or {}).get("source"))
-    write_json(path, {**settings, "base_model_name_or_path": base})
+    write_json(path, {**read_json(path), "base_model_name_or_path": _base(lineage)})
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

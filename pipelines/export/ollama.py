@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.checkpoint import Card
 from pipelines.errors import DataError
 from pipelines.protocols.base import build
+from pipelines.store import read_json
 
 CONVERTED = (
     *("LlamaForCausalLM", "Qwen2ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
@@ -61,6 +62,8 @@ def template(tokenizer: Any, thought: str) -> str:
     Raises:
         DataError: it does more than put each message between fixed texts.
     """
+    if not tokenizer.chat_template:
+        raise DataError("the model's tokenizer has no chat template", HINT)
     around = {role: _around(tokenizer, role) for role in ROLES}
     opening = _opening(tokenizer)
     for roles in (ROLES, ("system", "user"), ("user",), (*ROLES, "user", "assistant", "user")):
@@ -77,12 +80,11 @@ def template(tokenizer: Any, thought: str) -> str:
 
 def lacks(folder: Path) -> Iterator[str]:
     """What Ollama may not be able to do with a checkpoint, a line each."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     kind = next(iter(config.get("architectures") or ["unknown"]))
     if kind not in CONVERTED:
         yield f"Ollama may refuse {kind}: those that it is known to convert are {', '.join(CONVERTED)}"
-    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    if _patterns(tokenizer) not in PRE_TOKENIZERS:
+    if _patterns(read_json(folder / "tokenizer.json")) not in PRE_TOKENIZERS:
         yield "Ollama does not know how this tokenizer splits a text: its tokens, and so its answers, may differ"
 
 
@@ -94,7 +96,7 @@ def _patterns(tokenizer: dict[str, Any]) -> str:
 
 
 def _context(folder: Path, card: Card) -> int:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     return min(int(config.get("max_position_embeddings") or card.sampling.episode_tokens), card.sampling.episode_tokens)
 
 

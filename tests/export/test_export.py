@@ -174,6 +174,16 @@ def test_a_template_that_does_more_is_refused_and_what_ollama_lacks_is_said(tmp_
     ]
 
 
+def test_what_fails_half_way_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    (store.folder("grpo", "grpo1") / "model" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    with pytest.raises(DataError, match="is damaged"):
+        export(store, tmp_path / "agent", "ollama")
+    (store.folder("grpo", "grpo1") / "manifest.json").unlink()
+    with pytest.raises(DataError, match="refuses a conversation"):
+        exporting.export(str(store.folder("grpo", "grpo1") / "model"), "ollama", tmp_path / "agent", None, [], store)
+    assert {path.name for path in tmp_path.iterdir()} == {"store"}
+
+
 def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store: Store, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no adapters"):
         export(store, tmp_path / "none", "hub-adapter")
@@ -181,6 +191,12 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store: Store, tmp
     adapter.mkdir()
     write_json(adapter / "adapter_config.json", {"r": 16, "base_model_name_or_path": "/home/ada/base"})
     (adapter / "adapter_model.safetensors").write_bytes(bytes(10))
+    local = store.folder("model", "model1") / "manifest.json"
+    known = local.read_text()
+    local.write_text(known.replace(BASE, "/home/ada/base"))
+    with pytest.raises(DataError, match="has no hub name"):
+        export(store, tmp_path / "lora", "hub-adapter")
+    local.write_text(known)
     text = export(store, tmp_path / "lora", "hub-adapter")
     assert "library_name: peft" in text
     files = {path.name for path in (tmp_path / "lora").iterdir()}
@@ -212,10 +228,10 @@ def test_what_cannot_be_exported_is_one_plain_line(
 ) -> None:
     with pytest.raises(kinds, match=said):
         exporting.export(what, kind, tmp_path / "out", None, [], store)
+    assert {path.name for path in tmp_path.iterdir()} == {"store"}
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match="exists"):
         export(store, tmp_path / "there")
-    assert not (tmp_path / "out").exists()
 
 
 @contextmanager
@@ -232,7 +248,7 @@ def refusing(status: int) -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 
