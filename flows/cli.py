@@ -440,6 +440,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8080,
     keys: Annotated[Path | None, typer.Option(help="A YAML file of API keys: a line USER: KEY each.")] = None,
     feedback: Annotated[Path | None, typer.Option(help="Keep questions and verdicts in this folder.")] = None,
+    keep_days: Annotated[int, typer.Option(min=1, max=36_500, help="That feedback is kept.")] = 90,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="That one question may take.")] = 120.0,
     rows: Annotated[int, typer.Option(min=1, max=100_000, help="Rows of one answer, at most.")] = 1_000,
     per_minute: Annotated[int, typer.Option(min=1, max=100_000, help="Questions of a user in a minute.")] = 60,
@@ -461,7 +462,7 @@ def serve(
 
     rest, store = split(overrides or [])
     budget = Budget(seconds, rows)
-    options = serving.Options(policy, recipe, host, port, keys, feedback, budget, per_minute, at_once)
+    options = serving.Options(policy, recipe, host, port, keys, feedback, keep_days, budget, per_minute, at_once)
     serving.serve(database, options, rest, store)
 
 
@@ -551,6 +552,47 @@ def add(
     found = datasets.add(name, path, lambda line: typer.echo(line, err=as_json), called=called)
     if as_json:
         emit(found)
+
+
+feedback_app = typer.Typer(help="What users of `sqltrain serve` asked and said.", no_args_is_help=True)
+app.add_typer(feedback_app, name="feedback", rich_help_panel="Use")
+FeedbackFolder = Annotated[Path, typer.Argument(help="The folder that serve --feedback was given.")]
+
+
+@feedback_app.command("export")
+def feedback_export(
+    folder: FeedbackFolder,
+    user: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
+) -> None:
+    """Print every question with its events and verdicts, a JSON object a line.
+
+    Example: sqltrain feedback export feedback > feedback.jsonl
+    """
+    import json
+
+    from pipelines.serving.feedback import Feedback
+
+    for row in Feedback.of(folder).export(user):
+        typer.echo(json.dumps(row))
+
+
+@feedback_app.command("delete")
+def feedback_delete(
+    folder: FeedbackFolder,
+    user: Annotated[str, typer.Option(help="Whose questions and verdicts go; `local` on a server without keys.")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete all that is kept of a user, also while a server runs.
+
+    Example: sqltrain feedback delete feedback --user ada
+    """
+    from pipelines.serving.feedback import Feedback
+
+    count = Feedback.of(folder).delete(user)
+    if as_json:
+        emit({"deleted": count})
+    else:
+        typer.echo(f"deleted {count} question{'' if count == 1 else 's'}")
 
 
 app.command(rich_help_panel="Evaluate")(score)

@@ -8,7 +8,7 @@ has no authentication, so it binds to this machine alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -93,44 +93,52 @@ class SqlTool:
             only = f"{tools.TOOL!r} and {ASK!r}" if self._agents else f"only {tools.TOOL!r}"
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, {only}")
         arguments = params.arguments or {}
-        text, failed = _error("the client left")
+        text, failed = failure("the client left")
         async with anyio.create_task_group() as group:
             if context.request is not None:  # over HTTP
                 group.start_soon(_cancel_without_client, context.request, group.cancel_scope)
             name = arguments.get(DATABASE)
             if params.name == ASK:
-                text, failed = await self._ask(arguments.get("question"), name)
+                text, failed = await self._ask(arguments.get("question"), name, context.request)
             else:
-                text, failed = await self._answer(arguments.get("sql"), name)
+                text, failed = await self._answer(arguments.get("sql"), name, context.request)
             group.cancel_scope.cancel()
         return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)
 
-    async def _answer(self, sql: Any, name: Any) -> tuple[str, bool]:
-        """The tool's JSON, and whether it is an error."""
+    async def _answer(self, sql: Any, name: Any, request: Any) -> tuple[str, bool]:
+        """The tool's JSON, and whether it is an error.
+
+        Args:
+            request: of HTTP; None over stdin.
+        """
         database = self._databases.get(self._chosen(name))
         if database is None:
-            return _error(f"{DATABASE} must be one of: {', '.join(self._databases)}")
+            return failure(f"{DATABASE} must be one of: {', '.join(self._databases)}")
         if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
-            return _error("sql must be a query")
+            return failure("sql must be a query")
         result = await self._sql.execute(database, sql, self._rows)
         shown = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
         return observations.json_text(shown), not result.ok
 
-    async def _ask(self, question: Any, name: Any) -> tuple[str, bool]:
+    async def _ask(self, question: Any, name: Any, request: Any) -> tuple[str, bool]:
         """The agent's answer as JSON, and whether it is an error."""
         agent = self._agents.get(self._chosen(name))
         if agent is None:
-            return _error(f"{DATABASE} must be one of: {', '.join(self._agents)}")
+            return failure(f"{DATABASE} must be one of: {', '.join(self._agents)}")
         if not isinstance(question, str) or not question.strip() or not is_sayable(question):
-            return _error("question must be a text")
+            return failure("question must be a text")
         last: Event = {}
-        async with contextlib.aclosing(agent.answer(question[:QUESTION_CHARS])) as events:
+        async with contextlib.aclosing(self._events(agent, question[:QUESTION_CHARS], request)) as events:
             async for event in events:
                 last = event
         if last.get("type") != "answer":
-            return _error(str(last.get("message")))
-        shown = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"]}
-        return observations.json_text(shown | ({"more": True} if last["more"] else {})), False
+            return failure(str(last.get("message")))
+        shown = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
+        more = last["more"] or len(last["rows"]) > self._rows
+        return observations.json_text(shown | ({"more": True} if more else {})), False
+
+    def _events(self, agent: Agent, question: str, request: Any) -> AsyncGenerator[Event]:
+        return agent.answer(question)
 
     def _chosen(self, name: Any) -> str:
         """The database that a call means: the only one where it names none."""
@@ -145,7 +153,8 @@ async def _cancel_without_client(request: Any, scope: anyio.CancelScope) -> None
     scope.cancel()
 
 
-def _error(message: str) -> tuple[str, bool]:
+def failure(message: str) -> tuple[str, bool]:
+    """A tool's answer that is an error."""
     return observations.json_text({"error": message}), True
 
 

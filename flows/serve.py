@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import importlib.util
 import ipaddress
 import logging
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows import screen
 from flows.serving import Service
 from pipelines.databases import named
-from pipelines.errors import UserError
+from pipelines.errors import SqltrainError, UserError
 from pipelines.nightly.ledger import ledgers
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, read_keys
@@ -21,6 +28,8 @@ from pipelines.serving.models import CHAMPION, KINDS, Served
 from pipelines.store import Store
 
 WORKERS = 4  # processes that run SQL
+TEND_S = 60.0  # between two looks at old feedback and new verdicts
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Options:
     port: int
     keys: Path | None
     feedback: Path | None
+    keep_days: int
     budget: Budget
     per_minute: int
     at_once: int
@@ -54,14 +64,58 @@ def serve(database: str, options: Options, overrides: Sequence[str], store: Stor
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     with where.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
         agent = Agent(where, sql, where.schema(sql), served, options.budget)
-        feedback = None if options.feedback is None else Feedback(options.feedback, where.address)
-        service = Service(agent, access, folder / "questions.jsonl", feedback, served.follow)
+        feedback = None if options.feedback is None else Feedback(options.feedback, options.keep_days)
+        beside: list[Callable[[], Awaitable[None]]] = [served.follow]
+        if feedback is not None:
+            beside.append(functools.partial(tend, feedback, store.root))
+        service = Service(agent, access, folder / "questions.jsonl", feedback, beside)
+        add_mcp(service)
         address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
         screen.say(f"{plain(where.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
         screen.say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
         uvicorn.run(
             service.app(), host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=5
         )
+
+
+def add_mcp(service: Service) -> None:
+    """Let MCP clients in, where the extra that speaks to them is installed."""
+    with contextlib.suppress(ImportError):
+        from flows.serving_mcp import Door
+
+        service.mcp = Door(service)
+
+
+async def tend(feedback: Feedback, store: Path) -> None:
+    """Remove feedback whose days are over, and tell MLflow of verdicts where the store is tracked, until cancelled."""
+    while True:
+        try:
+            feedback.prune()
+            if is_tracked(store) and feedback.has_news():
+                await _tell_mlflow(feedback.folder, store)
+        except SqltrainError as error:
+            log.warning("%s", error)
+        await asyncio.sleep(TEND_S)
+
+
+def is_tracked(store: Path) -> bool:
+    """Whether MLflow records what happens on a store: it is installed, and has a server or a file there."""
+    place = os.environ.get("MLFLOW_TRACKING_URI") or (store / "mlflow.db").is_file()
+    return bool(place) and importlib.util.find_spec("mlflow") is not None
+
+
+async def _tell_mlflow(folder: Path, store: Path) -> None:
+    """In a process of its own: MLflow takes seconds to import, and memory that this one never gets back."""
+    command = [sys.executable, "-m", "tasks.verdicts", str(folder), str(store)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        lines = said.decode(errors="replace").splitlines() or ["no reason"]
+        log.warning("MLflow was not told of verdicts, and will be: %s", plain(lines[-1]))
 
 
 def check_address(host: str, access: Access) -> None:

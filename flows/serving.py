@@ -7,10 +7,10 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,10 +22,21 @@ from flows.web import Handler, body_of, guarded, page, while_there
 from pipelines.serving import wire
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import Agent, Event, Model
-from pipelines.serving.feedback import Feedback, append, now
+from pipelines.serving.feedback import Feedback, now
 from pipelines.serving.metrics import Metrics
+from pipelines.sql.audit import append
 
 PAGE = Path(__file__).resolve().parents[1] / "pipelines" / "serving" / "page.html"
+
+
+class Part(Protocol):
+    """An ASGI application that is a part of ours."""
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """What must run around all requests."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
 
 
 @dataclass
@@ -35,15 +46,17 @@ class Service:
     Attributes:
         audit: a JSONL file with a line for every question.
         feedback: None keeps nothing of what is asked beside the audit log.
-        follow: runs beside the server, such as the look at the ledger.
+        mcp: what is at /mcp, where the mcp extra is installed.
+        beside: run beside the server until it ends, such as the look at the ledger.
     """
 
     agent: Agent
     access: Access
     audit: Path
     feedback: Feedback | None = None
-    follow: Callable[[], Awaitable[None]] | None = None
+    beside: Sequence[Callable[[], Awaitable[None]]] = ()
     metrics: Metrics = field(default_factory=Metrics)
+    mcp: Part | None = None
 
     def app(self) -> Starlette:
         """The application."""
@@ -58,18 +71,28 @@ class Service:
             Route("/v1/feedback", self._guarded(self._export), methods=["GET"]),
             Route("/v1/feedback", self._guarded(self._delete), methods=["DELETE"]),
         ]
+        if self.mcp is not None:
+            routes.append(Route("/mcp", self.mcp))
         return Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        beside = None if self.follow is None else asyncio.ensure_future(self.follow())
-        yield
-        if beside is not None:
-            beside.cancel()
+        beside = [asyncio.ensure_future(each()) for each in self.beside]
+        async with contextlib.nullcontext() if self.mcp is None else self.mcp.running():
+            yield
+        for each in beside:
+            each.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         await self.agent.model.policy.close()
+        if self.feedback is not None:
+            self.feedback.close()
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         return guarded(self.access, handler, self.metrics.denied)
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Write a line of the audit log."""
+        append(self.audit, [{"at": now(), **facts}])
 
     async def _page(self, _: Request) -> Response:
         return page(PAGE)
@@ -80,7 +103,7 @@ class Service:
         return JSONResponse(state, 200 if healthy else 503)
 
     async def _metrics(self, _: Request, user: str) -> Response:
-        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.metrics.text(self.agent.used), media_type="text/plain; version=0.0.4")
 
     async def _models(self, _: Request, user: str) -> Response:
         entry = {"id": self.agent.model.name, "object": "model", "created": 0, "owned_by": "sqltrain"}
@@ -103,7 +126,7 @@ class Service:
             raise Denied(400, "sql must be a query")
         with self.access.question(user):
             event = await while_there(request, self.agent.run(sql))
-        append(self.audit, {"at": now(), "user": user, "statements": [sql], "outcome": event["type"]})
+        self.note({"user": user, "statements": [sql], "outcome": event["type"]})
         return JSONResponse(event)
 
     async def _judge(self, request: Request, user: str) -> Response:
@@ -142,7 +165,7 @@ class Chat:
 
     async def stream(self) -> AsyncGenerator[str]:
         """Server-sent events, one an event of the agent."""
-        async with contextlib.aclosing(self._run()) as events:
+        async with contextlib.aclosing(self.events()) as events:
             async for event in events:
                 yield wire.sse(wire.chunk(self.id, self._model.name, self._created, event))
         yield wire.sse(wire.chunk(self.id, self._model.name, self._created, None))
@@ -150,12 +173,13 @@ class Chat:
 
     async def whole(self) -> dict[str, Any]:
         """The answer when all is done."""
-        async with contextlib.aclosing(self._run()) as events:
+        async with contextlib.aclosing(self.events()) as events:
             async for _ in events:
                 pass
         return wire.completion(self.id, self._model.name, self._created, self._events)
 
-    async def _run(self) -> AsyncGenerator[Event]:
+    async def events(self) -> AsyncGenerator[Event]:
+        """The agent's events, which are counted, noted in the audit log and kept as feedback."""
         metrics, started = self._service.metrics, time.monotonic()
         metrics.running += 1
         try:
@@ -173,12 +197,13 @@ class Chat:
         service = self._service
         service.metrics.ended(outcome, seconds)
         statements = [event["sql"] for event in self._events if "sql" in event]
-        facts = {"id": self.id, "at": now(), "user": self._user, "model": self._model.name, "question": self._question}
+        facts = {"id": self.id, "user": self._user, "model": self._model.name, "question": self._question}
         more = {"statements": statements, "rows": len(last.get("rows") or ()), "ms": round(seconds * 1000, 1)}
-        append(service.audit, {**facts, **more, "outcome": outcome, "message": last.get("message")})
+        service.note({**facts, **more, "outcome": outcome, "message": last.get("message")})
         if service.feedback is not None:
-            evidence = service.agent.where.example(self._question).evidence
-            service.feedback.keep(self.id, self._user, self._question, evidence, self._model.name, self._events)
+            where, model = service.agent.where, self._model.name
+            evidence = where.example(self._question).evidence
+            service.feedback.keep(self.id, self._user, self._question, evidence, model, where.address, self._events)
 
 
 class _Stream(StreamingResponse):

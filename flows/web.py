@@ -37,15 +37,24 @@ def guarded(
 
     async def answer(request: Request) -> Response:
         try:
-            _check_origin(request, access.is_open)
-            return await handler(request, access.user(request.headers.get("authorization", "")))
+            return await handler(request, admit(request, access))
         except Denied as denied:
             on_denied(denied.status)
-            return _refusal(denied)
+            return refusal(denied)
         except SqltrainError as error:
-            return _refusal(Denied(400, str(error)))
+            return refusal(Denied(400, str(error)))
 
     return answer
+
+
+def admit(request: Request, access: Access) -> str:
+    """The user of a request.
+
+    Raises:
+        Denied: it has no key, or comes from a page of another site.
+    """
+    _check_origin(request, access.is_open)
+    return access.user(request.headers.get("authorization", ""))
 
 
 def _check_origin(request: Request, is_open: bool) -> None:
@@ -116,7 +125,8 @@ async def while_there(request: Request, work: Awaitable[Any]) -> Any:
             await task
 
 
-def _refusal(denied: Denied) -> Response:
+def refusal(denied: Denied) -> Response:
+    """The answer to a request that is not served."""
     error = {"message": denied.message, "type": "invalid_request_error", "param": None, "code": denied.status}
     headers = {"Retry-After": str(max(1, round(denied.wait_s)))} if denied.wait_s else {}
     return JSONResponse({"error": error}, denied.status, headers=headers)

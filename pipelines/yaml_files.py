@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
@@ -13,16 +14,17 @@ import yaml
 from pipelines.errors import RecipeError
 from pipelines.types import is_sayable
 
-MOST_VALUES = 100_000  # of one file; ten aliases of ten aliases, nine levels deep, stand for a billion
+MOST_VALUES = 100_000  # where the text has no more signs; ten aliases of ten, nine levels deep, stand for a billion
+DEEPEST = 500  # that a text may nest for libyaml, which is eight times as fast, and dies of some ten thousand
 
 
-class _Loader(yaml.SafeLoader):
+class _Strict:
     """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string).
 
     What PyYAML lets through as an error of Python's own (the date 2024-13-45, `!!int ""`) names its line, too.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -31,11 +33,12 @@ class _Loader(yaml.SafeLoader):
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = yaml.SafeLoader.construct_mapping(self, node, deep)
+        return mapping
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self: Any, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            value = super().construct_object(node, deep)
+            value = yaml.SafeLoader.construct_object(self, node, deep)
         except (ValueError, IndexError, KeyError, AttributeError, TypeError):
             said = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
@@ -44,11 +47,35 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
-    list("-+.0123456789"),
-)
+class _Loader(_Strict, yaml.SafeLoader):
+    """In Python: it takes any text."""
+
+
+class _FastLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """In C where PyYAML has it: for texts that nest little."""
+
+
+for _each in (_Loader, _FastLoader):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
+        list("-+.0123456789"),
+    )
+
+
+def _is_shallow(text: str) -> bool:
+    """Whether a text surely nests less than `DEEPEST` levels: by its brackets, and a line's dashes and indentation."""
+    brackets = text.count("[") + text.count("{")
+    lines = (line.count("- ") + line.count("? ") + len(line) - len(line.lstrip()) for line in text.splitlines())
+    return brackets + max(lines, default=0) < DEEPEST
+
+
+def _loaded(text: str) -> Any:
+    """What a text says; its mistakes in PyYAML's own words."""
+    if _is_shallow(text):
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.load(text, Loader=_FastLoader)
+    return yaml.load(text, Loader=_Loader)
 
 
 def _parse(text: str) -> Any:
@@ -58,8 +85,8 @@ def _parse(text: str) -> Any:
         yaml.YAMLError: it is not YAML, nests too deep, or grows too large where aliases repeat its parts.
     """
     try:
-        value = yaml.load(text, Loader=_Loader)
-        if _size(value, {}) > MOST_VALUES:
+        value = _loaded(text)
+        if _size(value, {}) > max(MOST_VALUES, len(text)):
             raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values with its aliases written out")
         return value
     except RecursionError:

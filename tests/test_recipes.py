@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
+from pipelines import recipes, yaml_files
 from pipelines.errors import RecipeError
 
 
@@ -28,6 +28,19 @@ def test_a_small_learning_rate_is_a_number(tmp_path: Path) -> None:
     path = write(tmp_path, "sft: {optimizer: {lr: 1e-6}}\n")
     assert recipes.load(path).sft.optimizer.lr == 0.000001
     assert recipes.load(path, ["sft.optimizer.lr=2e-5"]).sft.optimizer.lr == 0.00002
+
+
+def test_a_long_file_is_read_and_a_short_one_whose_aliases_make_it_long_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yaml_files, "MOST_VALUES", 100)
+    (tmp_path / "long.yaml").write_text("tables:\n" + "".join(f"  t{n}: {n}\n" for n in range(500)))
+    assert yaml_files.read_yaml(tmp_path / "long.yaml")["tables"]["t499"] == 499
+    (tmp_path / "short.yaml").write_text(
+        "a: &a [1, 2, 3, 4, 5, 6, 7]\nb: &b [*a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"
+    )
+    with pytest.raises(RecipeError, match="more than 100 values"):
+        yaml_files.read_yaml(tmp_path / "short.yaml")
 
 
 def test_a_reward_is_reached_by_its_name_or_its_place(tmp_path: Path) -> None:

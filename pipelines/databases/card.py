@@ -24,6 +24,7 @@ from pipelines.types import EngineName
 from pipelines.yaml_files import read_yaml
 
 FOLDER = Path("databases")
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a card of three thousand tables takes Python some seconds
 HEAD = """\
 # What the agent is told of this database. Edit descriptions, synonyms, metrics and notes; set `hidden: true` on tables
 # and columns that no question may reach. `sqltrain connect {name}` reads the catalogue again and keeps what you wrote.
@@ -220,7 +221,7 @@ def write(path: Path, card: Card) -> None:
     value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
     order = ("engine", "location", "password_env", "notes", "metrics", "tables")
     ordered = {key: value[key] for key in order if key in value}
-    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.dump(ordered, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, HEAD.format(name=path.stem) + text)

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from pipelines.errors import SqltrainError
 from pipelines.protocols.base import build
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.base import Policy
-from pipelines.serving.cells import event, failure
+from pipelines.serving.cells import TOO_LONG, event, failure, why_broken
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
 from pipelines.types import ActionKind, StopReason, Trajectory, Turn
@@ -65,13 +66,17 @@ class Agent:
         sql: the database's sandbox.
         schema: what prompts show of it.
         model: gives the model that answers from now on.
+
+    Attributes:
+        used: what endpoints have taken so far (see `Policy.take_used`).
     """
 
     def __init__(
         self, where: Named, sql: SqlEngine, schema: Schema, model: Callable[[], Model], budget: Budget
     ) -> None:
         self.where, self.budget = where, budget
-        self._sql, self._schema, self._model = sql, schema, model
+        self.used: Counter[str] = Counter()
+        self.sql, self._schema, self._model = sql, schema, model
         self._numbers = itertools.count(1)
 
     @property
@@ -98,12 +103,12 @@ class Agent:
 
     async def run(self, sql: str) -> Event:
         """The event of a statement that a person wrote: an answer or an error."""
-        result = await self._sql.execute(self.where.database, sql, self.budget.rows)
+        result = await self.sql.execute(self.where.database, sql, self.budget.rows)
         return event(sql, result)
 
     async def is_healthy(self) -> bool:
         """Whether the database answers."""
-        return (await self._sql.execute(self.where.database, "SELECT 1", 1)).ok
+        return (await self.sql.execute(self.where.database, "SELECT 1", 1)).ok
 
     async def _run(self, question: str, model: Model, tell: Callable[[Event], None]) -> None:
         try:
@@ -119,8 +124,6 @@ class Agent:
 
     async def _answered(self, question: str, model: Model, tell: Callable[[Event], None]) -> Event:
         trajectory = await self._episode(question, model, tell)
-        if trajectory.stop is StopReason.BROKEN:
-            return failure(f"no answer: {str(trajectory.failure).replace('_', ' ')}")
         if trajectory.final_sql is None:
             return failure(why_unanswered(trajectory))
         return await self.run(trajectory.final_sql)
@@ -129,15 +132,20 @@ class Agent:
         recipe = model.recipe
         sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
         turns = recipe.protocol.max_turns_eval
-        engine = RolloutEngine(model.policy, build(recipe.protocol), self._sql, sampling, turns, lambda _: self._schema)
+        engine = RolloutEngine(model.policy, build(recipe.protocol), self.sql, sampling, turns, lambda _: self._schema)
         engine.on_action = lambda turn: _tell_action(turn, tell)
         engine.on_turn = lambda turn: _tell_result(turn, tell)
         name = f"chat-{next(self._numbers)}"
-        return await engine.episode(EpisodeRequest(self.where.example(question, name), 0, recipe.seed), name)
+        try:
+            return await engine.episode(EpisodeRequest(self.where.example(question, name), 0, recipe.seed), name)
+        finally:
+            self.used.update(model.policy.take_used())
 
 
 def why_unanswered(trajectory: Trajectory) -> str:
-    """Why an episode that a boundary did not break has no answer, for a person."""
+    """Why an episode has no answer, for a person."""
+    if trajectory.stop is StopReason.BROKEN:
+        return why_broken(str(trajectory.failure))
     is_cut = trajectory.stop is StopReason.TOKEN_LIMIT  # a turn that was cut off says nothing of the protocol
     if not is_cut and trajectory.turns and all(turn.action.kind is ActionKind.INVALID for turn in trajectory.turns):
         taught = "name the recipe that taught it (--recipe)"
@@ -146,7 +154,7 @@ def why_unanswered(trajectory: Trajectory) -> str:
         return "the model gave no answer within its turns"
     if trajectory.turns:
         return "the model used up its tokens without an answer"
-    return "the question and the schema are longer than the model's context: hide tables in the database's card"
+    return TOO_LONG
 
 
 def _tell_action(turn: Turn, tell: Callable[[Event], None]) -> None:

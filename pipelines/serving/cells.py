@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.report.terminal import plain
-from pipelines.types import ExecutionResult, Scalar, text_of
+from pipelines.types import ExecutionResult, ExecutionStatus, Scalar, text_of
 
 CELL_CHARS = 10_000
 SAFE_BITS = 53  # of an integer that JavaScript reads exactly
+TOO_LONG = "the question and the schema are longer than the model's context: hide tables in the database's card"
+FAILURES = {
+    "ContextOverflow": TOO_LONG,
+    "EndpointError": "the model's server does not answer",
+    "database_corrupt": "the database is damaged",
+    "database_locked": "another process writes to the database",
+    "disk": "the disk of the database is full or fails",
+    "worker_died": "the process that ran the query was ended; ask again",
+}
 
 
 def event(sql: str, result: ExecutionResult) -> dict[str, Any]:
     """What became of a statement: an `answer` with its rows, or an `error` in one plain line."""
+    if result.status is ExecutionStatus.UNAVAILABLE:
+        return failure(why_broken(str(result.error_class))) | {"sql": sql}
     if not result.ok:
         return failure(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
     return {"type": "answer", "sql": sql, **_table(result)}
@@ -21,6 +32,12 @@ def event(sql: str, result: ExecutionResult) -> dict[str, Any]:
 def failure(message: str) -> dict[str, Any]:
     """An `error` event."""
     return {"type": "error", "message": " ".join(plain(message).split())}
+
+
+def why_broken(failure: str) -> str:
+    """What a boundary's failure means for a person: the class of an execution's error, or that of an exception."""
+    away = "the database is away" if failure.islower() else "the model failed; the server's log says more"
+    return f"no answer: {FAILURES.get(failure, away)}"
 
 
 def _table(result: ExecutionResult) -> dict[str, Any]:

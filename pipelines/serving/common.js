@@ -78,6 +78,12 @@ function order(a, b) {
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
 }
 
+function save(text, type, name) {
+  const link = make("a", "", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 function download(event) {
   // A text that a spreadsheet would take for a formula is kept one.
   const cell = (value) => {
@@ -86,9 +92,7 @@ function download(event) {
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = [event.columns, ...event.rows].map((row) => row.map(cell).join(","));
-  const link = make("a", "", { href: URL.createObjectURL(new Blob([lines.join("\r\n")], { type: "text/csv" })), download: "answer.csv" });
-  link.click();
-  URL.revokeObjectURL(link.href);
+  save(lines.join("\r\n"), "text/csv", "answer.csv");
 }
 
 find("theme").addEventListener("click", () => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds
 
@@ -27,8 +28,12 @@ class Metrics:
         """A request was not served."""
         self._denied[status] += 1
 
-    def text(self) -> str:
-        """All figures."""
+    def text(self, used: Mapping[str, float]) -> str:
+        """All figures.
+
+        Args:
+            used: what endpoints have taken, by kind.
+        """
         lines = ["# TYPE sqltrain_questions_running gauge", f"sqltrain_questions_running {self.running}"]
         lines.append("# TYPE sqltrain_questions_total counter")
         lines += [f'sqltrain_questions_total{{outcome="{name}"}} {n}' for name, n in sorted(self._outcomes.items())]
@@ -40,4 +45,6 @@ class Metrics:
             total += count
             lines.append(f'sqltrain_question_seconds_bucket{{le="{bound}"}} {total}')
         lines += [f"sqltrain_question_seconds_sum {self._sum:.6f}", f"sqltrain_question_seconds_count {total}"]
+        for name, value in sorted(used.items()):
+            lines += [f"# TYPE sqltrain_endpoint_{name}_total counter", f"sqltrain_endpoint_{name}_total {value:g}"]
         return "\n".join(lines) + "\n"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import pwd
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class AuditLog:
-    """Appends entries; a full file becomes NAME.1, what was NAME.1 becomes NAME.2, and so on up to `KEPT_FILES`.
+    """Appends entries.
 
     Args:
         path: the file; its folder is made.
@@ -49,40 +50,44 @@ class AuditLog:
         self._who = _user()
 
     def write(self, entries: Iterable[Entry]) -> None:
-        """Append entries in one write, so that several processes may share a file.
-
-        Raises:
-            ResourceError: the file cannot be written; an audit that silently stops is none.
-        """
+        """Append entries; see `append`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        lines = [json.dumps(self._line(now, entry), ensure_ascii=True, separators=(",", ":")) for entry in entries]
-        if not lines:
-            return
-        try:
-            self._rotate()
-            with self._path.open("ab", buffering=0) as file:
-                file.write(("\n".join(lines) + "\n").encode())
-        except OSError as error:
-            raise ResourceError(f"the audit log {self._path} cannot be written: {error.strerror}") from None
+        append(self._path, [self._line(now, entry) for entry in entries], self._max_bytes)
 
     def _line(self, now: str, entry: Entry) -> dict[str, Any]:
         return {"at": now, "who": self._who, "pid": os.getpid(), **entry._asdict(), "ms": round(entry.ms, 3)}
 
-    def _rotate(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if self._path.stat().st_size < self._max_bytes:
-                return
-        except FileNotFoundError:
-            return
-        for number in range(KEPT_FILES - 1, 0, -1):
-            older = self._numbered(number)
-            if older.exists():
-                os.replace(older, self._numbered(number + 1))
-        os.replace(self._path, self._numbered(1))
 
-    def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_BYTES) -> None:
+    """Append JSON lines in one write, so that several processes may share a file, which is rotated when it has grown.
+
+    A full file becomes NAME.1, what was NAME.1 becomes NAME.2, and so on up to `KEPT_FILES`.
+
+    Raises:
+        ResourceError: the file cannot be written; an audit that silently stops is none.
+    """
+    lines = [json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n" for row in rows]
+    if not lines:
+        return
+    try:
+        _rotate(path, max_bytes)
+        with path.open("ab", buffering=0) as file:
+            file.write("".join(lines).encode())
+    except OSError as error:
+        raise ResourceError(f"the audit log {path} cannot be written: {error.strerror}") from None
+
+
+def _rotate(path: Path, max_bytes: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if path.stat().st_size < max_bytes:
+            return
+    except FileNotFoundError:
+        return
+    names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, KEPT_FILES + 1))]
+    for newer, older in reversed(list(itertools.pairwise(names))):
+        if newer.exists():
+            os.replace(newer, older)
 
 
 def _user() -> str:

@@ -70,6 +70,10 @@ class OpenAIPolicy(Policy):
         text = as_turn(answer, request.stop, self._agent, keep)
         return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
 
+    def take_used(self) -> dict[str, float]:
+        """See `Asker.take_used`."""
+        return self.asker.take_used()
+
     async def close(self) -> None:
         """Close the connections."""
         await self.asker.close()

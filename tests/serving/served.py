@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 import httpx
 import uvicorn
 
+from flows.serve import add_mcp
 from flows.serving import Service
 from pipelines import recipes
 from pipelines.config import Execution
 from pipelines.databases.card import Card, ColumnCard, TableCard
-from pipelines.databases.named import of_card
+from pipelines.databases.named import Named, find, of_card
+from pipelines.rollout.policies.base import Request
+from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.serving.access import Access
-from pipelines.serving.agent import Agent, Budget, Model
+from pipelines.serving.agent import Agent, Budget, Event, Model
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.models import script
 
@@ -61,6 +65,28 @@ def scripted(folder: Path, lines: Mapping[str, list[str]] = LINES, name: str = "
     return Model(name, script(path), recipes.load("sql_trail", []))
 
 
+def says(sql: str) -> Model:
+    """A model that looks once and answers with this SQL."""
+
+    def say(request: Request) -> str:
+        tag = "solution" if request.turn else "sql"
+        return f"<reasoning>x</reasoning>\n<{tag}>{sql}</{tag}>"
+
+    return Model("script", ScriptedPolicy(say, "script"), recipes.load("sql_trail", []))
+
+
+def asked(database: str, question: str, sql: str) -> list[Event]:
+    """The events of a question to the agent of a database."""
+
+    async def ask(agent: Agent) -> list[Event]:
+        async with aclosing(agent.answer(question)) as events:
+            return [event async for event in events]
+
+    where = find(database)
+    with where.sql(Execution(timeout_s=20)) as engine:
+        return asyncio.run(ask(Agent(where, engine, where.schema(engine), lambda: says(sql), Budget(30, 100))))
+
+
 @dataclass
 class Site:
     """A running server; the last of its models answers."""
@@ -69,9 +95,10 @@ class Site:
     folder: Path
     service: Service
     models: list[Model]
+    client: httpx.Client
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=30)
+        return self.client.post(self.url + path, json=body, headers=headers)
 
     def ask(self, question: str, **headers: str) -> dict[str, Any]:
         """The whole answer to a question."""
@@ -87,14 +114,22 @@ def events(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def site(folder: Path, access: Access | None = None, budget: Budget | None = None, workers: int = 1) -> Iterator[Site]:
-    """Start a server and end it."""
-    where = of_card("people", people(folder))
-    models = [scripted(folder)]
-    with where.sql(Execution(timeout_s=20), workers) as sql:
+def site(
+    folder: Path,
+    access: Access | None = None,
+    budget: Budget | None = None,
+    workers: int = 1,
+    where: Named | None = None,
+    model: Model | None = None,
+) -> Iterator[Site]:
+    """Start a server and end it; by default of the people, answered by `LINES`."""
+    where = where or of_card("people", people(folder))
+    models = [model or scripted(folder)]
+    with where.sql(Execution(timeout_s=20), workers, folder / "statements.jsonl") as sql:
         agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or Budget(30, 100))
-        feedback = Feedback(folder / "feedback", where.address)
+        feedback = Feedback(folder / "feedback")
         service = Service(agent, access or Access({}), folder / "questions.jsonl", feedback)
+        add_mcp(service)
         server = uvicorn.Server(uvicorn.Config(service.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -102,7 +137,8 @@ def site(folder: Path, access: Access | None = None, budget: Budget | None = Non
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            yield Site(f"http://127.0.0.1:{port}", folder, service, models)
+            with httpx.Client(timeout=30) as client:  # a new one for each request takes 30 ms
+                yield Site(f"http://127.0.0.1:{port}", folder, service, models, client)
         finally:
             server.should_exit = True
             thread.join()

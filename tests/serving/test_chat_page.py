@@ -54,6 +54,10 @@ def test_a_question_is_answered_live_and_judged(running: Site, page: Page) -> No
     page.click("Right")
     page.wait_for("the next night learns from it")
     assert "How many people by city ?" in (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text()
+    page.evaluate("window.confirm = () => true")
+    page.click("Delete mine")
+    page.wait_for("1 of your questions deleted")
+    assert (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text() == ""
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -2,14 +2,23 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("starlette", reason="the serve extra is not installed")
+
+from served import people
+
+from pipelines.config import Execution
+from pipelines.databases.named import of_card
 from pipelines.errors import DataError, RecipeError
 from pipelines.nightly.ledger import Ledger
+from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.serving import models
-from pipelines.serving.agent import Model, why_unanswered
+from pipelines.serving.agent import Agent, Budget, Model, why_unanswered
+from pipelines.serving.metrics import Metrics
 from pipelines.serving.models import Served, opened, script
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
@@ -69,6 +78,25 @@ def test_an_unknown_policy_is_reported(text: str, message: str, tmp_path: Path) 
     assert message in str(raised.value)
 
 
+def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path: Path) -> None:
+    paid = [{"answers": 2.0, "prompt_tokens": 90.0}, {"answers": 1.0, "prompt_tokens": 10.0}]
+    policy = ScriptedPolicy(lambda _: "<reasoning>x</reasoning>\n<solution>SELECT 1</solution>", "script")
+    policy.take_used = lambda: paid.pop(0)  # type: ignore[method-assign]
+    where, model = of_card("people", people(tmp_path)), Model("m", policy, models.recipes.load("sql_trail", []))
+
+    async def ask(agent: Agent) -> None:
+        async with aclosing(agent.answer("Who ?")) as events:
+            async for _ in events:
+                pass
+
+    with where.sql(Execution()) as sql:
+        agent = Agent(where, sql, where.schema(sql), lambda: model, Budget())
+        for _ in range(2):
+            asyncio.run(ask(agent))
+    assert paid == []
+    assert "sqltrain_endpoint_prompt_tokens_total 100\n" in Metrics().text(agent.used)
+
+
 def test_a_line_without_turns_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"question": "*", "turns": ["x"]}\n{"question": "y"}\n')
@@ -77,9 +105,9 @@ def test_a_line_without_turns_is_named(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_answer_is_said_as_it_is() -> None:
-    def ended(stop: StopReason, turns: int, kind: ActionKind = ActionKind.SQL) -> str:
+    def ended(stop: StopReason, turns: int, kind: ActionKind = ActionKind.SQL, failure: str | None = None) -> str:
         spoken = (Turn("x", Action(kind)),) * turns
-        return why_unanswered(Trajectory("q", 0, "p", "react", (), spoken, None, stop))
+        return why_unanswered(Trajectory("q", 0, "p", "react", (), spoken, None, stop, failure=failure))
 
     assert "longer than the model's context" in ended(StopReason.TOKEN_LIMIT, 0)
     assert ended(StopReason.TOKEN_LIMIT, 3) == "the model used up its tokens without an answer"
@@ -87,3 +115,9 @@ def test_why_there_is_no_answer_is_said_as_it_is() -> None:
     said = "every turn of the model was malformed: it does not speak the protocol react"
     assert ended(StopReason.TURN_LIMIT, 3, ActionKind.INVALID).startswith(said)
     assert "used up its tokens" in ended(StopReason.TOKEN_LIMIT, 1, ActionKind.INVALID)
+    names = ("EndpointError", "database_missing", "KeyError")
+    assert {name: ended(StopReason.BROKEN, 1, failure=name) for name in names} == {
+        "EndpointError": "no answer: the model's server does not answer",
+        "database_missing": "no answer: the database is away",
+        "KeyError": "no answer: the model failed; the server's log says more",
+    }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -65,27 +67,63 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Cluster:
+    """A PostgreSQL server in a folder of its own, which can be killed and started again."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs, self._user, self._port = programs, _user(), _free_port()
+        self.admin = f"host=127.0.0.1 port={self._port} user=owner dbname=postgres"
+        self.folder = Path(tempfile.mkdtemp(prefix="sqltrain-postgres-"))  # pytest's own are closed to other users
+        self._data = self.folder / "data"
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self._call("initdb", "-D", str(self._data), "-U", "owner", "--auth=trust", "-E", "UTF8", "--no-sync")
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        network = f"-c listen_addresses=127.0.0.1 -p {self._port} -c unix_socket_directories="
+        options = f"{network} -c fsync=off -c shared_buffers=16MB"
+        log = str(self.folder / "log")
+        self._call("pg_ctl", "start", "-D", str(self._data), "-w", "-o", options, "-l", log)
+
+    def kill(self) -> None:
+        """kill -9 of the server and all its processes."""
+        first = int((self._data / "postmaster.pid").read_text().split()[0])
+        for pid in (first, *children(first)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> None:
+        """Stop it, and remove its folder."""
+        self._call("pg_ctl", "stop", "-D", str(self._data), "-m", "immediate")
+        shutil.rmtree(self.folder)
+
+    def _call(self, program: str, *words: str) -> None:
+        command = [str(self._programs / program), *words]
+        environment = {"PATH": os.defpath}
+        done = subprocess.run(
+            command, user=self._user, cwd=self.folder, capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started and that live."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        return [int(word) for word in text.split()]
+    return []
+
+
 @contextmanager
 def postgres(programs: Path) -> Iterator[str]:
     """Run a server and give its superuser's connection string."""
-    user, port = _user(), _free_port()
-    folder = Path(tempfile.mkdtemp(prefix="sqltrain-postgres-"))  # pytest's own folders are closed to other users
-    data = folder / "data"
-
-    def call(*command: str) -> None:
-        done = subprocess.run(command, user=user, cwd=folder, capture_output=True, text=True, env={"PATH": os.defpath})
-        assert done.returncode == 0, done.stderr
-
-    if user is not None:
-        shutil.chown(folder, user)
-    call(str(programs / "initdb"), "-D", str(data), "-U", "owner", "--auth=trust", "-E", "UTF8", "--no-sync")
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -c unix_socket_directories= -c fsync=off -c shared_buffers=16MB"
+    cluster = Cluster(programs)
+    cluster.start()
     try:
-        call(str(programs / "pg_ctl"), "start", "-D", str(data), "-w", "-o", options, "-l", str(folder / "log"))
-        yield f"host=127.0.0.1 port={port} user=owner dbname=postgres"
+        yield cluster.admin
     finally:
-        call(str(programs / "pg_ctl"), "stop", "-D", str(data), "-m", "immediate")
-        shutil.rmtree(folder)
+        cluster.remove()
 
 
 def mariadb_programs() -> tuple[str, str] | None:

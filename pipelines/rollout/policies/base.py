@@ -107,6 +107,10 @@ class Policy(abc.ABC):
     def follow(self) -> None:
         """From now on it is sent the weights that are trained: they are no longer those of its checkpoint."""
 
+    def take_used(self) -> dict[str, float]:
+        """Answers, tokens and cost since the last call, where somebody is paid for them; {} where nobody is."""
+        return {}
+
     def tells_what_it_draws(self) -> bool:
         """Whether a completion's log-probabilities are those of the distribution that its tokens were drawn from."""
         return True

@@ -1,0 +1,193 @@
+"""Databases that are not as one would like: for each an answer or one plain line, and nothing half-written."""
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the serve extra is not installed")
+
+from served import asked, says
+
+from pipelines.config import Execution
+from pipelines.databases import named
+from pipelines.serving.agent import Agent, Budget, Event
+from tests.flows.command_line import sqltrain
+from tests.sql.servers import Cluster, binaries, make_reader
+
+ODD = ("my table", 'it\'s "quoted"', "naïve 🛒", "select", "group by", "drop table x; --", "a\nb", "Ünï")
+
+
+def lines_of(statements: str) -> Callable[[sqlite3.Connection], Any]:
+    return lambda connection: connection.executescript(statements)
+
+
+def large(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE note (id INTEGER, body TEXT)")
+    connection.execute("INSERT INTO note VALUES (1, printf('%.*c', 200000000, 'x'))")
+
+
+def many(connection: sqlite3.Connection) -> None:
+    tables = "".join(f"CREATE TABLE t{n} (id INTEGER PRIMARY KEY, a TEXT);" for n in range(3_000))
+    connection.executescript(f"BEGIN; {tables} COMMIT")
+
+
+def odd(connection: sqlite3.Connection) -> None:
+    for name in ODD:
+        quoted = '"' + name.replace('"', '""') + '"'
+        connection.execute(f'CREATE TABLE {quoted} ({quoted} INTEGER, "order" TEXT)')
+        connection.execute(f"INSERT INTO {quoted} VALUES (7, 'x')")
+
+
+# What is in the database, the question, the SQL of the answer, and what it is: rows, or words of the one line.
+CASES: dict[str, tuple[Callable[[sqlite3.Connection], Any], str, str, list[list[Any]] | str]] = {
+    "three thousand tables": (many, "How many ?", "SELECT count(*) FROM t2999", [[0]]),
+    "a table without rows": (lines_of("CREATE TABLE item (id INTEGER)"), "All ?", "SELECT * FROM item", []),
+    "a name with spaces": (odd, "Which ?", 'SELECT "my table" FROM "my table"', [[7]]),
+    "a name with quotes": (odd, "Which ?", 'SELECT "it\'s ""quoted""" FROM "it\'s ""quoted"""', [[7]]),
+    "a name with an emoji": (odd, "🛒 ?", 'SELECT "naïve 🛒" FROM "naïve 🛒"', [[7]]),
+    "a reserved word": (odd, "Which ?", 'SELECT "select", "order" FROM "select"', [[7, "x"]]),
+    "a name that is a statement": (odd, "Which ?", 'SELECT "order" FROM "drop table x; --"', [["x"]]),
+    "a cell of 200 MB": (large, "What does it say ?", "SELECT body FROM note", "the SQL does not run"),
+    "a column beside such a cell": (large, "Which ?", "SELECT id FROM note", [[1]]),
+    "a view that fails": (
+        lines_of("CREATE TABLE item (id INTEGER); CREATE VIEW broken AS SELECT missing FROM nowhere"),
+        "What is in it ?",
+        "SELECT * FROM broken",
+        "the SQL does not run",
+    ),
+    "a question in German": (
+        lines_of("CREATE TABLE kunde (größe INTEGER); INSERT INTO kunde VALUES (3)"),
+        "Wie viele Kunden gibt es, und wie groß sind sie?",
+        "SELECT größe FROM kunde",
+        [[3]],
+    ),
+    "a question in Japanese": (
+        lines_of("CREATE TABLE 顧客 (名前 TEXT); INSERT INTO 顧客 VALUES ('花子')"),
+        "顧客の名前は何ですか？",
+        "SELECT 名前 FROM 顧客",
+        [["花子"]],
+    ),
+    "a question in Arabic": (lines_of("CREATE TABLE a (b)"), "كم عدد العملاء؟", "SELECT 'عميل'", [["عميل"]]),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(name, marks=pytest.mark.services if case[0] in (many, large) else ())
+        for name, case in CASES.items()
+    ],
+)
+def test_a_database_that_is_not_as_one_would_like(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, question, sql, expected = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "own.sqlite")) as connection, connection:
+        make(connection)
+    code, _, err = sqltrain(monkeypatch, capsys, "connect", "own.sqlite")
+    assert (code, err) == (0, "")
+    events = asked("own", question, sql)
+    last = events[-1]
+    if isinstance(expected, str):
+        assert (last["type"], len(last["message"].splitlines()), expected in last["message"]) == ("error", 1, True)
+    else:
+        assert (last["type"], last.get("rows")) == ("answer", expected), last
+    assert len(str(events)) < 100_000  # nothing of a large cell is told, nor in what the model saw
+
+
+def test_an_empty_database_is_one_plain_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sqlite3.connect(tmp_path / "own.sqlite").close()
+    code, _, err = sqltrain(monkeypatch, capsys, "connect", "own.sqlite")
+    assert (code, len(err.splitlines()), "has no tables" in err) == (2, 1, True)
+    assert not (tmp_path / "databases").exists()
+
+
+def run(folder: Path, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *words], cwd=folder, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(root), **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.services
+@pytest.mark.timeout(120)
+def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = binaries()
+    if programs is None:
+        pytest.skip("PostgreSQL's programs are not installed")
+    import psycopg
+
+    cluster = Cluster(programs)
+    hba = cluster.folder / "data" / "pg_hba.conf"
+    hba.write_text("host all reader,writer 127.0.0.1/32 scram-sha-256\n" + hba.read_text())
+    cluster.start()
+    try:
+        make_reader(programs, cluster.admin, "reader", "secret")
+        with psycopg.connect(cluster.admin, autocommit=True) as connection:
+            connection.execute("CREATE TABLE item (id int); INSERT INTO item VALUES (1); CREATE ROLE writer LOGIN")
+            connection.execute("ALTER ROLE writer PASSWORD 'secret'; GRANT CONNECT ON DATABASE postgres TO writer")
+            connection.execute("GRANT USAGE ON SCHEMA public TO reader, writer; GRANT SELECT ON item TO reader")
+            connection.execute("GRANT SELECT, DELETE ON item TO writer")
+        host = f"127.0.0.1:{cluster.admin.partition('port=')[2].split()[0]}/postgres"
+
+        for words in (["connect"], ["serve", "--policy", "script:none.jsonl"], ["mcp"]):
+            refused = run(tmp_path, words[0], f"postgresql://reader:hunter2@{host}", *words[1:])
+            assert refused.returncode != 0
+            assert (len(refused.stderr.splitlines()), "hunter2" in refused.stderr) == (1, False), refused.stderr
+        writes = run(tmp_path, "connect", f"postgresql://writer:secret@{host}")
+        assert (writes.returncode, "write to item" in writes.stdout, "--allow-writes" in writes.stderr) == (
+            2,
+            True,
+            True,
+        )
+        assert not (tmp_path / "databases").exists()
+
+        monkeypatch.setenv("PGPASSWORD", "secret")
+        monkeypatch.chdir(tmp_path)
+        address = f"postgresql://reader@{host}"
+        assert run(tmp_path, "connect", address, "--name", "items").returncode == 0
+        card = (tmp_path / "databases" / "items.yaml").read_bytes()
+        where = named.find(address)
+        with where.sql(Execution(timeout_s=20)) as sql:
+            agent = Agent(where, sql, where.schema(sql), lambda: says("SELECT id FROM item"), Budget(30, 100))
+            last = asyncio.run(_killed_in_mid_answer(agent, cluster))
+            assert (last["type"], len(last["message"].splitlines())) == ("error", 1)
+            away = run(tmp_path, "connect", "items")
+            assert (away.returncode, len(away.stderr.splitlines())) == (2, 1), away.stderr
+            assert (tmp_path / "databases" / "items.yaml").read_bytes() == card
+            cluster.start()
+            until = time.monotonic() + 20
+            while (last := asyncio.run(_last(agent)))["type"] != "answer":
+                assert time.monotonic() < until, last
+            assert last["rows"] == [[1]]
+    finally:
+        cluster.remove()
+
+
+async def _killed_in_mid_answer(agent: Agent, cluster: Cluster) -> Event:
+    last: Event = {}
+    async with aclosing(agent.answer("Which ?")) as events:
+        async for event in events:
+            if event["type"] == "result":
+                cluster.kill()
+            last = event
+    return last
+
+
+async def _last(agent: Agent) -> Event:
+    async with aclosing(agent.answer("Which ?")) as events:
+        return [event async for event in events][-1]

@@ -1,0 +1,164 @@
+"""What users asked and said: kept for its days, exported, deleted, handed to the night, and told to MLflow."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import Nightly, Source
+from pipelines.data import jsonl
+from pipelines.errors import DataError, ResourceError
+from pipelines.nightly import inbox
+from pipelines.serving.agent import Event
+from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
+from tests.flows.command_line import sqltrain
+
+SQL = "SELECT count(*) FROM person"
+ANSWER: list[Event] = [
+    {"type": "sql", "sql": "SELECT name FROM person"},
+    {"type": "result", "text": "name\nAda", "rows": 1, "error": None},
+    {"type": "answer", "sql": SQL, "columns": ["n"], "rows": [[3]], "more": False},
+]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.days = 0.0
+
+    def __call__(self) -> float:
+        return 1_000_000_000 + self.days * DAY_S
+
+
+def keep(feedback: Feedback, id: str, user: str = "ada", question: str = "How many ?", database: str = "x") -> None:
+    feedback.keep(id, user, question, "", "model", database, ANSWER)
+
+
+def lines(folder: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in (folder / INBOX).read_text().splitlines()]
+
+
+def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(tmp_path: Path) -> None:
+    clock = Clock()
+    feedback = Feedback(tmp_path, days=30, clock=clock)
+    keep(feedback, "old", question="the-old-words ?")
+    feedback.judge("old", "ada", True, None)
+    clock.days = 20
+    keep(feedback, "new")
+    feedback.judge("new", "ada", True, None)
+    clock.days = 29.9
+    assert (feedback.prune(), lines(tmp_path)) == (0, ["old", "new"])
+    clock.days = 30.1
+    assert (feedback.prune(), lines(tmp_path)) == (1, ["new"])
+    assert [row["id"] for row in feedback.export()] == ["new"]
+    assert not [path for path in tmp_path.iterdir() if path.is_file() and b"the-old-words" in path.read_bytes()]
+    with pytest.raises(DataError, match="no such question"):
+        feedback.judge("old", "ada", False, None)
+
+
+def test_a_mended_answer_is_the_nights_and_the_last_word_counts(tmp_path: Path) -> None:
+    feedback = Feedback(tmp_path)
+    keep(feedback, "a")
+    assert feedback.judge("a", "ada", False, "SELECT 1")
+    assert json.loads((tmp_path / INBOX).read_text())["sql"] == "SELECT 1"
+    assert feedback.judge("a", "ada", True, None)
+    assert json.loads((tmp_path / INBOX).read_text())["sql"] == SQL
+    assert not feedback.judge("a", "ada", False, None)
+    assert lines(tmp_path) == []
+    assert [each["good"] for each in next(feedback.export())["verdicts"]] == [False, True, False]
+
+
+def test_the_commands_print_and_delete_what_is_kept_while_a_server_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feedback = Feedback(tmp_path)  # the server's
+    for id, user in (("a", "ada"), ("b", "bo"), ("c", "ada")):
+        keep(feedback, id, user)
+        feedback.judge(id, user, True, None)
+    code, out, _ = sqltrain(monkeypatch, capsys, "feedback", "export", str(tmp_path), "--user", "bo")
+    assert (code, [json.loads(line)["id"] for line in out.splitlines()]) == (0, ["b"])
+    code, out, _ = sqltrain(monkeypatch, capsys, "feedback", "delete", str(tmp_path), "--user", "ada")
+    assert (code, out.strip()) == (0, "deleted 2 questions")
+    assert lines(tmp_path) == ["b"]
+    keep(feedback, "d", "ada")
+    assert [row["id"] for row in feedback.export()] == ["b", "d"]
+    code, _, err = sqltrain(monkeypatch, capsys, "feedback", "export", str(tmp_path / "none"))
+    assert (code, len(err.splitlines()), "no feedback in" in err) == (2, 1, True)
+
+
+def test_a_folder_that_cannot_be_written_is_one_plain_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot be read or written"):
+        Feedback(tmp_path / "file")
+    (tmp_path / FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(ResourceError, match="cannot be read or written"):
+        Feedback(tmp_path)
+
+
+def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path: Path) -> None:
+    database = tmp_path / "people.sqlite"
+    subprocess.run([sys.executable, "-c", f"import sqlite3; sqlite3.connect({str(database)!r}).execute("
+                    "'CREATE TABLE person (name)')"], check=True)  # fmt: skip
+    feedback, batches = Feedback(tmp_path / "feedback"), tmp_path / "batches"
+    settings = Nightly(inbox=str(tmp_path / "feedback" / INBOX.parent))
+    for id in ("first", "second"):
+        keep(feedback, id, question=f"{id} ?", database=str(database))
+        feedback.judge(id, "ada", True, None)
+        batch = inbox.collect(settings, batches)
+        assert batch is not None
+        taken = jsonl.read(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, tmp_path)
+        assert [(one.question, one.gold_sql) for one in taken.examples] == [(f"{id} ?", SQL)]
+    assert inbox.collect(settings, batches) is None
+
+
+@pytest.mark.services
+def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tmp_path: Path) -> None:
+    feedback, store = Feedback(tmp_path / "feedback"), tmp_path / "store"
+    store.mkdir()
+    keep(feedback, "a")
+    keep(feedback, "b", "bo")
+    feedback.judge("a", "ada", False, "SELECT 7")
+    feedback.judge("a", "ada", True, None)
+
+    def tell() -> None:
+        command = [sys.executable, "-m", "tasks.verdicts", str(feedback.folder), str(store)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+    assert feedback.has_news()
+    tell()
+    assert not feedback.has_news()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{store / 'mlflow.db'}")
+        (row,) = feedback.export("ada")
+        trace = client.get_trace(row["trace"])
+        said = [(one.name, one.value, one.source.source_id) for one in trace.info.assessments]
+        assert sorted(map(str, said)) == sorted(
+            map(str, [("user_verdict", False, "ada"), ("expected_response", "SELECT 7", "ada"),
+                      ("user_verdict", True, "ada")])
+        )  # fmt: skip
+        assert [span.name for span in trace.data.spans] == ["a", "execute"]
+        assert next(feedback.export("bo"))["trace"] is None
+        feedback.delete("ada")
+        tell()
+        place = client.get_experiment_by_name("served questions")
+        assert place is not None
+        assert client.search_traces(locations=[place.experiment_id]) == []
+
+
+def test_a_tracking_server_that_is_away_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.errors import BoundaryError
+    from tasks.verdicts import tell
+
+    feedback = Feedback(tmp_path)
+    keep(feedback, "a")
+    feedback.judge("a", "ada", True, None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(BoundaryError, match="does not answer"):
+        tell(feedback, tmp_path)
+    assert feedback.has_news()
