@@ -80,6 +80,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a PostgreSQL server "
         "from its BIRD_dev.sql",
     ),
+    "bird_mini_dev_mysql": Benchmark(
+        500,
+        11,
+        "CC BY-SA 4.0",
+        "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a MySQL server from "
+        "its BIRD_dev.sql",
+    ),
     "bird_dev_1106": Benchmark(
         1534,
         11,

@@ -4,8 +4,8 @@
 <path>/dev_databases/<db_id>/<db_id>.sqlite                    (train_databases/ for train)
 <path>/dev_databases/<db_id>/database_description/<table>.csv  what each column means
 
-The mini-dev comes in three dialects. Of the PostgreSQL one (mini_dev_postgresql.json) all tables lie in one database of
-a server, made from its BIRD_dev.sql; the option `address` says where. There is no MySQL engine here.
+The mini-dev comes in three dialects. Of the two for servers (mini_dev_postgresql.json, mini_dev_mysql.json) all tables
+lie in one database, made from the BIRD_dev.sql of each; the option `address` says where.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.config import Section, Source
 from pipelines.data.base import Loaded, collect, database_file, link, named, read_json_list, read_options, source_folder
 from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import reader
-from pipelines.sql.dialects.dialect import has_password
+from pipelines.sql.dialects.dialect import has_password, of_address
 from pipelines.types import Database, Example
 
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
@@ -35,7 +35,8 @@ class BirdOptions(Section):
         questions: the question file, relative to the path; null takes `<split>.json`, else mini-dev's file.
         databases: the folder of databases, relative to the path; null takes `<split>_databases`.
         descriptions: add what the benchmark says of each column to the evidence, a line a column.
-        address: of a PostgreSQL server's database that holds all tables, without a password; null reads SQLite files.
+        address: of a server's database that holds all tables ("postgresql://" or "mysql://"), without a password; null
+            reads SQLite files.
     """
 
     questions: str | None = None
@@ -91,14 +92,17 @@ def _on_server(id: str, address: str) -> Database:
     """A question's part of the one database that BIRD_dev.sql makes.
 
     Raises:
-        BadRow: the id is no plain name, or the address holds a password.
+        BadRow: the id is no plain name, or the address is of no engine or holds a password.
     """
     if not is_plain_name(id):
         raise BadRow("bad_database_id", f"{id!r} is not a plain name")
     if has_password(address):
-        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
+        detail = "a password in an address would be kept in datasets: use PGPASSWORD, MYSQL_PWD or a password file"
         raise BadRow("password_in_address", detail)
-    return Database(id, "postgres", address)
+    engine = of_address(address)
+    if engine is None:
+        raise BadRow("bad_address", f"no engine has addresses such as {address!r}")
+    return Database(id, engine, address)
 
 
 def describe(folder: Path) -> str:

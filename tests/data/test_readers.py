@@ -194,15 +194,18 @@ def test_bird_mini_dev_is_found_by_its_own_name(bird, tmp_path):
     assert len(read("bird", bird, tmp_path / "stage").examples) == 2
 
 
-def test_bird_mini_dev_in_postgresql_asks_one_database_of_a_server(bird, tmp_path):
-    (bird / "dev.json").rename(bird / "mini_dev_postgresql.json")
-    asked = {"questions": "mini_dev_postgresql.json", "address": "postgresql://reader@db/BIRD"}
+@pytest.mark.parametrize(("dialect", "engine"), [("postgresql", "postgres"), ("mysql", "mysql")])
+def test_bird_mini_dev_in_another_dialect_asks_one_database_of_a_server(bird, tmp_path, dialect, engine):
+    file = bird / f"mini_dev_{dialect}.json"
+    (bird / "dev.json").rename(file)
+    asked = {"questions": file.name, "address": f"{dialect}://reader@db/BIRD"}
     loaded = read("bird", bird, tmp_path / "stage", options=asked)
-    assert [(one.database.id, one.database.engine) for one in loaded.examples] == [("music", "postgres")] * 2
-    assert loaded.examples[0].database.location == "postgresql://reader@db/BIRD"
-    assert set(base.files(Source(kind="bird", path=str(bird), options=asked))) == {bird / "mini_dev_postgresql.json"}
-    secret = asked | {"address": "postgresql://reader:secret@db/BIRD"}
-    assert read("bird", bird, tmp_path / "stage", options=secret).quarantine[0].reason == "password_in_address"
+    assert [(one.database.id, one.database.engine) for one in loaded.examples] == [("music", engine)] * 2
+    assert loaded.examples[0].database.location == asked["address"]
+    assert set(base.files(Source(kind="bird", path=str(bird), options=asked))) == {file}
+    for address, reason in ((f"{dialect}://reader:secret@db/BIRD", "password_in_address"), ("db/BIRD", "bad_address")):
+        refused = read("bird", bird, tmp_path / "stage", options=asked | {"address": address})
+        assert {row.reason for row in refused.quarantine} - {"empty_sql"} == {reason}
 
 
 def test_jsonl_reads_a_users_own_questions(tmp_path):
