@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pipelines.endpoints.client import Malformed, Unreadable
-from pipelines.protocols.stops import cut
+from pipelines.protocols.stops import close_tag, cut
 
 Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
 _THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
@@ -174,19 +174,3 @@ def _harmless(thought: str, agent: Sequence[str]) -> str:
     """Reasoning in which the protocol's tags are words: a thinking model rehearses its answer there."""
     names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
     return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
-
-
-def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
-    """The text with the stop string that the server took away.
-
-    Args:
-        said: the stop string by the server's own word (vLLM says it); else it is the closing tag of the last tag that
-            the text leaves open.
-    """
-    if text.endswith(stops):
-        return text
-    if isinstance(said, str) and said in stops:
-        return text + said
-    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
-    last = max(opened, default=-1)
-    return text + opened[last] if last >= 0 else text

@@ -12,25 +12,45 @@ It speaks text alone, so that whoever trains keeps its own tokens. All episodes 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import functools
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from pipelines import recipes
-from pipelines.config import Recipe
+from pipelines.config import Recipe, Source
+from pipelines.data import base
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
+from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
+from pipelines.protocols.stops import close_tag, cut
 from pipelines.registry import DIALECTS
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
 from pipelines.sql.dialects.dialect import of_file
-from pipelines.types import Database, Example, Outcome, StopReason, Trajectory
+from pipelines.sql.engine import Pair
+from pipelines.types import (
+    Action,
+    ActionKind,
+    Database,
+    Example,
+    Outcome,
+    StopReason,
+    Trajectory,
+    from_dict,
+    to_dict,
+)
 
 Messages = list[dict[str, str]]
+UNSEEN = "The reasoning stays with the agent."  # of an agent that calls tools; a protocol may demand some
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
 
 
@@ -98,11 +118,29 @@ class Session:
             self._episode.observe(result)
         return await asyncio.to_thread(self._answer) if self.done else self._answer()
 
+    def closed(self, text: str) -> str:
+        """A turn that a server ended at one of `stop`, with that text, which most servers leave out."""
+        return close_tag(text, self.stop, None)
+
+    def query(self, sql: str) -> Step:
+        """The turn that runs a statement, for agents that call tools. Raises what `step` does."""
+        return self.step(self._environment.turn(ActionKind.SQL, sql))
+
+    def answer(self, sql: str) -> Step:
+        """The turn that answers with a statement, for agents that call tools. Raises what `step` does."""
+        return self.step(self._environment.turn(ActionKind.SOLUTION, sql))
+
+    def give_up(self) -> Step:
+        """End the episode of an agent that says no more: it is paid as one whose turns are empty up to the cap."""
+        step = self.step("")
+        while not step.done:
+            step = self.step("")
+        return step
+
     def _accept(self, text: str) -> str | None:
         if self.done:
             raise ValueError("the episode is over; begin another one with reset")
-        ends = [place + len(mark) for mark in self.stop if (place := text.find(mark)) >= 0]
-        return self._episode.accept(Completion(text[: min(ends, default=len(text))]))  # as a server would stop it
+        return self._episode.accept(Completion(cut(text, self.stop)))  # as a server would stop it
 
     def _answer(self) -> Step:
         if self.done:
@@ -117,24 +155,26 @@ class Environment:
         recipe: a recipe, or its name or path; its protocol, its rewards and its limits hold.
         overrides: `key=value`, as on the command line.
         workers: processes that run SQL.
-        max_turns: the turn cap; None takes the recipe's for training.
+        evaluates: whether the recipe's turn cap of evaluation holds, and not that of training.
 
     Raises:
         RecipeError: no such recipe, or it pays nothing.
     """
 
     def __init__(
-        self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, max_turns: int | None = None
+        self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, evaluates: bool = False
     ) -> None:
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
         self.sql = sql_engine(self.recipe, workers)
         self.rows = self.recipe.protocol.observation_rows
         self._protocol = build(self.recipe.protocol)
         self._rubric = Rubric(self.recipe.rewards)
-        cap = max_turns or self.recipe.protocol.max_turns
+        cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
         self._rules = Rules(self._protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
         self.schema = schemas(self.recipe)  # of a database, read once
         self._begun = 0
+        self._closing = contextlib.ExitStack()
+        self._closing.callback(self.sql.close)
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +184,26 @@ class Environment:
 
     def close(self) -> None:
         """End the SQL workers."""
-        self.sql.close()
+        self._closing.close()
+
+    @property
+    def pools(self) -> dict[str, tuple[Source, ...]]:
+        """The recipe's questions by pool: `sft`, `rl`, `dev`, and each benchmark of `data.test` by its name."""
+        data = self.recipe.data
+        return {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,), **{one.name: (one,) for one in data.test}}
+
+    def questions(self, pool: str) -> list[Example]:
+        """The questions of a pool, ready for `reset`. They are read, and their gold SQL is not checked.
+
+        Raises:
+            DataError: there is no such pool, or its files are missing.
+        """
+        if pool not in self.pools:
+            raise DataError(f"the recipe has no pool {pool!r}", f"There are: {', '.join(self.pools)}.")
+        folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # of links to databases
+        root = Path(self._closing.enter_context(folder))
+        read = [base.read(source, self.recipe.seed, root).examples for source in self.pools[pool]]
+        return base.resolve([example for examples in read for example in examples], root)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question; its first messages are `session.messages`.
@@ -159,6 +218,29 @@ class Environment:
         prompt = self._protocol.prompt(example, self.schema(example.database), self._rules.max_turns)
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self._rules, POLICY, f"session-{self._begun}", prompt, None))
+
+    def turn(self, kind: ActionKind, sql: str) -> str:
+        """The text of an agent's turn that runs a statement or answers with it, as the recipe's protocol writes it; the
+        statement alone, which is a malformed turn, where the protocol cannot say it.
+        """
+        try:
+            return self._protocol.write(Action(kind, sql.strip(), UNSEEN))
+        except ValueError:
+            return sql
+
+    def equalities(self, pool: str) -> tuple[str, ...]:
+        """The equalities under which answers to a pool's questions are evaluated, the headline's first."""
+        own = self.recipe.on(pool).equalities if pool in {one.name for one in self.recipe.data.test} else ()
+        return own or tuple(dict.fromkeys((self.recipe.execution.equality, *self.recipe.evaluation.equalities)))
+
+    def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:
+        """What an answer is worth under each equality, in [0, 1]; None where the database, or the gold SQL, failed."""
+        pair = Pair(example.database, example.gold_sql, sql)
+        if result_files.is_asked_for([example], equalities):
+            (verdict,) = result_files.verdicts([pair], [example.meta[result_files.META]], self.sql)
+        else:
+            (verdict,) = self.sql.verdicts([pair], equalities)
+        return None if verdict.broken else dict(verdict.scores)
 
     def score(self, trajectory: Trajectory, example: Example) -> Step:
         """The last step of an episode: its final SQL held against gold, and paid by the recipe's panel."""
@@ -189,13 +271,33 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def shared(recipe: str, overrides: tuple[str, ...] = (), workers: int = 1, evaluates: bool = False) -> Environment:
+    """The environment of a recipe in this process, for trainers that make an object for each episode; it is
+    closed when the process ends.
+    """
+    environment = Environment(recipe, overrides, workers, evaluates)
+    atexit.register(environment.close)
+    return environment
+
+
+def row_of(example: Example) -> dict[str, str]:
+    """A row of texts that `example_of` reads back to the same example."""
+    return {"question": example.question, "record": json.dumps(to_dict(example))}
+
+
 def example_of(row: Mapping[str, Any]) -> Example:
     """An example from the row of a dataset: `question`, `sql`, and `database` as a file; `id`, `evidence` and `engine`
-    may be left out.
+    may be left out. Or from a row of `row_of`.
 
     Raises:
         DataError: a field is missing or is no text.
     """
+    if isinstance(record := row.get("record"), str):
+        try:
+            return from_dict(Example, json.loads(record))
+        except (ValueError, RecursionError):
+            raise DataError("the row's field 'record' is none that row_of made") from None
     texts = {name: row.get(name, "") for name in ("question", "sql", "database", "id", "evidence", "engine")}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     missing = [name for name in ("question", "sql", "database") if not texts[name]]

@@ -14,9 +14,7 @@ from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from pipelines.environment.core import Environment, Messages, Session, Step, example_of
-
-_shared: dict[tuple[str, tuple[str, ...]], Environment] = {}
+from pipelines.environment.core import Messages, Session, Step, example_of, shared
 
 
 class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
@@ -29,7 +27,7 @@ class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
 
     def __init__(self, env_config: Mapping[str, Any], extras: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self._environment = _environment(str(env_config["recipe"]), tuple(env_config.get("overrides", ())))
+        self._environment = shared(str(env_config["recipe"]), tuple(env_config.get("overrides", ())))
         self._example = example_of(extras or {})
         self._session: Session | None = None
         self._last: Step | None = None
@@ -60,10 +58,3 @@ class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
         if self._last is None or not self._last.done:
             return {}
         return {"correct": float(self._last.info["correct"]), "turns": self._last.info["turns"]}
-
-
-def _environment(recipe: str, overrides: tuple[str, ...]) -> Environment:
-    """The environment of a recipe in this process."""
-    if (recipe, overrides) not in _shared:
-        _shared[recipe, overrides] = Environment(recipe, overrides)
-    return _shared[recipe, overrides]

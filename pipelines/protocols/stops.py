@@ -39,3 +39,19 @@ def cut(text: str, stops: Sequence[str]) -> str:
     """The text up to the end of its first stop string: a last token, or a server, may say more than that."""
     ends = [found + len(stop) for stop in stops if (found := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
+
+
+def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
+    """The text with the stop string that the server took away.
+
+    Args:
+        said: the stop string by the server's own word (vLLM says it); else it is the closing tag of the last tag that
+            the text leaves open.
+    """
+    if text.endswith(stops):
+        return text
+    if isinstance(said, str) and said in stops:
+        return text + said
+    opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
+    last = max(opened, default=-1)
+    return text + opened[last] if last >= 0 else text

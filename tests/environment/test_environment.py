@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import recipes
-from pipelines.config import Recipe, Source
-from pipelines.data import base
+from pipelines.config import Recipe
 from pipelines.environment import Environment
 from pipelines.environment.core import example_of
 from pipelines.errors import DataError
@@ -20,13 +19,6 @@ from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.types import Database, Example, Trajectory
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
-
-
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
-    root = tmp_path_factory.mktemp("world")
-    source = Source(kind="miniature", split="train", options={"databases": 2, "questions": 4})
-    return base.resolve(base.read(source, 0, root).examples, root)
 
 
 def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple[list[Trajectory], list[float]]:

@@ -9,9 +9,9 @@ import pytest
 
 from pipelines.config import Teacher
 from pipelines.endpoints import client
-from pipelines.endpoints.answers import close_tag
 from pipelines.endpoints.client import Endpoint
 from pipelines.errors import RecipeError, ResourceError
+from pipelines.protocols.stops import close_tag
 from pipelines.rollout.engine import EpisodeRequest
 from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.types import Example, StopReason

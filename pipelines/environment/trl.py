@@ -1,0 +1,82 @@
+"""The environment for TRL's GRPOTrainer: a class whose methods are the agent's tools.
+
+    trainer = GRPOTrainer(model, args=settings, train_dataset=rows, environment_factory=tools("mtir_sql"))
+
+Each row of the dataset has the fields that `example_of` reads; a `prompt` may be left out. The agent's answer is a tool
+call, for TRL does not show its environments what the agent says besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipelines.environment.core import Environment, Session, Step, example_of
+
+NATIVE = ("protocol.name=tool_call", "protocol.prompt=native", "protocol.options={}")  # names these tools, and no tags
+OPENING, CLOSING = "<tool_response>\n", "\n</tool_response>"
+
+
+def tools(recipe: str, overrides: Sequence[str] = (), workers: int = 1) -> Callable[[], SqlTools]:
+    """What `environment_factory` takes: all episodes share one pool of SQL workers.
+
+    Raises:
+        RecipeError: no such recipe.
+    """
+    environment = Environment(recipe, [*overrides, *NATIVE], workers)
+    return lambda: SqlTools(environment)
+
+
+class SqlTools:
+    """One episode at a time. TRL gives the agent every public method but `reset` and `get_reward` as a tool."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._session: Session | None = None
+        self._last: Step | None = None
+
+    def reset(self, **row: Any) -> str:
+        """Begin an episode on a row of the dataset; its prompt is appended to the last message of the row's.
+
+        Raises:
+            DataError: the row lacks a field.
+        """
+        self._session, self._last = self._environment.reset(example_of(row)), None
+        return "\n\n".join(message["content"] for message in self._session.messages)
+
+    def execute_sql_query(self, sql: str) -> str:
+        """Run one read-only SQL query and return its column names and first records.
+
+        Args:
+            sql: The SQL query to run
+
+        Returns:
+            The records as JSON, or the database's error message
+        """
+        return self._take(self._begun.query(sql))
+
+    def answer(self, sql: str) -> str:
+        """Give the final SQL query. It ends the task.
+
+        Args:
+            sql: The final SQL query
+
+        Returns:
+            A word that the answer was taken
+        """
+        return self._take(self._begun.answer(sql))
+
+    def get_reward(self) -> float | None:
+        """What the recipe pays for the episode; None for a broken one, which TRL leaves out of its group."""
+        if self._last is None or not self._last.done:
+            self._last = self._begun.give_up()
+        return self._last.reward
+
+    @property
+    def _begun(self) -> Session:
+        assert self._session is not None, "reset comes first"
+        return self._session
+
+    def _take(self, step: Step) -> str:
+        self._last = step
+        return (step.observation or "The answer was taken.").removeprefix(OPENING).removesuffix(CLOSING)

@@ -1,0 +1,14 @@
+"""Questions of the miniature world, ready for an environment."""
+
+import pytest
+
+from pipelines.config import Source
+from pipelines.data import base
+from pipelines.types import Example
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    root = tmp_path_factory.mktemp("world")
+    source = Source(kind="miniature", split="train", options={"databases": 2, "questions": 4})
+    return base.resolve(base.read(source, 0, root).examples, root)
