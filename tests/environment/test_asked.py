@@ -1,0 +1,62 @@
+"""What a client of a server may ask for: the recipe's questions, and rows whose database lies in the given folder."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.environment import Environment
+from pipelines.environment.asked import Asked
+from pipelines.environment.core import example_of, row_of
+from pipelines.errors import DataError
+from pipelines.types import Example
+
+SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 2, questions: 3}}]",)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[Environment]:
+    with Environment("skyrl_sql", SMALL) as made:
+        yield made
+
+
+def test_a_question_is_asked_by_its_pool_and_index(environment: Environment) -> None:
+    asked = Asked(environment, None)
+    assert len(asked.pool("rl")) == 6
+    question = asked.example({"pool": "rl", "index": 5})
+    assert question == environment.questions("rl")[5] or question.id == environment.questions("rl")[5].id
+    session = environment.reset(question)
+    assert session.step(f"<think>a</think>\n<solution>{question.gold_sql}</solution>").reward == 1.0
+    for wrong in ({"pool": "rl", "index": 6}, {"pool": "rl", "index": -1}, {"pool": "none"}, {"pool": 3}):
+        with pytest.raises(DataError):
+            asked.example(wrong)
+
+
+def test_a_clients_row_names_only_files_of_the_folder(
+    environment: Environment, questions: list[Example], tmp_path: Path
+) -> None:
+    folder = tmp_path / "databases"
+    folder.mkdir()
+    shutil.copy(questions[0].database.location, folder / "shop.sqlite")
+    shutil.copy(questions[0].database.location, tmp_path / "secret.sqlite")
+    (folder / "link.sqlite").symlink_to(tmp_path / "secret.sqlite")
+    row = {"question": questions[0].question, "sql": questions[0].gold_sql}
+    asked = Asked(environment, folder)
+    found = asked.example({**row, "database": "shop.sqlite"})
+    assert found.database.location == str(folder / "shop.sqlite")
+    outside = ("../secret.sqlite", str(tmp_path / "secret.sqlite"), "link.sqlite", "none.sqlite", "postgresql://h/d", 3)
+    for database in outside:
+        with pytest.raises(DataError):
+            asked.example({**row, "database": database})
+    with pytest.raises(DataError):
+        asked.example({**row_of(questions[0]), "database": "shop.sqlite"})
+    with pytest.raises(DataError, match="takes no rows"):
+        Asked(environment, None).example({**row, "database": "shop.sqlite"})
+
+
+def test_a_row_carries_a_whole_example(questions: list[Example]) -> None:
+    assert example_of(row_of(questions[0])) == questions[0]
+    for wrong in ("", "[]", "{}", '{"id": 3}', "[" * 100_000):
+        with pytest.raises(DataError):
+            example_of({"record": wrong})
