@@ -7,7 +7,7 @@ PIP_FLAGS = --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # A process of tests for each core; a file's tests stay in one of them.
 SPREAD = -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: miniature recipes test site lint services services-setup services-server services-rest conformance lock clean
+.PHONY: miniature recipes test site lint adapters services services-setup services-server services-rest conformance lock clean
 
 # The main job: generate a world, teach, train, evaluate. No GPU, network, weights or server.
 miniature: $(VENV)/.run
@@ -32,6 +32,13 @@ lint: $(VENV)/.test
 # Against real benchmark files and the official evaluators' verdicts, where SQLTRAIN_SHARED_DATA has them.
 conformance: $(VENV)/.test
 	$(BIN)/python -m pytest tests/conformance
+
+# Our environment under other people's trainers and harnesses, each in an environment of its own: they cannot share one.
+adapters: $(addprefix adapter-,inspect-ai lm-eval openenv verifiers)
+adapter-%:
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check -e '.[$*]' pytest pytest-timeout
+	$(VENV)-$*/bin/python -m pytest -m 'slow or services' tests/environment/test_$(subst -,_,$*).py
 
 # Real servers: PostgreSQL, Prefect, MLflow, a browser.
 services: $(VENV)/.services

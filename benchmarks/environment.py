@@ -1,23 +1,27 @@
-"""Our environment beside the text-to-SQL example of skyrl-gym: episodes a second, and what each pays.
+"""Our environment beside the text-to-SQL examples of other libraries: how many a second, and what each pays.
 
     pip install skyrl-gym
-    python benchmarks/environment.py [--episodes 400] [--passes 5]
+    pip download --no-deps --python-version 3.12 --only-binary=:all: nemo-gym && unzip nemo_gym-*.whl -d nemo_gym
+    python benchmarks/environment.py [--episodes 400] [--passes 5] [--nemo-gym nemo_gym]
 
-Both sides play the same turns on the same SQLite files: one query, then an answer, of which half are right. They are
-timed in turn; figures are medians of the passes, in wall clock on one core (`taskset -c 0`). The second table plays
-answers that are wrong or hostile.
+skyrl-gym plays the same turns on the same SQLite files: one query, then an answer, of which half are right. NeMo Gym's
+bird_sql has one turn, so its verdicts on answers are held against ours; that module needs none of its package. Sides
+are timed in turn; figures are medians of the passes, in wall clock on one core (`taskset -c 0`). The last table plays
+answers that are wrong or hostile, each on a fresh database.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import importlib.util
 import io
 import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import skyrl_gym
@@ -26,14 +30,14 @@ from pipelines.environment import Environment
 from pipelines.environment.core import example_of
 
 GOLD = "SELECT name, price FROM item WHERE price > 500 ORDER BY price DESC"
-CASES = {  # name: the final SQL
-    "the gold SQL itself": GOLD,
-    "rows in another order": GOLD.replace("DESC", "ASC"),
-    "each row twice": f"SELECT * FROM ({GOLD}) AS a, (SELECT 1 UNION ALL SELECT 2) AS b".replace(
-        "*", "a.name, a.price"
-    ),
-    "writes into the database": "DELETE FROM item",
+CASES = {  # name: the gold SQL, the final SQL
+    "the gold SQL itself": (GOLD, GOLD),
+    "rows in another order": (GOLD, GOLD.replace("DESC", "ASC")),
+    "each row twice": (GOLD, f"{GOLD.partition(' ORDER')[0]} UNION ALL {GOLD}"),
+    "the gold SQL fails": ("SELECT nothing FROM item", "SELECT name FROM item"),
+    "writes into the database": (GOLD, "DELETE FROM item"),
 }
+Verdict = Callable[[Path, str, str], float | None]  # the database, the gold SQL, the final SQL
 
 
 def world(folder: Path) -> Path:
@@ -53,9 +57,9 @@ def turns(number: int) -> tuple[str, str]:
     return look, f"<think>so</think>\n<solution>{answer} -- {number}\n</solution>"
 
 
-def theirs(folder: Path, said: Sequence[str]) -> float:
+def theirs(folder: Path, said: Sequence[str], gold: str = GOLD) -> float:
     """The reward that skyrl-gym's example gives."""
-    extras = {"db_id": "shop", "data": "spider", "reward_spec": {"ground_truth": GOLD}}
+    extras = {"db_id": "shop", "data": "spider", "reward_spec": {"ground_truth": gold}}
     environment = skyrl_gym.make("text2sql", env_config=type("C", (), {"db_path": str(folder)})(), extras=extras)
     environment.init([])
     return float([environment.step(text) for text in said][-1]["reward"])
@@ -69,42 +73,87 @@ def ours(environment: Environment, path: Path, said: Sequence[str]) -> float:
     return reward
 
 
-def rates(
-    environment: Environment, folder: Path, path: Path, episodes: int, passes: int
-) -> Iterator[tuple[str, float]]:
-    """Episodes a second of both sides."""
-    seconds: dict[str, list[float]] = {"skyrl-gym's example": [], "ours": []}
+def nemo_gym(folder: Path) -> Verdict:
+    """What the bird_sql server of an unpacked NeMo Gym gives: its `verify` without HTTP."""
+    file = folder / "resources_servers" / "bird_sql" / "eval_utils.py"
+    spec = importlib.util.spec_from_file_location("bird_sql", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    loop, slots = asyncio.new_event_loop(), asyncio.Semaphore(32)
+
+    def verdict(path: Path, gold: str, sql: str) -> float:
+        right, *_ = loop.run_until_complete(module.execute_and_compare(path, gold, sql, slots))
+        return float(right)
+
+    return verdict
+
+
+def medians(sides: dict[str, Callable[[int], object]], episodes: int, passes: int) -> Iterator[tuple[str, float]]:
+    """How many a second each side does."""
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(passes):
-        numbers = range(turn * episodes, (turn + 1) * episodes)
-        for name, times in seconds.items():
+        for side, play in sides.items():
             started = time.perf_counter()
-            for number in numbers:
-                if name == "ours":
-                    ours(environment, path, turns(number))
-                else:
-                    theirs(folder, turns(number))
-            times.append(time.perf_counter() - started)
-    yield from ((name, episodes / statistics.median(times)) for name, times in seconds.items())
+            for number in range(turn * episodes, (turn + 1) * episodes):
+                play(number)
+            seconds[side].append(time.perf_counter() - started)
+    yield from ((side, episodes / statistics.median(times)) for side, times in seconds.items())
+
+
+def paid(verdict: Verdict, gold: str, sql: str) -> str:
+    """What an answer is paid on a fresh database, and what that left of it."""
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
+        path = world(Path(name))
+        reward = verdict(path, gold, sql)
+        with contextlib.closing(sqlite3.connect(path)) as shop:
+            (left,) = shop.execute("SELECT count(*) FROM item").fetchone()
+    word = "no reward" if reward is None else f"{reward:g}"
+    return word if left == 1000 else f"{word}; {1000 - left:,} rows are gone"
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=400)
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--nemo-gym", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, Environment("skyrl_sql") as environment:
         folder = Path(name)
         path = world(folder)
+
+        def own(path: Path, gold: str, sql: str) -> float | None:
+            row = {"question": "dear items", "database": str(path), "sql": gold}
+            return environment.reset(example_of(row)).step(f"<think>so</think>\n<solution>{sql}</solution>").reward
+
+        def skyrl(path: Path, gold: str, sql: str) -> float:
+            return theirs(path.parents[3], (f"<think>so</think>\n<solution>{sql}</solution>",), gold)
+
+        episodes = {
+            "skyrl-gym's example": lambda number: theirs(folder, turns(number)),
+            "ours": lambda number: ours(environment, path, turns(number)),
+        }
+        sides: dict[str, Verdict] = {"skyrl-gym's example": skyrl, "ours": own}
         print("| environment | episodes a second |\n|---|---|")
-        for side, rate in rates(environment, folder, path, options.episodes, options.passes):
+        for side, rate in medians(episodes, options.episodes, options.passes):
             print(f"| {side} | {rate:,.0f} |")
-        print("\n| final SQL | skyrl-gym's example pays | ours pays |\n|---|---|---|")
-        for case, sql in CASES.items():
-            said = (f"<think>so</think>\n<solution>{sql}</solution>",)
-            with contextlib.redirect_stdout(io.StringIO()):
-                other = theirs(folder, said)
-            print(f"| {case} | {other:g} | {ours(environment, path, said):g} |")
+        if options.nemo_gym is not None:
+            bird = nemo_gym(options.nemo_gym)
+            sides = {"NeMo Gym's bird_sql": bird, **sides}
+            asked = example_of({"question": "dear items", "database": str(path), "sql": GOLD})
+            verdicts = {
+                "NeMo Gym's bird_sql": lambda number: bird(path, GOLD, f"{GOLD} -- {number}"),
+                "ours": lambda number: environment.verdicts(asked, f"{GOLD} -- {number}", ["bird"]),
+            }
+            print("\n| verdicts | a second |\n|---|---|")
+            for side, rate in medians(verdicts, options.episodes, options.passes):
+                print(f"| {side} | {rate:,.0f} |")
+        print(f"\n| final SQL | {' | '.join(f'{side} pays' for side in sides)} |\n|---|{'---|' * len(sides)}")
+        for case, (gold, sql) in CASES.items():
+            print(f"| {case} | {' | '.join(paid(verdict, gold, sql) for verdict in sides.values())} |")
 
 
 if __name__ == "__main__":

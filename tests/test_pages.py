@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,12 +42,28 @@ def missing_files(listing: str) -> list[str]:
     return missing
 
 
+def undefined(wanted: ast.ImportFrom) -> Iterator[str]:
+    """What an import takes from a module whose text defines no such name at its top."""
+    spec = importlib.util.find_spec(str(wanted.module))
+    assert spec is not None
+    assert spec.origin is not None
+    top = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    defined = {node.name for node in top if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    yield from (f"{wanted.module}.{alias.name}" for alias in wanted.names if alias.name not in defined)
+
+
 def missing_names(code: str) -> Iterator[str]:
     """What an example takes from our packages and is not there: imported names, and attributes of imported modules."""
     tree, modules = ast.parse(code), dict[str, ModuleType]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in FOLDERS:
-            package = importlib.import_module(node.module)
+            try:
+                package = importlib.import_module(node.module)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] in FOLDERS:
+                    raise
+                yield from undefined(node)  # an adapter whose library is not installed here
+                continue
             for alias in node.names:
                 try:
                     value = getattr(package, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")

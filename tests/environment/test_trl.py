@@ -75,6 +75,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
 def test_grpo_trainer_takes_a_step_on_the_rewards_of_our_panel(
     questions: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,66 @@
+"""Our environment as an OpenEnv server, with OpenEnv's own client: the same rewards on the same turns."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pipelines.environment import Environment
+
+pytest.importorskip("openenv")
+pytestmark = pytest.mark.services
+
+SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 2, questions: 4}}]",)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    import uvicorn
+
+    from pipelines.environment.openenv import app
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app("skyrl_sql", SMALL), port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_many_clients_get_the_rewards_that_our_sessions_give(address: str) -> None:
+    from pipelines.environment.openenv import SqlClient, Turn
+
+    look = "<think>a</think>\n<sql>SELECT 1 AS one</sql>"
+
+    async def episode(index: int, turns: list[str]) -> tuple[list[str], float | None]:
+        async with SqlClient(base_url=address) as client:
+            result = await client.reset(pool="rl", index=index)
+            seen = [result.observation.messages[-1]["content"]]
+            for text in turns:
+                result = await client.step(Turn(text=text))
+                seen += [message["content"] for message in result.observation.messages[-1:]]
+            assert result.done
+            assert result.observation.info["correct"] == (result.reward == 1.0)
+            return seen, result.reward
+
+    with Environment("skyrl_sql", SMALL) as environment:
+        plans, expected = [], []
+        for index, question in enumerate(environment.questions("rl")):
+            sql = question.gold_sql if index % 2 else "SELECT 'no'"
+            plans.append((index, [look, f"<think>a</think>\n<solution>{sql}</solution>"]))
+            session = environment.reset(question)
+            seen = [session.messages[-1]["content"]]
+            steps = [session.step(text) for text in plans[-1][1]]
+            expected.append(([*seen, steps[0].observation], steps[-1].reward))
+
+    async def all_of_them() -> list[tuple[list[str], float | None]]:
+        return await asyncio.gather(*(episode(*plan) for plan in plans))
+
+    assert asyncio.run(all_of_them()) == expected
