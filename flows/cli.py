@@ -253,6 +253,9 @@ def evaluate(
     overrides: Overrides = None,
     model: Annotated[Path | None, typer.Option(help="Any checkpoint folder, instead of the recipe's own.")] = None,
     policy: Annotated[str | None, typer.Option(help="oracle, or endpoint:NAME of conf/local/endpoints.yaml.")] = None,
+    benchmarks: Annotated[
+        str | None, typer.Option(help="Those added, with commas between; omnisql: of the nine of its table.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
@@ -264,12 +267,18 @@ def evaluate(
       sqltrain evaluate miniature --model ~/checkpoint protocol.max_turns_eval=3 protocol.schema_view=hidden
 
       sqltrain evaluate sql_trail --policy endpoint:big include=local/bird_dev
+
+      sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
     """
     from flows import screen
 
     if model is not None and policy is not None:
         raise UserError("--model and --policy name two different policies", "Pass one of them.")
-    words = overrides or []
+    words = list(overrides or [])
+    if benchmarks is not None:
+        from flows import datasets
+
+        words.append(datasets.chosen(benchmarks, screen.say))
     loaded, store = open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
     if model is not None or policy is not None:
         from flows import evaluating
@@ -522,6 +531,40 @@ def mcp(
 
         model = Served(policy, recipe, [], split([])[1])
     serve(databases, Execution(), rows, port, model)
+
+
+environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_help=True)
+app.add_typer(environment_app, name="environment", rich_help_panel="Use")
+
+
+@environment_app.command("serve")
+def serve_environment(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="The address to listen at; a public one needs --keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8090,
+    keys: Annotated[Path | None, typer.Option(help="A YAML file of API keys: a line USER: KEY each.")] = None,
+    databases: Annotated[Path | None, typer.Option(help="Files here may be named by clients' own rows.")] = None,
+    sessions: Annotated[int, typer.Option(min=1, max=100_000, help="Episodes at a time.")] = 256,
+    idle: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that a silent episode lives.")] = 600.0,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that run SQL.")] = 4,
+) -> None:
+    """Serve the episodes of a recipe over HTTP, for a trainer of your own (docs/environment.md).
+
+    Examples:
+
+      sqltrain environment serve skyrl_sql include=local/spider_train
+
+      sqltrain environment serve skyrl_sql --databases ~/spider/database --host 0.0.0.0 --keys keys.yaml
+    """
+    try:
+        from flows import sessions as serving
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
+    from pipelines.serving.access import Access, read_keys
+
+    access, limits = Access(read_keys(keys) if keys else {}), serving.Limits(sessions, idle)
+    serving.serve(recipe, overrides or [], host, port, access, databases, limits, workers)
 
 
 data_app = typer.Typer(help="Benchmarks on this machine.", no_args_is_help=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from pipelines import recipes
 from pipelines.config import Execution
 from pipelines.data import benchmarks
 from pipelines.databases import card
@@ -58,6 +59,25 @@ def add(
     place.write_text(head + marks + yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     say(f"written to {place}; use it with: include=local/{slot}")
     return {"name": name, "include": f"local/{slot}", "licence": known.licence, **dataclasses.asdict(health)}
+
+
+def chosen(listed: str, say: Callable[[str], None]) -> str:
+    """The override that puts these benchmarks in a recipe; those that were not added are named and left out.
+
+    Args:
+        listed: names with commas between them, or one of `benchmarks.LISTS`.
+
+    Raises:
+        DataError: none of them was added.
+    """
+    names = benchmarks.LISTS.get(listed) or tuple(listed.split(","))
+    here = [name for name in names if (recipes.LOCAL / f"{name}.yaml").is_file()]
+    for name in names:
+        if name not in here:
+            say(f"no data of {name}, which is left out; get it, and run: sqltrain data add {name} PATH")
+    if not here:
+        raise DataError(f"none of {', '.join(names)} is on this machine", "Run: sqltrain data add NAME PATH")
+    return f"data.test=[{', '.join(f'local/{name}' for name in here)}]"
 
 
 def lines(name: str, known: benchmarks.Benchmark, health: benchmarks.Health) -> list[str]:

@@ -136,6 +136,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "own": Benchmark(None, None, "your own", ""),
 }
 
+LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field reports together
+    "omnisql": (  # Li et al., 2025 (arXiv 2503.02240): nine columns
+        *("spider_dev", "spider_test", "bird_dev", "spider2_lite", "sciencebenchmark", "ehrsql"),
+        *("spider_dk", "spider_syn", "spider_realistic"),
+    )
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Health:

@@ -89,6 +89,19 @@ def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> Table:
     return Table("figures", title, columns, rows)
 
 
+def across(judged: Mapping[str, Mapping[str, Summary]]) -> Table:
+    """Each system's headline figure on several benchmarks, one a column, with the equality by which it is reported."""
+    equalities = [next((each.equality for each in summaries.values()), "") for summaries in judged.values()]
+    named = zip(judged, equalities, strict=True)
+    columns = (Column("system"), *(Column(f"{benchmark} ({equality})", "percent") for benchmark, equality in named))
+    systems = dict.fromkeys(system for summaries in judged.values() for system in summaries)
+    shown = [
+        [value_of(one[system].headline) if system in one else None for one in judged.values()] for system in systems
+    ]
+    rows = tuple((system, *row) for system, row in zip(systems, shown, strict=True))
+    return Table("across", "EX greedy, benchmark by benchmark", columns, rows)
+
+
 def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
     majority = summary.points[-1].majority_at if summary.points else None
     turns = value_of(summary.measured.get("turns"))
@@ -99,6 +112,8 @@ def show_end(console: Console, judged: Mapping[str, Mapping[str, Summary]], look
     """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
     for benchmark, summaries in judged.items():
         console.print(render(figures(summaries, benchmark)))
+    if len(judged) > 1:
+        console.print(render(across(judged)))
     width = max(map(len, look), default=0)
     for label, place in look.items():
         console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)

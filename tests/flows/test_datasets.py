@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from command_line import sqltrain
 
 from flows import datasets
 from pipelines import recipes
@@ -138,3 +139,27 @@ def test_the_page_of_benchmarks_has_each_one() -> None:
     named = {name.strip("` ") for line in table for name in line.split("|")[1].split(",")}
     assert named == set(benchmarks.BENCHMARKS)
     assert all((recipes.CONF / "data" / f"{name}.yaml").is_file() for name in named)
+
+
+def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are_named(
+    spider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OmniSQL's nine columns in one command: two of them were added."""
+    local = tmp_path / "conf" / "local"
+    monkeypatch.setattr(recipes, "LOCAL", local)
+    small = tmp_path / "dk"
+    shutil.copytree(spider, small)
+    (small / "dev.json").rename(small / "Spider-DK.json")
+    for name, folder in (("spider_dev", spider), ("spider_dk", small)):
+        datasets.add(name, folder, lambda line: None, local)
+    words = ("evaluate", "miniature", "--policy", "oracle", "--benchmarks", "omnisql", "data.max_bad_share=1")
+    code, out, err = sqltrain(monkeypatch, capsys, *words, f"store={tmp_path / 'store'}")
+    assert code == 0, err
+    missing = [line.split()[3].rstrip(",") for line in out.splitlines() if line.startswith("no data of")]
+    assert missing == [name for name in benchmarks.LISTS["omnisql"] if name not in ("spider_dev", "spider_dk")]
+    assert len(missing) == 7
+    table = out.partition("EX greedy, benchmark by benchmark")[2].splitlines()
+    assert table[1].split() == ["system", "spider_dev", "(strict)", "spider_dk", "(strict)"]
+    assert table[2].split() == ["oracle", "100.0", "100.0"]
+    with pytest.raises(DataError, match="none of bird_dev is on this machine"):
+        datasets.chosen("bird_dev", lambda line: None)
