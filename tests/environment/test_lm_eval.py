@@ -41,7 +41,9 @@ def test_lm_eval_gives_the_verdicts_of_our_equalities() -> None:
         loglikelihood_rolling = loglikelihood
 
     folder = ours.__path__[0]
-    manager = TaskManager(include_path=folder, metadata={"recipe": "arctic_sql", "overrides": [SMALL]})
+    manager = TaskManager(
+        include_path=folder, include_defaults=False, metadata={"recipe": "arctic_sql", "overrides": [SMALL]}
+    )
     found = simple_evaluate(model=Scripted(), tasks=["sqltrain"], task_manager=manager, log_samples=True)
     results = found["results"]["sqltrain"]
     assert results["strict,none"] == 0.25
