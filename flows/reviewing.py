@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -178,8 +179,6 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _serve(review: Review, sql: SqlEngine, listener: socket.socket) -> None:
-    import uvicorn
-
     site = Site(review, sql)
     counts = review.counts()
     doubted = sum(item.is_doubted for item in review.items.values())
