@@ -165,11 +165,12 @@ async def measure(url: str, server: subprocess.Popen[bytes], chats: int, seconds
 
 def wait(url: str) -> None:
     """Until the server answers."""
-    for _ in range(600):
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health").is_success:
-                return
-        time.sleep(0.1)
+    with httpx.Client(timeout=60) as client:
+        for _ in range(600):
+            with suppress(httpx.HTTPError):
+                if client.get(f"{url}/health").is_success:
+                    return
+            time.sleep(0.1)
     raise SystemExit("the server did not start")
 
 
@@ -242,6 +243,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--kills", action="store_true", help="kill the parts behind the server, and bring them back")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with it
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = ModelServer()

@@ -10,10 +10,11 @@ import pytest
 
 from pipelines.config import Nightly, Source
 from pipelines.data import jsonl
-from pipelines.errors import DataError, ResourceError
+from pipelines.errors import BoundaryError, DataError, ResourceError
 from pipelines.nightly import inbox
 from pipelines.serving.agent import Event
 from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
+from tasks.verdicts import tell
 from tests.flows.command_line import sqltrain
 
 SQL = "SELECT count(*) FROM person"
@@ -122,13 +123,10 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
     feedback.judge("a", "ada", False, "SELECT 7")
     feedback.judge("a", "ada", True, None)
 
-    def tell() -> None:
-        command = [sys.executable, "-m", "tasks.verdicts", str(feedback.folder), str(store)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
     assert feedback.has_news()
-    tell()
+    command = [sys.executable, "-m", "tasks.verdicts", str(feedback.folder), str(store)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert not feedback.has_news()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
@@ -145,16 +143,13 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
         assert [span.name for span in trace.data.spans] == ["a", "execute"]
         assert next(feedback.export("bo"))["trace"] is None
         feedback.delete("ada")
-        tell()
+        tell(feedback, store)
         place = client.get_experiment_by_name("served questions")
         assert place is not None
         assert client.search_traces(locations=[place.experiment_id]) == []
 
 
 def test_a_tracking_server_that_is_away_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.errors import BoundaryError
-    from tasks.verdicts import tell
-
     feedback = Feedback(tmp_path)
     keep(feedback, "a")
     feedback.judge("a", "ada", True, None)
