@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from pipelines.config import Recipe
 from pipelines.databases import addresses, card
 from pipelines.databases.card import Card
 from pipelines.errors import DataError
-from pipelines.nightly.ledger import Ledger
+from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.registry import DIALECTS
 from pipelines.report import terminal, writer
 from pipelines.sql.schema import render
 from pipelines.stages import graph
 from pipelines.store import Store
 from tasks.promotion import announce
+
+Results = Mapping[str, graph.StageResult]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
         _write(name, known, wanted)
     rest, store = split(overrides)
     recipe = recipes.load(str(place), rest)
+    recipe_file.trained(recipe)  # it can be adapted
     steps = graph.plan(recipe, store)
     _foretell(recipe, steps, counts_of(recipe))
     if plan_only:
@@ -117,40 +120,43 @@ def _foretell(recipe: Recipe, steps: Sequence[graph.Step], counts: Counts) -> No
 
 
 def _conclude(
-    recipe: Recipe, store: Store, results: dict[str, graph.StageResult], named: tuple[str, Sequence[str]], page: Path
+    recipe: Recipe, store: Store, results: Results, named: tuple[str, Sequence[str]], page: Path
 ) -> tuple[dict[str, Any], writer.ReportData]:
     """Hold the model against the champion, or the one that it was made from; note who serves, and write the page."""
     from tasks.tracking import Tracker
 
     trained = recipe_file.trained(recipe)
     challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
-    ledger = Ledger(store, recipe.name)
     with Bars(screen.console) as bars, Tracker(recipe, store, bars.say, f"{recipe.name} adapted") as tracker:
 
         def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
             return run.walk(part, at, steps, bars, lambda *_: None, tracker, role)
 
         site = nights.Site(*named, recipe, store, walk)
-        with ledger.locked():
-            champion = ledger.champion()
-            before = champion or nights.Model("model", challenger.base)
-            if before.key == challenger.key:
-                line = {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}
-                before = nights.Model("model", challenger.base)
-            else:
-                curated = {name: results[name].key for name in nights.CURATION if name in results}
-                line = nights.conclude(site, ledger, challenger, [curated])
-                tracker.decided(line)
-        sides = [nights.evaluated(site, recipe, who, "") for who in (before, challenger)]
+        line, before = _decide(site, challenger, results)
+        tracker.decided(line)
+        sides = [(who, nights.evaluated(site, recipe, who, "")) for who in (before, challenger)]
         announce(recipe.name, store, bars.say)
-    (old, new), names = sides, (f"{before.stage} {before.key}", f"{trained} {challenger.key}")
-    verdict = f"{line['decision']}: {line['reason']}"
-    data = outcome.page(recipe, results["test"].folder, (old.folder, names[0]), (new.folder, names[1]), verdict)
+    old, new = ((made.folder, f"{who.stage} {who.key}") for who, made in sides)
+    data = outcome.page(recipe, results["test"].folder, old, new, f"{line['decision']}: {line['reason']}")
     try:
         writer.write(data, page)
     except OSError as error:
         raise DataError(f"{page} cannot be written: {error.strerror}") from None
     return line, data
+
+
+def _decide(
+    site: nights.Site, challenger: nights.Challenger, results: Results
+) -> tuple[dict[str, Any], nights.Model | Champion]:
+    """The ledger's line about a model, and what it was held against."""
+    ledger, base = Ledger(site.store, site.recipe.name), nights.Model("model", challenger.base)
+    with ledger.locked():
+        champion = ledger.champion()
+        if champion is not None and champion.key == challenger.key:
+            return {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}, base
+        curated = {name: results[name].key for name in nights.CURATION if name in results}
+        return nights.conclude(site, ledger, challenger, [curated]), champion or base
 
 
 def _next(name: str, line: dict[str, Any]) -> None:

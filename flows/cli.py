@@ -234,6 +234,7 @@ def ask(
       sqltrain ask "how many farms are there ?" --database farm --model endpoint:big --recipe sql_trail
     """
     from flows import asking
+    from pipelines.checkpoint import folder_of
     from pipelines.serving import models
 
     words = overrides or []
@@ -242,7 +243,7 @@ def ask(
         found = models.opened(model, recipe, rest, store)
         asking.ask(found.recipe, store, question, database, found.policy, typer.echo)
         return
-    folder = None if model is None else Path(model).expanduser()
+    folder = None if model is None else folder_of(Path(model))
     loaded, store = open_recipe(recipe, words) if folder is None else open_for(recipe, words, folder)
     asking.ask(loaded, store, question, database, folder, typer.echo)
 
@@ -271,6 +272,7 @@ def evaluate(
       sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
     """
     from flows import screen
+    from pipelines.checkpoint import folder_of
 
     if model is not None and policy is not None:
         raise UserError("--model and --policy name two different policies", "Pass one of them.")
@@ -279,6 +281,7 @@ def evaluate(
         from flows import datasets
 
         words.append(datasets.chosen(benchmarks, screen.say))
+    model = None if model is None else folder_of(model)
     loaded, store = open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
     if model is not None or policy is not None:
         from flows import evaluating

@@ -37,6 +37,14 @@ class Card(config.Section):
         return [f"protocol={protocol}", f"evaluation.sampling={sampling}"]
 
 
+def folder_of(named: Path) -> Path:
+    """The folder of a checkpoint: the one that is named, or what the folder of a training stage holds as `model`."""
+    named = named.expanduser()
+    inside = named / "model"
+    is_stage = (inside / "config.json").is_file() and not (named / "config.json").is_file()
+    return inside if is_stage else named
+
+
 def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str, str]) -> None:
     """Put the card beside the weights in a checkpoint's folder."""
     card = Card(

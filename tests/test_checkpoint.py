@@ -8,7 +8,7 @@ import pytest
 from flows import asking
 from flows.options import open_for
 from pipelines import recipes
-from pipelines.checkpoint import CARD, read_card, require_sound, write_card
+from pipelines.checkpoint import CARD, folder_of, read_card, require_sound, write_card
 from pipelines.errors import DataError
 from pipelines.serving import models
 from pipelines.stages import graph
@@ -51,6 +51,11 @@ def test_the_card_says_what_the_model_was_made_from(checkpoint: Path) -> None:
     card = read_card(checkpoint)
     assert card is not None
     assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
+
+
+def test_the_folder_of_a_stage_stands_for_the_model_in_it(checkpoint: Path) -> None:
+    assert folder_of(checkpoint.parent) == folder_of(checkpoint) == checkpoint
+    assert folder_of(checkpoint / "none") == checkpoint / "none"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"recipe": 1}', "\udcff"])

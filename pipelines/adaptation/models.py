@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import recipes
-from pipelines.checkpoint import Card, read_card, require_sound
+from pipelines.checkpoint import Card, folder_of, read_card, require_sound
 from pipelines.errors import DataError
 
 RECIPE = "sql_trail"
@@ -53,7 +53,7 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
     """
     if model is None:
         return _tiny(_known(recipe or RECIPE), schema_chars)
-    folder = Path(model).expanduser()
+    folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return _large(_known(recipe or RECIPE), model, "")
     if not (folder / "config.json").is_file():

@@ -102,9 +102,9 @@ def trained(recipe: Recipe) -> str:
     """The name of the recipe's last training stage.
 
     Raises:
-        DataError: it trains nothing.
+        DataError: it trains nothing, or evaluates nothing.
     """
     last = [name for name in ("sft", "grpo") if name in recipe.stages]
-    if not last:
-        raise DataError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to adapt.")
+    if not last or "evaluate" not in recipe.stages:
+        raise DataError(f"recipe {recipe.name} lacks a stage", "To adapt it needs evaluate, and sft or grpo.")
     return last[-1]

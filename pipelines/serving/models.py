@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines import recipes
-from pipelines.checkpoint import read_card, require_sound
+from pipelines.checkpoint import folder_of, read_card, require_sound
 from pipelines.errors import DataError, RecipeError, SqltrainError
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.rollout.policies.base import Policy, Request
@@ -41,7 +41,7 @@ def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> Mo
         return _endpoint(text.removeprefix(ENDPOINT), recipe, overrides)
     if text.startswith(SCRIPT):
         return Model("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
-    folder = Path(text).expanduser().resolve()
+    folder = folder_of(Path(text)).resolve()
     return _checkpoint(folder, recipe, overrides, folder.parent.name if folder.name == "model" else folder.name)
 
 

@@ -1,6 +1,7 @@
 """`sqltrain adapt`: a recipe to read, what it takes, and a page with a decision at the end."""
 
 import csv
+import dataclasses
 import json
 import sqlite3
 from contextlib import closing
@@ -19,6 +20,8 @@ from pipelines.databases.of_recipe import schemas
 from pipelines.errors import DataError, RecipeError
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly.ledger import Ledger
+from pipelines.report import writer
+from pipelines.report.data import ReportData, System
 from pipelines.stages import graph
 from pipelines.store import Store
 from pipelines.types import Database, Example, ExecutionStatus, StopReason
@@ -108,8 +111,8 @@ def test_a_mistake_is_one_plain_line(
     assert not Path("recipes").exists()
 
 
-@pytest.mark.services
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_says_what_it_failed(
     shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,3 +201,18 @@ def test_every_shipped_recipe_can_be_adapted(shop: Path, model: str | None) -> N
         assert recipe_file.trained(recipe) == "grpo"
         assert (recipe.model.lora is None) == (model is None)
         assert estimate(recipe, asked.counts, graph.plan(recipe, Store(shop / "store")))["grpo"].number > 0
+
+
+def test_the_page_has_the_verdict_and_the_further_tables_as_sections(tmp_path: Path) -> None:
+    wrong = dataclasses.replace(record("v", False), final_sql="SELECT <b>", question_digest="v")
+    examples = {"v": Example("v", "how <many> ?", Database("shop", "sqlite", "x"), "SELECT 2")}
+    failed = outcome.failed(examples, [wrong, record("w", True)], "strict")
+    data = ReportData("shop", "strict", (System("after", (wrong,)),), {}, verdict="kept: by chance", tables=(failed,))
+    writer.write_all(data, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "kept: by chance" in page
+    assert '<section id="failed"' in page
+    assert "1 of 2 held-out questions." in page
+    assert "how &lt;many&gt; ?" in page
+    assert "<b>" not in page.split('<section id="failed"')[1].split("</section>")[0]
+    assert (tmp_path / "tables" / "failed.csv").read_text().splitlines()[1] == "how <many> ?,easy,,SELECT <b>,SELECT 2"
