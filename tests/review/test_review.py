@@ -13,13 +13,14 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 import httpx
 from review_site import COUNT, DEAREST, HIDDEN, VOTE, lines, listening, reviewing, shop
 
+from flows import cli
 from flows import reviewing as flow
 from flows.reviewing import Site
 from pipelines import recipes
 from pipelines.config import Recipe, Source
 from pipelines.data import jsonl
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.errors import DataError, ResourceError
+from pipelines.errors import DataError, ResourceError, UserError
 from pipelines.review import items
 from pipelines.review.journal import Decision, Journal
 from pipelines.review.looking import Review
@@ -151,6 +152,7 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
         doubted = [item for item in given if item.doubts]
         assert [item.example.id for item in doubted] == ["1", "2"]
         with listening(Site(Review("mine", doubted, places, items.corrected(given)), sql)) as running:
+            assert running.post("/v1/run", key=running.keys[0], sql=HIDDEN["sql"]).json()["type"] == "error"
             assert running.decide(0, "accepted", sql=BETTER).status_code == 400  # why ?
             running.decide(0, "accepted", sql=BETTER, reason="a tie was cut")
             running.decide(1, "rejected", reason="the table is gone")
@@ -185,6 +187,13 @@ def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine: Path, text: str,
     mine.write_text(text)
     with pytest.raises(DataError, match=said):
         items.of_file(mine, None)
+
+
+def test_options_that_do_not_go_together_are_refused(mine: Path) -> None:
+    with pytest.raises(UserError, match=r"grpo\.steps=2 changes a recipe, and mine\.jsonl is a file"):
+        cli.review("mine.jsonl", ["grpo.steps=2"])
+    with pytest.raises(UserError, match="--database is of a file's questions"):
+        cli.review("miniature", data=True, database="shop")
 
 
 def test_a_file_that_no_review_wrote_is_not_written_over(mine: Path) -> None:
