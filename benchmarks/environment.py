@@ -6,8 +6,9 @@
 
 skyrl-gym plays the same turns on the same SQLite files: one query, then an answer, of which half are right. NeMo Gym's
 bird_sql has one turn, so its verdicts on answers are held against ours; that module needs none of its package. Sides
-are timed in turn; figures are medians of the passes, in wall clock on one core (`taskset -c 0`). The last table plays
-answers that are wrong or hostile, each on a fresh database.
+are timed in turn; figures are medians of the passes, by the clock and by the processor's time of all processes, which
+other work on the machine does not change much. The last table plays answers that are wrong or hostile, each on a fresh
+database.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import skyrl_gym
 
 from pipelines.environment import Environment
@@ -91,16 +93,27 @@ def nemo_gym(folder: Path) -> Verdict:
     return verdict
 
 
-def medians(sides: dict[str, Callable[[int], object]], episodes: int, passes: int) -> Iterator[tuple[str, float]]:
-    """How many a second each side does."""
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+def spent() -> float:
+    """The processor's seconds of this process and its workers."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def rates(sides: dict[str, Callable[[int], object]], episodes: int, passes: int) -> Iterator[str]:
+    """A row of the table for each side: how many a second, and a second of the processor."""
+    clock: dict[str, list[float]] = {side: [] for side in sides}
+    processor: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(passes):
         for side, play in sides.items():
-            started = time.perf_counter()
+            started, before = time.perf_counter(), spent()
             for number in range(turn * episodes, (turn + 1) * episodes):
                 play(number)
-            seconds[side].append(time.perf_counter() - started)
-    yield from ((side, episodes / statistics.median(times)) for side, times in seconds.items())
+            clock[side].append(time.perf_counter() - started)
+            processor[side].append(spent() - before)
+    for side in sides:
+        by_clock, by_processor = (episodes / statistics.median(each[side]) for each in (clock, processor))
+        yield f"| {side} | {by_clock:,.0f} | {by_processor:,.0f} |"
 
 
 def paid(verdict: Verdict, gold: str, sql: str) -> str:
@@ -137,9 +150,8 @@ def main() -> None:
             "ours": lambda number: ours(environment, path, turns(number)),
         }
         sides: dict[str, Verdict] = {"skyrl-gym's example": skyrl, "ours": own}
-        print("| environment | episodes a second |\n|---|---|")
-        for side, rate in medians(episodes, options.episodes, options.passes):
-            print(f"| {side} | {rate:,.0f} |")
+        print("| episodes | a second | a CPU second |\n|---|---|---|")
+        print("\n".join(rates(episodes, options.episodes, options.passes)))
         if options.nemo_gym is not None:
             bird = nemo_gym(options.nemo_gym)
             sides = {"NeMo Gym's bird_sql": bird, **sides}
@@ -148,9 +160,8 @@ def main() -> None:
                 "NeMo Gym's bird_sql": lambda number: bird(path, GOLD, f"{GOLD} -- {number}"),
                 "ours": lambda number: environment.verdicts(asked, f"{GOLD} -- {number}", ["bird"]),
             }
-            print("\n| verdicts | a second |\n|---|---|")
-            for side, rate in medians(verdicts, options.episodes, options.passes):
-                print(f"| {side} | {rate:,.0f} |")
+            print("\n| verdicts | a second | a CPU second |\n|---|---|---|")
+            print("\n".join(rates(verdicts, options.episodes, options.passes)))
         print(f"\n| final SQL | {' | '.join(f'{side} pays' for side in sides)} |\n|---|{'---|' * len(sides)}")
         for case, (gold, sql) in CASES.items():
             print(f"| {case} | {' | '.join(paid(verdict, gold, sql) for verdict in sides.values())} |")

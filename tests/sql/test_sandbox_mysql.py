@@ -98,7 +98,8 @@ SELECT 1 /*!50000 , sleep(5) */
 SELECT 1 /*M! , sleep(5) */
 SELECT 1--sleep(5)
 SELECT 1 # ' , sleep(5)
-SELECT `name` FROM customer
+SELECT * FROM `mysql`.`user`
+SELECT 1 AS `a``, sleep(5) -- `
 SELECT 'a\' || sleep(5) -- '
 SELECT 1; SELECT 2
 SELECT 1; DROP TABLE purchase
@@ -137,6 +138,13 @@ def test_every_statement_that_is_no_query_of_the_data_is_refused(engine: SqlEngi
     assert not any("127.0.0.1" in (result.error or "") for result in results)
     assert run(engine, shop, "SELECT count(*), min(name) FROM customer").rows == ((4, "Ada"),)
     assert run(engine, shop, "SELECT count(*) FROM purchase").rows == ((5,),)
+
+
+def test_names_in_backticks_are_names(engine: SqlEngine, shop: Database) -> None:
+    """As MySQL's users, and BIRD's gold SQL, write them."""
+    sql = "SELECT `c`.`name` AS `its name`, '`x`' FROM `customer` AS `c` ORDER BY `c`.`name` LIMIT 1 -- `"
+    assert run(engine, shop, sql).rows == (("Ada", "`x`"),)
+    assert run(engine, shop, sql).columns[0] == "its name"
 
 
 @pytest.mark.parametrize("name", HANGS)

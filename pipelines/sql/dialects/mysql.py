@@ -56,6 +56,7 @@ _NUMBERS = {
 _TIMEOUTS = (1969, 3024, 1317)
 # What a plain reader holds: nothing on the server, SELECT on databases and tables that are named.
 _GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
+_BACKTICKED = re.compile(r'`[^`"\r\n]+`(?!`)')  # other names stay, and the lexer does not know them
 # What this engine reads otherwise than the lexer of `guard` does: comments that run, comments that are none.
 _RUNNING_COMMENTS = ("/*!", "/*M", "/*m", "/*+")
 _SCHEMAS = frozenset(("mysql", "performance_schema", "sys"))
@@ -143,6 +144,20 @@ class Mysql(Dialect):
         if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
             raise ValueError("this is no address of a MySQL server")
         return parts._replace(path=f"/{name.lower()}").geturl()
+
+
+def _in_double_quotes(sql: str) -> str:
+    """The statement with each name in backticks in double quotes, which `MODE` reads as the same name.
+
+    Whatever comes of it, it is this text that is checked and run.
+    """
+    parts, at = [], 0
+    while at < len(sql):
+        found = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
+        text = found[0] if found else sql[at]
+        parts.append(f'"{text[1:-1]}"' if text[0] == "`" and len(text) > 1 else text)
+        at += len(text)
+    return "".join(parts)
 
 
 def _read_otherwise(sql: str) -> Raw | None:
@@ -263,6 +278,7 @@ class MysqlSession(Session):
 
     def answer(self, sql: str, max_rows: int) -> Raw:
         """Run one statement in a read-only transaction, on a connection that has run nothing else of a caller's."""
+        sql = _in_double_quotes(sql) if "`" in sql else sql
         refused = check(sql, "mysql") or _read_otherwise(sql)
         if refused is None and self.hidden is not None:
             refused = self.hidden.refused(_named(sql))
