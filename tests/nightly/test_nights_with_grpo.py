@@ -24,7 +24,7 @@ STAGES = "stages=[data, synthesize, filter, gold_schema, sft, difficulty, grpo, 
 SAMPLING = "{turn_tokens: 64, episode_tokens: 256}"
 GRPO = [
     STAGES,
-    "sft.epochs=8",  # what leaves GRPO something to learn
+    "sft.epochs=14",  # what leaves GRPO something to learn
     f"difficulty={{group: 4, keep: 40, explore: 10, sampling: {SAMPLING}}}",
     f"grpo.sampling={SAMPLING}",
     "grpo.group=4",

