@@ -109,7 +109,8 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
     writer.close()
-    _keep_first(ctx.folder / DATA)
+    if len({pool for pool, _, _ in sources}) < len(sources):
+        _keep_first(ctx.folder / DATA)
     ctx.metrics({**numbers, "quarantined": len(bad)})
 
 
