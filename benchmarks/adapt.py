@@ -6,7 +6,7 @@ It makes a shop in SQLite and a CSV file of templated questions, connects it, ta
 (most of a prompt of the tiny model) and runs `sqltrain adapt shop --questions questions.csv`. The questions
 are cut by what they ask: no held-out query, whatever its values, is trained on.
 It prints EX before and after with the paired difference and its interval, and the time. What is finished is taken from
-the store. The table goes between the markers of docs/adapting.md.
+the store.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _synthesize(recipe: Recipe, counts: Counts) -> Work:
 
 def _sft(recipe: Recipe, counts: Counts) -> Work:
     steps = math.ceil(_shown(recipe, counts) / recipe.sft.batch) * recipe.sft.epochs
-    return Work(math.ceil(steps), f"steps of {recipe.sft.batch} demonstrations", 0.12)
+    return Work(math.ceil(steps), f"steps of {recipe.sft.batch} demonstrations", 0.3)
 
 
 def _difficulty(recipe: Recipe, counts: Counts) -> Work:
