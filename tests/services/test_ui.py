@@ -38,9 +38,10 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_a_run_is_started_from_the_form_and_is_seen_to_succeed(site: Site, page: Page, pictures: Path) -> None:
     log_in(page, site)
-    parameters = {"recipe": "miniature", "overrides": SMALL}
+    parameters = {"recipe": "miniature", "common": {"seed": 0}, "overrides": SMALL}
     run = fill(site, page, parameters, pictures / "prefect-form.png")
     assert run["parameters"]["recipe"] == "miniature"
+    assert run["parameters"]["common"]["seed"] == 0
     assert run["parameters"]["overrides"] == SMALL
     wait_for(lambda: site.newest_run()["state"]["type"] not in ("SCHEDULED", "PENDING", "RUNNING"), 600, "it ended")
     assert site.newest_run()["state"]["type"] == "COMPLETED", site.newest_run()["state"]["message"]
@@ -63,6 +64,7 @@ def fill(site: Site, page: Page, parameters: dict[str, Any], picture: Path | Non
     filled = urllib.parse.quote(json.dumps(parameters))
     page.open(f"http://127.0.0.1:{site.port}/deployments/deployment/{deployment['id']}/run?parameters={filled}")
     page.wait_for("A file of conf/recipes.")
+    page.wait_for("Decides everything that is drawn.")
     page.wait_for("Submit")
     if picture is not None:
         page.picture(picture)
