@@ -121,11 +121,11 @@ def _short(outcome: Outcome, rubric: Any) -> str:
         return f"it does not equal itself under {outcome.equality}"
     if rubric is None:
         return ""
-    from pipelines.rewards.rubric import SPANS
+    from pipelines.registry import REWARDS
 
     terms = rubric.score(outcome).by_term
-    low = [name for name, value in terms.items() if name in SPANS and value < 1.0]
-    return f"{', '.join(low)} below 1" if low else ""
+    low = [name for name, value in terms.items() if (right := REWARDS[name].right) is not None and value < right[1]]
+    return f"{', '.join(low)} below {'its' if len(low) == 1 else 'their'} highest value" if low else ""
 
 
 def _health(recipe: Recipe, pool: list[Example], say: Say) -> dict[str, Any]:

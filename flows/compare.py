@@ -2,109 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import pydantic
+from typing import Any
 
 from flows.screen import console
-from pipelines.errors import DataError, UserError
-from pipelines.evaluation import question_matching
+from pipelines.errors import UserError
 from pipelines.evaluation.compare import Comparison
-from pipelines.evaluation.record import EpisodeRecord, Number
 from pipelines.report import terminal, writer
-from pipelines.report.data import ReportData, System
-from pipelines.stages.answers import TIMING, Latency, latencies
-from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS
-from pipelines.stages.reading import taken, texts
-from pipelines.stages.selection import SELECTED
-from pipelines.store import MANIFEST, Store, read_json
-from pipelines.types import Example, from_dict, read_lines, to_dict
-
-HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
-OWN = ("greedy", "sampled")
-UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # what reading somebody's JSON can end in
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One evaluation.
-
-    Attributes:
-        records: of the passes that make one system.
-        at_once: of the pass in which the agent had to answer without looking.
-        passes: what `records` is made of, as the file calls them.
-        equality: of its headline, where it says one.
-        folder: where side files lie.
-    """
-
-    name: str
-    records: tuple[EpisodeRecord, ...]
-    at_once: tuple[EpisodeRecord, ...]
-    passes: tuple[str, ...]
-    equality: str | None
-    folder: Path
-    left_out: Mapping[str, int]
-    timing: Mapping[str, Latency]
-    r_ves: float | None
-
-    def named(self, names: Mapping[str, str]) -> Run:
-        """With each question called as the other runs call it."""
-
-        def call(records: Sequence[EpisodeRecord]) -> tuple[EpisodeRecord, ...]:
-            return tuple(dataclasses.replace(one, example_id=names[one.example_id]) for one in records)
-
-        return dataclasses.replace(self, records=call(self.records), at_once=call(self.at_once))
+from pipelines.report.data import ReportData
+from pipelines.stages import evaluations
+from pipelines.stages.evaluations import Run
+from pipelines.types import to_dict
 
 
 def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | None, as_json: bool) -> None:
     """Print each run's figures and each pair's comparison: a run against the one before, the last against the first.
 
     Raises:
-        DataError: fewer than two runs, one that cannot be read, no equality that all were judged under, or no question
-            that two of them share.
+        DataError: fewer than two runs, one that cannot be read, no equality that all share, or two without a
+            common question.
         UserError: `out` cannot be written.
     """
-    if len(runs) < 2:
-        raise DataError("a comparison needs two runs", HINT)
-    loaded = [load(one) for one in runs]
-    found = _named([run for place in (0, 1) for one in loaded for run in one[place : place + 1]])
-    names = question_matching.common_names([(*one.records, *one.at_once) for one in found])
-    headline = choose(found, equality)
-    called = [run.named(name) for run, name in zip(found, names, strict=True)]
-    data = ReportData("comparison", headline, tuple(map(_system, called)), examples={})
-    if not data.comparisons:
-        raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")
+    data, loaded, names = evaluations.comparison(runs, equality)
     if not as_json:
-        show(data, found, flips)
+        show(data, loaded, flips)
     if out is not None:
-        _write(with_texts(data, found, names), out)
+        _write(evaluations.with_texts(data, loaded, names), out)
     if as_json:
-        print(json.dumps(as_values(data, found), sort_keys=True))
-
-
-def _system(run: Run) -> System:
-    costs = taken(run.timing, run.r_ves)
-    return System(run.name, run.records, at_once=run.at_once, left_out=run.left_out, costs=costs)
-
-
-def with_texts(data: ReportData, runs: Sequence[Run], names: Sequence[Mapping[str, str]]) -> ReportData:
-    """The same with questions, trajectories, schemas and results, of the runs whose folders lead to them."""
-    read = [texts(run.folder, run.passes) for run in runs]
-    systems: list[System] = []
-    examples: dict[str, Example] = {}
-    for system, each, name in zip(data.systems, read, names, strict=True):
-        fitting = len(each.trajectories) == len(system.records)
-        systems.append(dataclasses.replace(system, trajectories=each.trajectories if fitting else ()))
-        for one in each.examples:
-            examples.setdefault(name.get(one.id, ""), one)
-    examples.pop("", None)
-    whole = dataclasses.replace(data, systems=tuple(systems), examples=examples)
-    return writer.with_results(whole) if examples else whole
+        print(json.dumps(as_values(data, loaded), sort_keys=True))
 
 
 def _write(data: ReportData, out: Path) -> None:
@@ -153,117 +80,3 @@ def as_values(data: ReportData, runs: Sequence[Run]) -> dict[str, Any]:
 def _values(each: Comparison) -> dict[str, Any]:
     values: dict[str, Any] = to_dict(each)
     return values
-
-
-def load(run: str) -> list[Run]:
-    """A run by its path, named by what stands before "=", else by its folder; and its selected answers, if any.
-
-    Raises:
-        DataError: there is no such file, or it holds something else.
-    """
-    name, equals, rest = run.partition("=")
-    path = Path(rest if equals else run).expanduser()
-    file = path / RECORDS if path.is_dir() else path
-    if not file.is_file():
-        raise DataError(f"no records at {file}", HINT)
-    by_pass: dict[str, list[EpisodeRecord]] = {}
-    for passed, record in _records(file):
-        by_pass.setdefault(passed, []).append(record)
-    folder, shown = file.parent, name if equals else _title(path)
-    own = tuple(record for one in OWN for record in by_pass.get(one, ()))
-    if not own:
-        raise DataError(f"{file} holds no records", HINT)
-    said, timing = _beside(folder)
-    equality, left_out, once = said.equality, said.left_out, tuple(by_pass.get(ONCE, ()))
-    found = [Run(shown, own, once, OWN, equality, folder, left_out, timing, said.r_ves)]
-    if SELECTED in by_pass:
-        chosen = tuple(by_pass[SELECTED])
-        found.append(Run(f"{shown}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class FolderFacts:
-    """What this command takes from the summary and the efficiency beside the records."""
-
-    equality: str | None = None
-    left_out: Mapping[str, Number] = dataclasses.field(default_factory=dict)
-    r_ves: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = None
-
-
-def _beside(folder: Path) -> tuple[FolderFacts, Mapping[str, Latency]]:
-    """What the files beside the records say, and the time that answers took.
-
-    Raises:
-        DataError: one of them is damaged.
-    """
-    try:
-        summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
-        known = {name: summary[name] for name in ("equality", "left_out") if name in summary}
-        said = from_dict(FolderFacts, {**known, "r_ves": efficiency.get("r_ves")})
-        timing = latencies(folder)
-    except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
-        raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
-    if not all(0 <= figure < math.inf for each in timing.values() for figure in dataclasses.astuple(each)):
-        raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
-    return said, timing
-
-
-def _title(path: Path) -> str:
-    """A finished folder by what it says it evaluates, or its stage, and its key; anything else by its own name."""
-    place = path.resolve()
-    if place.is_dir() and (place / MANIFEST).is_file():
-        try:
-            return f"{_manifest(place).get('name', place.parent.name)} {place.name[:6]}"
-        except (AttributeError, *UNREADABLE):
-            raise DataError(f"{place / MANIFEST} is damaged", HINT) from None
-    return place.stem if place.is_file() else place.name
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    store = Store(folder.parent.parent)
-    return store.manifest(folder.parent.name, folder.name)
-
-
-def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
-    """Each record with the pass that it is of; all were judged under the same equalities.
-
-    Raises:
-        DataError: a line is none, or was judged otherwise.
-    """
-    judged: set[str] | None = None
-    for number, row in read_lines(file, HINT):
-        try:
-            record = from_dict(EpisodeRecord, row.get("record", row))
-        except (AttributeError, DataError) as error:
-            raise DataError(f"{file}, line {number} is no evaluation record: {error}", HINT) from None
-        judged = set(record.scores) if judged is None else judged
-        if set(record.scores) != judged:
-            raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
-        yield str(row.get("pass", record.mode)), record
-
-
-def _named(runs: Sequence[Run]) -> list[Run]:
-    """Runs with equal names get a number."""
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else dataclasses.replace(run, name=f"{run.name} ({index})")
-        for index, run in enumerate(runs, 1)
-    ]
-
-
-def choose(runs: Sequence[Run], asked: str | None) -> str:
-    """The equality to compare under: what is asked for, else the first run's headline, else the first that all share.
-
-    Raises:
-        DataError: some run was not judged under it.
-    """
-    judged = [set(run.records[0].scores) for run in runs]
-    shared = [name for name in runs[0].records[0].scores if all(name in names for names in judged)]
-    chosen = asked or (runs[0].equality if runs[0].equality in shared else next(iter(shared), None))
-    if chosen not in shared:
-        raise DataError(
-            f"not every run was judged under {chosen or 'a common equality'}",
-            f"All have: {', '.join(shared) or 'none'}. Choose one with --equality, or evaluate again.",
-        )
-    return chosen

@@ -95,11 +95,11 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
         )
         for number, (one, folder) in enumerate(zip(alone, folders, strict=True))
     ]
-    judged = {
+    figures = {
         one.benchmark.name: {answerer.name: screen.summary_of(folder)}
         for one, folder in zip(alone, folders, strict=True)
     }
-    screen.conclude(recipe, store, results, as_json, judged)
+    screen.conclude(recipe, store, results, as_json, figures)
     for one, result in zip(alone, results, strict=True):
         if len(alone) > 1:
             screen.say(one.benchmark.name)

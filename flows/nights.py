@@ -1,4 +1,4 @@
-"""One night of retraining, whoever walks its stages: new questions are curated, learned, and the outcome judged."""
+"""One night of retraining, whoever walks its stages: new questions are curated, learned, and the outcome evaluated."""
 
 from __future__ import annotations
 

@@ -85,17 +85,17 @@ def conclude(
     store: Store,
     results: list[graph.StageResult],
     as_json: bool,
-    judged: Mapping[str, Mapping[str, Summary]] | None = None,
+    figures: Mapping[str, Mapping[str, Summary]] | None = None,
 ) -> None:
     """The end of a run: the EX figures, where to look, and with `as_json` one JSON object.
 
     Args:
-        judged: figures by benchmark and system; None for those of the checkpoints among the results.
+        figures: figures by benchmark and system; None for those of the checkpoints among the results.
     """
     by_name = {result.name: result for result in results}
     where = look(store, by_name)
     console.print()
-    figures = _checkpoints(recipe, results) if judged is None else judged
+    figures = _checkpoints(recipe, results) if figures is None else figures
     if figures:
         terminal.show_end(console, figures, where)
     else:

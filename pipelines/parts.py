@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from pipelines.sql.compare import Gold, Result
 
 
+class RewardFunction(NamedTuple):
+    """A term of a reward panel.
+
+    Attributes:
+        pay: (outcome, **options) -> its value, before its weight.
+        wrong: lowest and highest value of a wrong answer; None for a case table, whose order is its own.
+        right: the same of a right answer.
+    """
+
+    pay: Callable[..., float]
+    wrong: tuple[float, float] | None = None
+    right: tuple[float, float] | None = None
+
+
 class Equality(NamedTuple):
     """A named equality of two results.
 

@@ -29,7 +29,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pipelines.errors import RecipeError
-from pipelines.parts import Equality, Metric, OptimizerMaker, PolicyMaker
+from pipelines.parts import Equality, Metric, OptimizerMaker, PolicyMaker, RewardFunction
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationInfo
@@ -242,8 +242,8 @@ def _at(value: Any, path: Sequence[str]) -> Iterator[str]:
         yield from _at(value[path[0]], path[1:])
 
 
-REWARDS: Registry[Callable[..., float]] = Registry(
-    "reward term", "sqltrain.rewards", "pipelines.rewards.terms", ("rewards.*.term",)
+REWARDS: Registry[RewardFunction] = Registry(
+    "reward term", "sqltrain.rewards", "pipelines.rewards.terms", ("rewards.*.term",), part=RewardFunction
 )
 READERS: Registry[Callable[..., Any]] = Registry(
     "reader",

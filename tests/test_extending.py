@@ -79,7 +79,7 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder: Pat
     action = polite.parse("<think>hm</think>\n<sql>SELECT 1</sql>")
     assert action.kind is ActionKind.SQL
     assert polite.observe(action, None, 3).endswith("Please answer within 3 turns.")
-    assert REWARDS["short"].__doc__ == "1 if the final SQL has at most that many characters."
+    assert REWARDS["short"].pay.__doc__ == "1 if the final SQL has at most that many characters."
 
 
 def test_each_example_is_short() -> None:

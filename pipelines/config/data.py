@@ -38,8 +38,8 @@ class Benchmark(Source):
 
     Attributes:
         name: what stages, tables and metrics call it; where none is given, of its kind, its variant and its split.
-        equality: the headline's; null for `execution.equality`, by which training judges.
-        equalities: judged beside it; null for `evaluation.equalities`.
+        equality: the headline's; null for `execution.equality`, by which training decides.
+        equalities: evaluated beside it; null for `evaluation.equalities`.
     """
 
     split: Literal["train", "dev", "test"] = "test"

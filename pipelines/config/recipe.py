@@ -35,7 +35,7 @@ class Recipe(Section):
         difficulty: how questions are scored and chosen for GRPO.
         rewards: the panel: what GRPO pays an episode for.
         grpo: reinforcement learning.
-        evaluation: what is asked and judged for the reported figures.
+        evaluation: what is asked and evaluated for the reported figures.
         rollout: how many episodes are in flight, and with what.
         contracts: thresholds of the contracts on the rows of stages.
         nightly: retraining on new questions.
@@ -88,7 +88,7 @@ class Recipe(Section):
 
     @property
     def equalities(self) -> tuple[str, ...]:
-        """The equalities that an answer is judged under, the headline's first."""
+        """The equalities that decide on an answer, the headline's first."""
         own = self.benchmark.equalities
         return tuple(dict.fromkeys((self.headline, *(self.evaluation.equalities if own is None else own))))
 

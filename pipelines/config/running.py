@@ -18,7 +18,7 @@ class Evaluation(Section):
         ks: the k of pass@k, average@k and majority@k.
         sampling: how the samples are drawn; the token budgets also of the greedy episode.
         forced_single_turn: also a greedy pass in which the agent must answer at once.
-        equalities: judged beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
+        equalities: evaluated beside a benchmark's headline where it names none of its own ("soft_f1" is a grade).
         empty: in a vote, whether results without rows count, or only where there are no others.
         failing: in a vote, whether answers without a result abstain, or count together as one group.
         metrics: those of plug-ins that are reported beside ours (docs/extending.md).

@@ -8,7 +8,7 @@
     <path>/evaluation_suite/gold/sql/<instance_id>.sql               gold SQL, for a few of them
 
 Only `local...` instances run on SQLite; those of BigQuery and Snowflake are passed over. The gold is a result: it goes
-to `meta["gold_results"]`, and `pipelines/evaluation/result_files.py` judges by it (equality `spider2`).
+to `meta["gold_results"]`, and `pipelines/evaluation/result_files.py` decides by it (equality `spider2`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
 
 def files(source: Source) -> Iterator[Path]:
-    """The questions, what judges them, and the databases and documents that they name."""
+    """The questions, what decides on their answers, and the databases and documents that they name."""
     folder = _folder(source)
     yield from (folder / QUESTIONS, folder / GOLD / "spider2lite_eval.jsonl")
     rows = _local(folder)
@@ -121,7 +121,7 @@ def _gold(folder: Path, id: str, standard: Mapping[str, Any] | None) -> dict[str
         BadRow: there is no standard or no result file, or the standard names a column that the result does not have.
     """
     if standard is None:
-        raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say how {id} is judged")
+        raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
     found = sorted(
         path
         for path in (folder / GOLD / "exec_result").glob(f"{id}*.csv")

@@ -40,7 +40,7 @@ Schemas = Callable[[Database], Schema]
 Stored = tuple[Database, str, str]  # a column: its database, its table, its name
 
 
-def judge(
+def evaluate(
     trajectories: Sequence[Trajectory],
     examples: Mapping[str, Example],
     sql: SqlEngine,
@@ -133,7 +133,7 @@ def previews(
 
 
 def accepted(example: Example) -> Preview | None:
-    """The first rows of the first accepted result of a question that is judged by result files."""
+    """The first rows of the first accepted result of a question that result files decide."""
     gold = example.meta.get(result_files.META)
     if gold is None:
         return None

@@ -172,7 +172,7 @@ class EpisodeRecord:
         """The verdict under an equality.
 
         Raises:
-            KeyError: it was not judged under that equality.
+            KeyError: it has no verdict under that equality.
         """
         return self.scores[equality]
 

@@ -32,7 +32,7 @@ Gold = Mapping[str, Any]
 
 
 def is_asked_for(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
-    """Whether answers are judged by result files here, and not by gold queries.
+    """Whether result files decide here, and not gold queries.
 
     Raises:
         DataError: the equalities ask for both, or for what some example does not have.

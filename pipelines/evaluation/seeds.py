@@ -1,8 +1,8 @@
 """Means over seeds, and what they leave open: another seed trains another policy, other databases ask other questions.
 
-One run is judged as everywhere else (`stats.py`). Of several, databases and seeds are resampled, each for itself (the
-pigeonhole bootstrap: Owen, 2007, "The pigeonhole bootstrap"), so an interval holds both sources of chance. Two or three
-seeds say little of how seeds differ: the deviation stands beside, and no interval here is better than its seeds.
+One run is evaluated as everywhere else (`stats.py`). Of several, databases and seeds are resampled, each for itself
+(the pigeonhole bootstrap: Owen, 2007, "The pigeonhole bootstrap"), so an interval holds both sources of chance. Two or
+three seeds say little of how seeds differ: the deviation stands beside, and no interval here is better than its seeds.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Summary:
 
     Attributes:
         equality: the headline's.
-        n_questions, n_databases: judged at least once without a break.
+        n_questions, n_databases: with at least one verdict.
         n_broken: episodes that count nowhere; `failures` says by class why.
         ex: of the greedy episodes, under each equality.
         sampled: mean EX of the sampled episodes, under the headline equality.
@@ -93,7 +93,7 @@ def summarise(
     """The figures of one system's records, greedy and sampled together.
 
     Args:
-        equality: the headline's name; every record was judged under it.
+        equality: the headline's name; every record has a verdict under it.
         ks: sample counts of the curves; those that no question has are left out.
         rule: who may vote for majority@k.
         seed: of the bootstrap.

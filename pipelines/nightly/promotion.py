@@ -18,7 +18,7 @@ ALPHA = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """One held-out set: the champion's and the challenger's greedy records, and the equality that judges."""
+    """One held-out set: the champion's and the challenger's greedy records, and the equality that decides."""
 
     before: Sequence[EpisodeRecord]
     after: Sequence[EpisodeRecord]

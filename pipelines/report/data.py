@@ -47,7 +47,7 @@ class ReportData:
 
     Attributes:
         title: of the page ("miniature").
-        equality: the headline's name; every record must have been judged under it.
+        equality: the headline's name; every record must have a verdict under it.
         systems: in the order of training, the baseline first; their colours follow this order.
         examples: of the questions in the records, by id; the reader shows these, and {} leaves it out.
         schemas: by database id, the schema as text for the reader.

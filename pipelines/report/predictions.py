@@ -50,7 +50,7 @@ def as_report(
     if verdicts is not None:
         known = zip(verdicts, predictions.values(), strict=True)
         verdicts = [_of_equalities(verdict, text, equalities) for verdict, text in known]
-    records = evaluate.judge(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
+    records = evaluate.evaluate(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
     usable = {examples[record.example_id].database for record in records if not record.broken}
     return ReportData(
         title=name,

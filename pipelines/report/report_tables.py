@@ -87,7 +87,7 @@ def _point(summary: Summary, k: int) -> KPoint | None:
 
 
 def equalities(data: ReportData) -> Table | None:
-    """Greedy EX under every equality that was judged: the same answers, other numbers."""
+    """Greedy EX under every equality that was evaluated: the same answers, other numbers."""
     names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
     if len(names) < 2:
         return None

@@ -108,9 +108,9 @@ def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
     return summary.ex.get(summary.equality), summary.sampled, majority, turns, summary.n_questions
 
 
-def show_end(console: Console, judged: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
+def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
     """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
-    for benchmark, summaries in judged.items():
+    for benchmark, summaries in by_benchmark.items():
         console.print(render(figures(summaries, benchmark)))
     if len(judged) > 1:
         console.print(render(across(judged)))

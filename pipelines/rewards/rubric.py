@@ -10,17 +10,6 @@ from pipelines.errors import RecipeError
 from pipelines.registry import REWARDS
 from pipelines.types import Outcome
 
-# Lowest and highest value of the terms of the weighted panels: (of a wrong answer), (of a right answer).
-SPANS: Mapping[str, tuple[tuple[float, float], tuple[float, float]]] = {
-    "exec": ((0.0, 0.0), (1.0, 1.0)),
-    "turns": ((0.0, 1.0), (0.0, 1.0)),
-    "schema": ((0.0, 1.0), (0.0, 1.0)),
-    "bigram": ((0.0, 1.0), (0.0, 1.0)),
-    "syntax": ((0.0, 1.0), (1.0, 1.0)),
-    "format": ((0.0, 1.0), (0.0, 1.0)),
-    "judge": ((0.0, 1.0), (1.0, 1.0)),
-}
-
 
 @dataclass(frozen=True)
 class Rewards:
@@ -62,7 +51,7 @@ class Rubric:
         """
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
-        by_term = {term.term: REWARDS[term.term](outcome, **term.options) for term in self.terms}
+        by_term = {term.term: REWARDS[term.term].pay(outcome, **term.options) for term in self.terms}
         by_track: dict[str, float] = dict.fromkeys(self.tracks, 0.0)
         for term in self.terms:
             by_track[term.track] += term.weight * by_term[term.term]
@@ -78,8 +67,8 @@ class Rubric:
         for term in self.terms:
             if term.track != "full":
                 continue
-            if term.term not in SPANS:
+            _, wrong, right = REWARDS[term.term]
+            if wrong is None or right is None:
                 return None
-            wrong, right = SPANS[term.term]
             margin += min(term.weight * value for value in right) - max(term.weight * value for value in wrong)
         return margin

@@ -16,13 +16,13 @@ from pipelines.types import ExecutionStatus, Outcome, SchemaItems
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
 
 
-@reward("exec")
+@reward("exec", wrong=(0.0, 0.0), right=(1.0, 1.0))
 def execution(outcome: Outcome) -> float:
     """1 if the final SQL's result equals the gold SQL's (SQL-Trail, equation 6)."""
     return float(outcome.correct)
 
 
-@reward("turns")
+@reward("turns", wrong=(0.0, 1.0), right=(0.0, 1.0))
 def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     """1 within the turn budget of the question's level (SQL-Trail, equation 7).
 
@@ -39,19 +39,19 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     return float(outcome.correct and finished < outcome.max_turns)
 
 
-@reward("syntax")
+@reward("syntax", wrong=(0.0, 1.0), right=(1.0, 1.0))
 def syntax(outcome: Outcome) -> float:
     """1 if the final SQL ran (SQL-Trail, equation 8)."""
     return float(outcome.executable)
 
 
-@reward("bigram")
+@reward("bigram", wrong=(0.0, 1.0), right=(0.0, 1.0))
 def bigram(outcome: Outcome) -> float:
     """Jaccard similarity of the two queries' sets of adjacent token pairs (SQL-Trail, equation 9)."""
     return jaccard(outcome.predicted_bigrams, outcome.gold_bigrams)
 
 
-@reward("schema")
+@reward("schema", wrong=(0.0, 1.0), right=(0.0, 1.0))
 def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 where one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
@@ -59,13 +59,13 @@ def schema(outcome: Outcome) -> float:
     return jaccard(items(outcome.predicted_schema), items(outcome.gold_items))
 
 
-@reward("format")
+@reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0))
 def format_(outcome: Outcome) -> float:
     """1 if every turn is well-formed and a final SQL is there (SQL-Trail, equation 11)."""
     return float(outcome.trajectory.well_formed)
 
 
-@reward("judge")
+@reward("judge", wrong=(0.0, 1.0), right=(1.0, 1.0))
 def judge(outcome: Outcome, by: str = "static", scale: float = 2.0) -> float:
     """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
 

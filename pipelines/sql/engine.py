@@ -1,4 +1,4 @@
-"""The SQL engine: runs statements in sandboxed workers and judges them by named equalities, for sync and async code."""
+"""The SQL engine: runs statements in sandboxed workers and decides by named equalities, for sync and async code."""
 
 from __future__ import annotations
 
@@ -196,20 +196,20 @@ class SqlEngine:
         return [self._result(reply) for reply in replies]
 
     def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
-        """Judge pairs under each equality and return the verdicts in the same order. Blocks.
+        """Decide on pairs under each equality and return the verdicts in the same order. Blocks.
 
         A gold query runs once and its result is kept; the same prediction for the same gold query runs once.
         """
         unique = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
         replies = self._run([(pair.database.engine, self._verdict_job(pair, equalities)) for pair in unique])
         if self._audit is not None:
-            judged = zip(unique, replies, strict=True)
-            self._audit.write(entry for pair, reply in judged for entry in self._audit_entries(pair, reply))
+            answered = zip(unique, replies, strict=True)
+            self._audit.write(entry for pair, reply in answered for entry in self._audit_entries(pair, reply))
         verdicts = [self._verdict(reply, equalities) for reply in replies]
         return [verdicts[unique[pair]] for pair in pairs]
 
-    async def judge(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
-        """Judge one pair; calls of one event-loop tick share a batch."""
+    async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
+        """Decide on one pair; calls of one event-loop tick share a batch."""
         reply = await self._asked(pair.database.engine, self._verdict_job(pair, equalities))[1]
         if self._audit is not None:
             self._audit.write(self._audit_entries(pair, reply))
@@ -240,7 +240,7 @@ class SqlEngine:
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
         names = self._names(pair.database) if any(part.by_units for part in parts) else None
         return (
-            "judge",
+            "verdict",
             locations,
             pair.gold_sql,
             pair.predicted_sql,

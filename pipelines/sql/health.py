@@ -2,7 +2,7 @@
 run, or contradicts another one.
 
 Such gold queries cost a benchmark its meaning: no prediction can be right where gold fails or gives more than a verdict
-may read, any empty result is where it is empty, and for the last three a right prediction is judged by chance.
+may read, any empty result is where it is empty, and for the last three chance decides on a right prediction.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Scored:
 
     @property
     def counted(self) -> bool:
-        """Whether it counts: both queries could be judged, and there is an answer."""
+        """Whether it counts: there is a verdict on both queries, and there is an answer."""
         return self.verdict is not None and None not in self.scores.values()
 
     def line(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def score_all(
     names: Sequence[str],
     sql: SqlEngine,
 ) -> Iterator[list[Scored]]:
-    """Judge all items that have a prediction, in chunks and in order; `databases` by their ids.
+    """Decide on all items that have a prediction, in chunks and in order; `databases` by their ids.
 
     Where there is nothing to compare with, only whether the system abstained is noted.
     """

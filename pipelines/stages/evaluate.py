@@ -87,14 +87,16 @@ def evaluate_questions(
     whole = [from_dict(Trajectory, row["trajectory"]) for row in kept]
     frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in kept]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
-    judged = records(ctx.folder, "greedy", "sampled")
+    evaluated = records(ctx.folder, "greedy", "sampled")
     settings = recipe.evaluation
-    figures = summary.summarise(judged, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics)
+    figures = summary.summarise(
+        evaluated, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics
+    )
     figures = dataclasses.replace(figures, left_out=left_out(ctx.inputs["test"]))
     write_json(ctx.folder / "summary.json", to_dict(figures))
     chosen |= _accuracy("ex_selected", records(ctx.folder, SELECTED), recipe)
     ctx.metrics({**headline(figures), **figures.flat(), **_once(records(ctx.folder, ONCE), recipe), **chosen})
-    reward = _r_ves(recipe, judged, questions) if recipe.evaluation.r_ves else None
+    reward = _r_ves(recipe, evaluated, questions) if recipe.evaluation.r_ves else None
     if reward is not None:
         write_json(ctx.folder / EFFICIENCY, {"r_ves": reward})
 
@@ -122,13 +124,13 @@ class MalformedGuard:
     def skip_the_rest(self, recipe: Recipe, gold: Path | None) -> None:
         """Write the other shards: each question is wrong, and was not asked."""
         policy = self._shards.read(0)[0]["trajectory"]["policy"]
-        judged = _judging(recipe, gold)
+        evaluated = _evaluating(recipe, gold)
         for index in range(self._head, len(self._shards)):
             questions = self._shards.part(index)
             lines = [
                 line
                 for each in passes(recipe)
-                for line in judged(
+                for line in evaluated(
                     each, questions, [_unasked(one, n, policy, each) for one in questions for n in range(each.samples)]
                 )
             ]
@@ -139,14 +141,14 @@ def _unasked(question: Example, sample: int, policy: str, each: Pass) -> Traject
     return Trajectory(question.id, sample, policy, each.protocol.name, (), (), None, StopReason.UNASKED)
 
 
-def _r_ves(recipe: Recipe, judged: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
-    """R-VES of the greedy answers, timed once they are judged; they are right where BIRD's equality says so.
+def _r_ves(recipe: Recipe, evaluated: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
+    """R-VES of the greedy answers, timed once there are verdicts; they are right where BIRD's equality says so.
 
     Only of questions with a gold query, which is what an answer is timed against; None where none was answered. It goes
     to a side file and is no part of a dataset: wall-clock times differ with every run.
     """
     asked = {question.id: question for question in questions if question.gold_sql}
-    greedy = [record for record in scored(judged) if record.mode == "greedy" and record.example_id in asked]
+    greedy = [record for record in scored(evaluated) if record.mode == "greedy" and record.example_id in asked]
     if not greedy:
         return None
     examples = [asked[record.example_id] for record in greedy]
@@ -184,9 +186,9 @@ def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     return {**_accuracy("ex_at_once", forced, recipe), **_accuracy("ex_at_once_probe", probing, recipe)}
 
 
-def _accuracy(name: str, judged: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
+def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     """EX with its bounds under these names; {} where there are no records."""
-    found = execution_accuracy(scored(judged), recipe.headline, recipe.seed)
+    found = execution_accuracy(scored(evaluated), recipe.headline, recipe.seed)
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high} if found is not None else {}
 
 
@@ -263,16 +265,16 @@ def passes(recipe: Recipe) -> list[Pass]:
     return made
 
 
-def _judging(recipe: Recipe, gold: Path | None) -> Callable[[Pass, Sequence[Example], list[Trajectory]], list[Line]]:
+def _evaluating(recipe: Recipe, gold: Path | None) -> Callable[[Pass, Sequence[Example], list[Trajectory]], list[Line]]:
     """What makes lines of the trajectories of a pass over these questions, in order."""
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
 
     def lines(each: Pass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
         by_id = {question.id: question for question in questions}
-        judged = evaluate.judge(done, by_id, sql, schema, recipe.equalities, each.mode, links)
+        evaluated = evaluate.evaluate(done, by_id, sql, schema, recipe.equalities, each.mode, links)
         return [
             {"pass": each.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
-            for trajectory, record in zip(done, judged, strict=True)
+            for trajectory, record in zip(done, evaluated, strict=True)
         ]
 
     return lines
@@ -281,7 +283,7 @@ def _judging(recipe: Recipe, gold: Path | None) -> Callable[[Pass, Sequence[Exam
 def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None) -> Run:
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
-    model, judged = answering(answerer, recipe, responses), _judging(recipe, gold)
+    model, evaluated = answering(answerer, recipe, responses), _evaluating(recipe, gold)
 
     def ask(each: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
         engine = RolloutEngine(model, build_protocol(each.protocol), sql, each.sampling, each.max_turns, schema)
@@ -303,7 +305,7 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
         for question in {request.example.id: request.example for request in requests}.values():
             kept.keep(question, found[question.id])
         done = [found[question.id][sample] for question in questions for sample in range(each.samples)]
-        return judged(each, questions, done)
+        return evaluated(each, questions, done)
 
     def run(questions: Sequence[Any], path: Path) -> str:
         timing = path.parent.parent / TIMING

@@ -320,9 +320,9 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         started = time.perf_counter()
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
         found = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
-        right, judged, turns = self.accelerator.reduce(found, reduction="sum").tolist()
-        if judged:
-            self.step_state.watched |= {HELD_OUT: right / judged, HELD_OUT_TURNS: turns / judged}
+        right, verdicts, turns = self.accelerator.reduce(found, reduction="sum").tolist()
+        if verdicts:
+            self.step_state.watched |= {HELD_OUT: right / verdicts, HELD_OUT_TURNS: turns / verdicts}
         self.step_state.spend("held_out_seconds", time.perf_counter() - started)
 
     def _sum_up(self, generation: Generation) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Rollouts for GRPO: groups of episodes, judged and paid, in the form that TRL's trainer takes."""
+"""Rollouts for GRPO: groups of episodes with their verdicts and rewards, in the form that TRL's trainer takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PaidEpisode:
 
     Attributes:
         rewards: None when it takes no part in its group (broken, or dropped by a rule).
-        outcome: None when it was broken before it could be judged.
+        outcome: None when it was broken before there was a verdict.
     """
 
     trajectory: Trajectory
@@ -88,7 +88,7 @@ class Generation:
 
 
 class Rollouts:
-    """Makes generations: runs the episodes of the questions it is given, judges them, and pays them by the rubric.
+    """Makes generations: runs the episodes of the questions it is given and pays them by the rubric.
 
     Args:
         examples: the pool, by id.
@@ -139,12 +139,12 @@ class Rollouts:
         return Generation(made.episodes, drawn, made.seconds, made.judge)
 
     def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
-        """How many of these questions the policy answers right, greedily, how many could be judged, and its turns."""
+        """The number of right greedy answers to these questions, of verdicts, and of turns in them."""
         known = {example.id: example for example in examples}
         made = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        judged = [one for one in make_outcomes(made, known, self.sql, None, equality, turns) if not one.broken]
-        return sum(one.correct for one in judged), len(judged), sum(len(one.trajectory.turns) for one in judged)
+        decided = [one for one in make_outcomes(made, known, self.sql, None, equality, turns) if not one.broken]
+        return sum(one.correct for one in decided), len(decided), sum(len(one.trajectory.turns) for one in decided)
 
     def worst(self) -> str:
         """The worst paid episode of the last generation, in words: what an alarm shows."""
@@ -175,7 +175,7 @@ class Rollouts:
         waited, started = self._waited(), time.perf_counter()
         trajectories = self.engine.run(requests)
         rolled, waited = time.perf_counter(), self._waited() - waited
-        outcomes = self._judge(trajectories)
+        outcomes = self._outcomes(trajectories)
         episodes = [self._pay(*pair) for pair in zip(trajectories, outcomes, strict=True)]
         seconds = {
             "generate_seconds": rolled - started - waited,
@@ -188,7 +188,7 @@ class Rollouts:
         """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""
         return self.policy.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
 
-    def _judge(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+    def _outcomes(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         outcomes = make_outcomes(
             trajectories,
             self.examples,

@@ -67,7 +67,7 @@ def found(harbour: Database, engine: SqlEngine) -> dict[str, Diagnosis | None]:
     """The diagnosis of every case, by title: executed and judged together."""
     cases = read_cases()
     examples = {case.title: Example(case.title, "", harbour, case.gold, hardness="easy") for case in cases}
-    records = evaluate.judge(
+    records = evaluate.evaluate(
         [trajectory(case) for case in cases], examples, engine, functools.cache(introspect), EQUALITIES, "greedy"
     )
     assert not any(record.broken for record in records)
@@ -105,7 +105,7 @@ def test_the_cases_are_many_and_cover_every_class_and_clue(found: dict[str, Diag
 def test_a_right_answer_has_no_diagnosis(harbour: Database, engine: SqlEngine) -> None:
     example = Example("q", "", harbour, "SELECT name FROM ships", hardness="easy")
     answer = evaluate.of_prediction("q", "SELECT T.name FROM ships AS T", "hand")
-    (record,) = evaluate.judge([answer], {"q": example}, engine, functools.cache(introspect), EQUALITIES, "greedy")
+    (record,) = evaluate.evaluate([answer], {"q": example}, engine, functools.cache(introspect), EQUALITIES, "greedy")
     assert record.diagnosis is None
     assert record.right("strict")
 

@@ -51,14 +51,14 @@ def engine() -> Iterator[SqlEngine]:
 
 @pytest.fixture
 def judge(harbour: Database, engine: SqlEngine) -> Callable[..., list[EpisodeRecord]]:
-    """Judge answers to the one question which ships sail under NO."""
+    """Evaluate answers to the one question which ships sail under NO."""
     example = Example("q", "?", harbour, GOLD, hardness="easy", meta={"needs_probe": True, "difficulty": "simple"})
 
     def run(
         *trajectories: Trajectory, mode: Mode = "greedy", gold: dict[str, SchemaItems] | None = None
     ) -> list[EpisodeRecord]:
         schemas = functools.cache(introspect)
-        return evaluate.judge(trajectories, {"q": example}, engine, schemas, ("strict", "bird"), mode, gold)
+        return evaluate.evaluate(trajectories, {"q": example}, engine, schemas, ("strict", "bird"), mode, gold)
 
     return run
 
@@ -146,7 +146,7 @@ def test_a_broken_episode_or_gold_is_never_scored_or_diagnosed(harbour: Database
         episode(GOLD, example_id="no_file"),
         episode(None, example_id="endpoint", stop=StopReason.BROKEN, failure="endpoint"),
     ]
-    found = evaluate.judge(trajectories, examples, engine, functools.cache(introspect), ("strict",), "greedy")
+    found = evaluate.evaluate(trajectories, examples, engine, functools.cache(introspect), ("strict",), "greedy")
     assert [each.broken for each in found] == [True, True, True]
     assert [each.failure for each in found] == ["no_such_column", "database_missing", "endpoint"]
     assert [each.diagnosis for each in found] == [None, None, None]
@@ -154,7 +154,7 @@ def test_a_broken_episode_or_gold_is_never_scored_or_diagnosed(harbour: Database
 
 def test_a_verdict_needs_a_named_equality(engine: SqlEngine) -> None:
     with pytest.raises(ValueError, match="named equality"):
-        evaluate.judge([], {}, engine, introspect, (), "greedy")
+        evaluate.evaluate([], {}, engine, introspect, (), "greedy")
 
 
 def test_the_consensus_schema_is_what_linking_is_held_against(judge: Callable[..., list[EpisodeRecord]]) -> None:
@@ -343,7 +343,7 @@ def test_examples_with_accepted_results_are_judged_by_them(harbour: Database, en
 
     def run(*answers: str | None, equalities: tuple[str, ...] = ("spider2",)) -> list[EpisodeRecord]:
         made = [evaluate.of_prediction("q", sql, "mine") for sql in answers]
-        return evaluate.judge(made, {"q": example}, engine, functools.cache(introspect), equalities, "sampled")
+        return evaluate.evaluate(made, {"q": example}, engine, functools.cache(introspect), equalities, "sampled")
 
     right, wrong, invented, none = run(GOLD, "SELECT name FROM ports", "SELECT crew FROM ships", None)
     assert [one.scores for one in (right, wrong, invented, none)] == [

@@ -101,7 +101,7 @@ def test_the_time_that_answers_took_is_read_from_its_side_file(
         (lambda runs, folder: [str(folder / "damaged"), runs[1]], "is damaged"),
         (lambda runs, folder: [*runs, "--out", str(folder / "empty.jsonl")], "cannot be written: File exists"),
         (lambda runs, folder: [*runs, "--out", str(folder / "empty.jsonl" / "in")], "cannot be written"),
-        (lambda runs, folder: [*runs, "--equality", "skyrl"], "not every run was judged under skyrl"),
+        (lambda runs, folder: [*runs, "--equality", "skyrl"], "not every run was evaluated under skyrl"),
     ],
 )
 def test_a_mistake_is_one_plain_line(

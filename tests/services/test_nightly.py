@@ -40,6 +40,11 @@ class Nights:
         assert path.is_file(), self.site.newest_run()["state"]["message"]
         return [json.loads(line) for line in path.read_text().splitlines()]
 
+    def follow(self, nights: int) -> None:
+        """Skip a test that goes on from nights of this file's other tests, where those were not asked for."""
+        if not (self.store / "nightly").is_dir() or sum(line["event"] == "night" for line in self.lines()) < nights:
+            pytest.skip("goes on from the nights before it: pytest -m services tests/services/test_nightly.py")
+
     def command(self, line: str) -> str:
         done = self.site.run(line)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -113,7 +118,9 @@ def test_a_night_with_broken_gold_is_stopped_by_the_contract(nights: Nights) -> 
     nights.drop("tuesday.jsonl", 20, [2, 3])  # the four are mended: all forty rows come with the next night
 
 
+@pytest.mark.slow  # CI decides on such nights without a server: tests/nightly
 def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) -> None:
+    nights.follow(3)
     before = nights.aliases()["champion"]
     nights.drop("wednesday.jsonl", 20, [0, 1], poison=(farms.WRONG,) * 4)
     code, line = nights.run()
@@ -123,7 +130,9 @@ def test_a_night_whose_gold_is_wrong_and_runs_is_not_promoted(nights: Nights) ->
     assert nights.aliases()["champion"] == before
 
 
+@pytest.mark.slow
 def test_a_better_night_after_bad_ones_is_promoted(nights: Nights) -> None:
+    nights.follow(4)
     nights.drop("thursday.jsonl", 40, [4, 5])
     code, line = nights.run()
     print(json.dumps(line, indent=1))
@@ -133,14 +142,14 @@ def test_a_better_night_after_bad_ones_is_promoted(nights: Nights) -> None:
 
 def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
     promoted = [line["challenger"]["key"] for line in nights.lines() if line.get("decision") == "promoted"]
-    assert len(promoted) == 3
+    assert len(promoted) >= 2
     nights.command(f"sqltrain champion rollback miniature store={nights.store}")
-    assert nights.aliases()["champion"] == promoted[1]
+    assert nights.aliases()["champion"] == promoted[-2]
     code, line = nights.run()  # nothing new: nothing is done
     assert (code, line["decision"]) == (0, "nothing")
-    assert nights.aliases()["champion"] == promoted[1]
+    assert nights.aliases()["champion"] == promoted[-2]
     status = nights.command(f"sqltrain status --store {nights.store}")
-    assert f"champion sft/{promoted[1]}" in status
+    assert f"champion sft/{promoted[-2]}" in status
     assert status.count("●") >= 3
 
 

@@ -156,6 +156,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.slow  # CI has it in a night: test_nightly.py
 def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None:
     worker = site.start("gpu-worker")
     try:

@@ -81,6 +81,7 @@ def log_in(page: Page, site: Site) -> None:
     page.evaluate(f"localStorage.setItem('prefect-password', '{site.credentials}')")
 
 
+@pytest.mark.slow  # two whole runs and a browser, for a picture
 def test_mlflow_compares_runs(site: Site, page: Page, pictures: Path) -> None:
     for seed in (0, 1):
         quoted = " ".join(f"'{one}'" for one in [*SMALL_DATA, f"seed={seed}"])

@@ -209,7 +209,7 @@ def test_a_query_that_ends_two_workers_is_to_blame_itself(shop: Database) -> Non
                 await kill_the_busy(engine)
             result = await executed
             assert (result.status, result.error_class) == (ExecutionStatus.ERROR, "worker_died")
-            judged = asyncio.create_task(engine.judge(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
+            judged = asyncio.create_task(engine.decide(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
             for _ in range(2):
                 await kill_the_busy(engine, phase=1)
             verdict = await judged
@@ -224,7 +224,7 @@ def test_a_gold_query_that_ends_two_workers_breaks_the_pair(shop: Database) -> N
     with SqlEngine(Limits(timeout_s=20)) as engine:
 
         async def main() -> None:
-            judged = asyncio.create_task(engine.judge(Pair(shop, ENDLESS, "SELECT 1"), ["strict"]))
+            judged = asyncio.create_task(engine.decide(Pair(shop, ENDLESS, "SELECT 1"), ["strict"]))
             for _ in range(2):
                 await kill_the_busy(engine)
             verdict = await judged

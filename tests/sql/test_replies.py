@@ -13,7 +13,7 @@ from pipelines.sql.sandbox.replies import Misshapen, check
 from pipelines.types import Database, ExecutionStatus
 
 EXECUTE = ("execute", ("db",), "SELECT 1", 10)
-JUDGE = ("judge", ("db",), "SELECT 1", "SELECT 1", ("strict",), (False, False), None)
+VERDICT_JOB = ("verdict", ("db",), "SELECT 1", "SELECT 1", ("strict",), (False, False), None)
 GOOD = ("ok", ("a",), [(1,), (2,)], False, None, None, 0.5, 3)
 FACTS = ("ok", None, 1, 0.1)
 LIES: list[Any] = [
@@ -58,9 +58,9 @@ def test_a_misshapen_result_is_no_result(reply: Any) -> None:
     ],
 )
 def test_a_misshapen_verdict_is_no_verdict(reply: Any) -> None:
-    check(JUDGE, ({"strict": 1.0}, FACTS, FACTS))
+    check(VERDICT_JOB, ({"strict": 1.0}, FACTS, FACTS))
     with pytest.raises((Misshapen, TypeError)):
-        check(JUDGE, reply)
+        check(VERDICT_JOB, reply)
 
 
 @pytest.mark.parametrize("lie", [7, ("ok",), (*GOOD[:2], [1], *GOOD[3:]), None])

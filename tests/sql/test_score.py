@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from shops import build_shop
 from typer.testing import CliRunner
 
-from flows.compare import compare, load
+from flows.compare import compare
 from flows.score import score
 from pipelines.errors import DataError, UserError
 from pipelines.sql import score_files, scoring, ves
@@ -26,6 +26,7 @@ from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
 from pipelines.sql.sandbox.sessions import Databases, opener
+from pipelines.stages.evaluations import load
 from pipelines.types import Database
 
 app = typer.Typer()

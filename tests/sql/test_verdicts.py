@@ -88,7 +88,7 @@ def test_a_gold_query_runs_once_and_a_prediction_once_a_group(shop: Database, tm
     group = [Pair(shop, "SELECT 1", sql) for sql in ("SELECT 1 ", "SELECT 2", "SELECT 2", "SELECT 1")]
     with SqlEngine(Limits(), audit=audit) as engine:
         first = engine.verdicts(group, ["strict"])
-        again = asyncio.run(engine.judge(group[1], ["strict"]))
+        again = asyncio.run(engine.decide(group[1], ["strict"]))
     assert [verdict.scores["strict"] for verdict in first] == [1.0, 0.0, 0.0, 1.0]
     assert again == first[1]
     ran = [(line["role"], line["sql"]) for line in map(json.loads, audit.read_text().splitlines())]
@@ -127,11 +127,11 @@ def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path: Pat
 
 def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database) -> None:
     async def main() -> float:
-        slow = asyncio.create_task(engine.judge(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
+        slow = asyncio.create_task(engine.decide(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
         await asyncio.sleep(0.05)
         start = time.monotonic()
         quick = await asyncio.gather(
-            *(engine.judge(Pair(shop, "SELECT 1", f"SELECT {n}"), ["strict"]) for n in range(50))
+            *(engine.decide(Pair(shop, "SELECT 1", f"SELECT {n}"), ["strict"]) for n in range(50))
         )
         took = time.monotonic() - start
         assert [verdict.scores["strict"] for verdict in quick] == [float(n == 1) for n in range(50)]

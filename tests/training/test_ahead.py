@@ -57,6 +57,7 @@ def test_a_run_that_samples_ahead_is_the_same_each_time(run):
     assert all(weights[name].equal(value) for name, value in resumed.items())
 
 
+@pytest.mark.slow
 def test_where_weights_do_not_move_being_ahead_changes_nothing(run):
     ahead, _ = run("ahead", lr=0.0, steps=3, staleness=1)
     at_once, _ = run("at_once", lr=0.0, steps=3)

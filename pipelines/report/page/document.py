@@ -110,7 +110,7 @@ def _hero(report: ReportData) -> Html:
     summary = report.summaries[-1]
     what = (
         f"{digits.count(summary.n_questions)} questions over {digits.count(summary.n_databases)} databases, "
-        f"judged by the equality “{report.equality}”. Intervals are 95 %."
+        f"decided by the equality “{report.equality}”. Intervals are 95 %."
     )
     facts = [tag("div", tag("dt", label), tag("dd", value)) for label, value in report.facts.items()]
     return tag(

@@ -22,7 +22,7 @@ def check(job: Sequence[Any], reply: Any) -> None:
     Raises:
         Misshapen: it has not.
     """
-    is_good = _is_verdict(job, reply) if job[0] == "judge" else _is_result(reply)
+    is_good = _is_verdict(job, reply) if job[0] == "verdict" else _is_result(reply)
     if not is_good:
         raise Misshapen
 

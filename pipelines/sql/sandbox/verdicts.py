@@ -15,11 +15,11 @@ from pipelines.sql.sandbox.wire import Board
 from pipelines.sql.value_units import value_units
 
 
-class Judge:
+class Verdicts:
     """Executes the two queries of a pair and compares their results, equality by equality.
 
-    `job` is ("judge", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the names
-    of the database where an equality compares by value units).
+    `job` is ("verdict", locations, gold SQL, predicted SQL or None, equality names, the first fields of `Gold`, the
+    names of the database where an equality compares by value units).
     """
 
     def __init__(self, databases: Databases, bounds: Bounds, board: Board) -> None:

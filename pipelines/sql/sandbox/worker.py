@@ -29,7 +29,7 @@ from typing import Any
 from pipelines.plugins import import_in_worker
 from pipelines.sql.dialects.base import LIMIT, UNAVAILABLE, Bounds, failure
 from pipelines.sql.sandbox.sessions import Databases, opener
-from pipelines.sql.sandbox.verdicts import Judge
+from pipelines.sql.sandbox.verdicts import Verdicts
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, Board, Replies, read_exactly, unpack_request, write_all
 
 OPEN_SECONDS = 20.0
@@ -86,7 +86,7 @@ class Server:
         self._timer = Timer(self._worked)
         open_session = opener(session)
         self._databases = Databases(open_session, bounds, self._timer, self._begin_opening, self._end_opening)
-        self._judge = Judge(self._databases, bounds, board)
+        self._verdicts = Verdicts(self._databases, bounds, board)
         self._parent = os.getppid()
         self._must_retire = False
         self._replies = Replies()
@@ -153,8 +153,8 @@ class Server:
     def _run(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         reply: tuple[Any, ...]
         try:
-            if job[0] == "judge":
-                reply = self._judge(number, job)
+            if job[0] == "verdict":
+                reply = self._verdicts(number, job)
                 self._must_retire = "memory_limit" in (reply[1][1], reply[2] and reply[2][1])
             else:
                 _, (location,), sql, max_rows = job
@@ -163,10 +163,10 @@ class Server:
         except MemoryError:
             self._must_retire = True
             raw = failure(LIMIT, "memory_limit", "the result needs more memory than it may have")
-            reply = self._judge.broken(raw) if job[0] == "judge" else raw
+            reply = self._verdicts.broken(raw) if job[0] == "verdict" else raw
         except Exception as error:  # a driver's own defect must not cost the worker and the jobs behind
             raw = failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
-            reply = self._judge.broken(raw) if job[0] == "judge" else raw
+            reply = self._verdicts.broken(raw) if job[0] == "verdict" else raw
         return tuple(reply)
 
     def _worked(self, units: int) -> None:
