@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 
 from pipelines.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
@@ -121,16 +122,22 @@ def taught(tmp_path_factory, trajectories, recipe, checkpoint) -> Path:
     from pipelines.training.plan import Plan
 
     torch.set_num_threads(1)
-    out = tmp_path_factory.mktemp("taught")
-    section = recipe.sft.model_copy(update={"epochs": 150, "save_steps": 1000})
-    plan = Plan(
-        kind="sft",
-        recipe=recipe.model_copy(update={"sft": section}),
-        checkpoint_in=str(checkpoint),
-        data=out / "unused",
-        out=out,
-    )
-    sft.train(plan, trajectories, lambda event: None)
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    out = base / "taught"
+    with filelock.FileLock(base / "taught.lock"):  # of several processes of tests, one trains for all
+        if not (out / "finished").is_file():
+            out.mkdir(exist_ok=True)
+            section = recipe.sft.model_copy(update={"epochs": 150, "save_steps": 1000})
+            plan = Plan(
+                kind="sft",
+                recipe=recipe.model_copy(update={"sft": section}),
+                checkpoint_in=str(checkpoint),
+                data=out / "unused",
+                out=out,
+            )
+            sft.train(plan, trajectories, lambda event: None)
+            (out / "finished").touch()
     return out / "model"
 
 
