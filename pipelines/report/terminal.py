@@ -112,8 +112,8 @@ def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]]
     """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
     for benchmark, summaries in by_benchmark.items():
         console.print(render(figures(summaries, benchmark)))
-    if len(judged) > 1:
-        console.print(render(across(judged)))
+    if len(by_benchmark) > 1:
+        console.print(render(across(by_benchmark)))
     width = max(map(len, look), default=0)
     for label, place in look.items():
         console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)
