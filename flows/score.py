@@ -78,7 +78,7 @@ def score(
     located = _locate(items, databases, engine)
     cores = workers or len(os.sched_getaffinity(0))
     with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden()) as sql:
-        scored = _judge(items, predictions, located, names, sql)
+        scored = _verdicts(items, predictions, located, names, sql)
         if report is not None:
             _report(report, items, predictions, located, scored, sql)
     if out is not None:
@@ -109,7 +109,7 @@ def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Dat
     return {item.db_id: scoring.locate(item.db_id, databases, engine) for item in items}
 
 
-def _judge(
+def _verdicts(
     items: Sequence[Gold],
     predictions: Mapping[int, str],
     databases: Mapping[str, Database],

@@ -67,7 +67,7 @@ class Service:
             Route("/v1/models", self._guarded(self._models)),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/sql", self._guarded(self._sql), methods=["POST"]),
-            Route("/v1/feedback", self._guarded(self._judge), methods=["POST"]),
+            Route("/v1/feedback", self._guarded(self._verdict), methods=["POST"]),
             Route("/v1/feedback", self._guarded(self._export), methods=["GET"]),
             Route("/v1/feedback", self._guarded(self._delete), methods=["DELETE"]),
         ]

@@ -181,6 +181,6 @@ def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
         return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
 
     site = nights.Site("miniature", (), recipe, Store(tmp_path / "store"), walk)
-    evaluated = nights._evaluated(site, recipe, nights.Model("sft", "some_key"), "champion")
+    evaluated = nights.evaluated(site, recipe, nights.Model("sft", "some_key"), "champion")
     assert walked == ["test", "test_schema", "sft", "evaluate_sft"]
     assert evaluated.name == "evaluate_sft"

@@ -9,6 +9,7 @@ LABELS = {
     "flows/serving.py": "the moment that OpenAI's protocol wants in an answer",
     "flows/status.py": "how long ago a run began, by the moment that it wrote for other processes",
     "pipelines/housekeeping.py": "the moment that a claim began; the age of files, which have no other clock",
+    "pipelines/serving/feedback.py": "the day of a question, which says when it is deleted",
     "pipelines/stages/fingerprints.py": "the age of a file: one that has just been written is read again",
     "pipelines/endpoints/retry.py": "an HTTP header that names a moment",
     "tasks/curves.py": "the moment that MLflow shows beside a number",

@@ -40,7 +40,7 @@ include: [models/tiny, data/miniature, protocols/react]
 plugins: [PLUGINS]
 protocol: {name: polite, options: {reasoning_tag: think}}
 data:
-  test: [{kind: csv, path: PATH, options: {database: shop.sqlite}}]
+  test: [{kind: tabs, path: PATH, options: {database: shop.sqlite}}]
 rewards:
   - {term: exec, weight: 5}
   - {term: short, weight: 0.5, options: {characters: 120}}
@@ -63,9 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tmp_path / name).write_text(text)
     with sqlite3.connect(tmp_path / "shop.sqlite") as shop:
         shop.execute("CREATE TABLE item (name TEXT)")
-    (tmp_path / "questions.csv").write_text("id,question,sql\n1,how many items,SELECT count(*) FROM item\n")
+    (tmp_path / "questions.tsv").write_text("id\tquestion\tsql\n1\thow many items\tSELECT count(*) FROM item\n")
     text = RECIPE.replace("PLUGINS", ", ".join(PARTS))
-    (tmp_path / "mine.yaml").write_text(text.replace("PATH", str(tmp_path / "questions.csv")))
+    (tmp_path / "mine.yaml").write_text(text.replace("PATH", str(tmp_path / "questions.tsv")))
     prompt = (ROOT / "conf/protocols/prompts/react_full.txt").read_text(encoding="utf-8")
     (tmp_path / "polite_full.txt").write_text(prompt)
     return tmp_path
@@ -201,7 +201,7 @@ def test_an_option_of_the_wrong_type_is_told_when_the_recipe_is_read(folder: Pat
     message = r"rewards.1.options: option 'characters' of reward term 'short': Input should be a valid integer"
     with pytest.raises(RecipeError, match=message):
         recipes.load(str(folder / "mine.yaml"), ["rewards.short.options.characters=many"])
-    with pytest.raises(RecipeError, match=r"option 'database' of reader 'csv': Field required"):
+    with pytest.raises(RecipeError, match=r"option 'database' of reader 'tabs': Field required"):
         recipes.load(str(folder / "mine.yaml"), ["data.test.0.options={}"])
 
 
@@ -292,7 +292,7 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder: Path) -> None:
         script = script.replace(name, repr(str(value)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     parts = ["equality cents", "filter rule star", "metric empty", "optimizer sgd"]
-    expected = [*parts, "policy program", "protocol polite", "reader csv", "reward term short"]
+    expected = [*parts, "policy program", "protocol polite", "reader tabs", "reward term short"]
     assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr
 
 

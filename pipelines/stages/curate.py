@@ -42,7 +42,7 @@ def filter_trajectories(ctx: Context) -> None:
         DataError: nothing is kept.
     """
     settings, source = ctx.recipe.filter, ctx.inputs["synthesize"] / DATA
-    shards = _judge(ctx, source)
+    shards = _checked(ctx, source)
     selected = filtering.select(_table(shards), settings, ctx.recipe.seed)
     kept = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
@@ -62,7 +62,7 @@ def filter_trajectories(ctx: Context) -> None:
         )
 
 
-def _judge(ctx: Context, source: Path) -> Shards[int]:
+def _checked(ctx: Context, source: Path) -> Shards[int]:
     """A shard's file has one `CheckedTrajectory` a line."""
     made = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
     asked = rows_of(ctx.inputs["data"], "sft")
