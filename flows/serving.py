@@ -129,7 +129,7 @@ class Service:
         self.note({"user": user, "statements": [sql], "outcome": event["type"]})
         return JSONResponse(event)
 
-    async def _judge(self, request: Request, user: str) -> Response:
+    async def _verdict(self, request: Request, user: str) -> Response:
         body, kept = await body_of(request), self._kept()
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
@@ -139,7 +139,7 @@ class Service:
                 event = await self.agent.run(sql)
             if event["type"] != "answer":
                 raise Denied(400, event["message"])
-        return JSONResponse({"for_the_night": kept.judge(id, user, good, sql)})
+        return JSONResponse({"for_the_night": kept.decide(id, user, good, sql)})
 
     async def _export(self, _: Request, user: str) -> Response:
         lines = (json.dumps(row, ensure_ascii=True) + "\n" for row in self._kept().export(user))

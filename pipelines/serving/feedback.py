@@ -101,7 +101,7 @@ class Feedback:
         with self._change() as db:
             db.execute("INSERT INTO asked VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
 
-    def judge(self, id: str, user: str, good: bool, sql: str | None) -> bool:
+    def decide(self, id: str, user: str, good: bool, sql: str | None) -> bool:
         """Note what a person said of an answer, and hand what is right to the night; returns whether it was.
 
         Args:

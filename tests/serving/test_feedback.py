@@ -45,10 +45,10 @@ def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(t
     clock = Clock()
     feedback = Feedback(tmp_path, days=30, clock=clock)
     keep(feedback, "old", question="the-old-words ?")
-    feedback.judge("old", "ada", True, None)
+    feedback.decide("old", "ada", True, None)
     clock.days = 20
     keep(feedback, "new")
-    feedback.judge("new", "ada", True, None)
+    feedback.decide("new", "ada", True, None)
     clock.days = 29.9
     assert (feedback.prune(), lines(tmp_path)) == (0, ["old", "new"])
     clock.days = 30.1
@@ -56,17 +56,17 @@ def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(t
     assert [row["id"] for row in feedback.export()] == ["new"]
     assert not [path for path in tmp_path.iterdir() if path.is_file() and b"the-old-words" in path.read_bytes()]
     with pytest.raises(DataError, match="no such question"):
-        feedback.judge("old", "ada", False, None)
+        feedback.decide("old", "ada", False, None)
 
 
 def test_a_mended_answer_is_the_nights_and_the_last_word_counts(tmp_path: Path) -> None:
     feedback = Feedback(tmp_path)
     keep(feedback, "a")
-    assert feedback.judge("a", "ada", False, "SELECT 1")
+    assert feedback.decide("a", "ada", False, "SELECT 1")
     assert json.loads((tmp_path / INBOX).read_text())["sql"] == "SELECT 1"
-    assert feedback.judge("a", "ada", True, None)
+    assert feedback.decide("a", "ada", True, None)
     assert json.loads((tmp_path / INBOX).read_text())["sql"] == SQL
-    assert not feedback.judge("a", "ada", False, None)
+    assert not feedback.decide("a", "ada", False, None)
     assert lines(tmp_path) == []
     assert [each["good"] for each in next(feedback.export())["verdicts"]] == [False, True, False]
 
@@ -77,7 +77,7 @@ def test_the_commands_print_and_delete_what_is_kept_while_a_server_writes(
     feedback = Feedback(tmp_path)  # the server's
     for id, user in (("a", "ada"), ("b", "bo"), ("c", "ada")):
         keep(feedback, id, user)
-        feedback.judge(id, user, True, None)
+        feedback.decide(id, user, True, None)
     code, out, _ = sqltrain(monkeypatch, capsys, "feedback", "export", str(tmp_path), "--user", "bo")
     assert (code, [json.loads(line)["id"] for line in out.splitlines()]) == (0, ["b"])
     code, out, _ = sqltrain(monkeypatch, capsys, "feedback", "delete", str(tmp_path), "--user", "ada")
@@ -106,7 +106,7 @@ def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path: Path) -> None:
     settings = Nightly(inbox=str(tmp_path / "feedback" / INBOX.parent))
     for id in ("first", "second"):
         keep(feedback, id, question=f"{id} ?", database=str(database))
-        feedback.judge(id, "ada", True, None)
+        feedback.decide(id, "ada", True, None)
         batch = inbox.collect(settings, batches)
         assert batch is not None
         taken = jsonl.read(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, tmp_path)
@@ -120,8 +120,8 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
     store.mkdir()
     keep(feedback, "a")
     keep(feedback, "b", "bo")
-    feedback.judge("a", "ada", False, "SELECT 7")
-    feedback.judge("a", "ada", True, None)
+    feedback.decide("a", "ada", False, "SELECT 7")
+    feedback.decide("a", "ada", True, None)
 
     assert feedback.has_news()
     command = [sys.executable, "-m", "tasks.verdicts", str(feedback.folder), str(store)]
@@ -152,7 +152,7 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
 def test_a_tracking_server_that_is_away_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feedback = Feedback(tmp_path)
     keep(feedback, "a")
-    feedback.judge("a", "ada", True, None)
+    feedback.decide("a", "ada", True, None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(BoundaryError, match="does not answer"):
         tell(feedback, tmp_path)
