@@ -46,14 +46,14 @@ services: $(VENV)/.services
 
 services-setup: $(VENV)/.services
 
-# The same in two parts, which CI runs beside each other: those that use a Prefect server, in two processes with a server
-# each, for they mostly wait; and all others.
+# The same in two parts, which CI runs beside each other, in two processes each, for most of them wait: those that use a
+# Prefect server, one for each process; and all others.
 SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security sweep_prefect ui)
 services-server: $(VENV)/.services
 	$(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --durations=15 $(SHARING)
 
 services-rest: $(VENV)/.services
-	$(BIN)/python -m pytest -m 'services and not slow' --durations=15 $(SHARING:%=--ignore=%)
+	$(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --durations=15 $(SHARING:%=--ignore=%)
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -38,7 +38,8 @@ def contents(store: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("victims", [("grpo",), pytest.param("every stage", marks=pytest.mark.slow)])
+@pytest.mark.slow  # CI kills SFT and GRPO in tests/training/test_resume.py, and a whole flow in test_killed.py
+@pytest.mark.parametrize("victims", [("grpo",), "every stage"])
 def test_killed_in_its_stages_a_run_ends_with_the_same_bytes(tmp_path: Path, victims: tuple[str, ...] | str) -> None:
     lines = [match for line in finish(tmp_path / "whole") if (match := DONE.match(line))]
     seconds = {match[1]: float(match[3]) for match in lines}
