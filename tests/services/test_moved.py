@@ -36,6 +36,7 @@ def command(site: Site, place: Path, line: str) -> "subprocess.CompletedProcess[
     return done
 
 
+@pytest.mark.slow
 def test_a_deployment_outlives_the_folder_that_it_was_made_in(site: Site, tmp_path: Path) -> None:
     before = checkout(tmp_path / "before")
     command(site, before, "prefect work-pool create moved --type process")

@@ -143,6 +143,7 @@ def test_a_better_night_after_bad_ones_is_promoted(nights: Nights) -> None:
 def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
     promoted = [line["challenger"]["key"] for line in nights.lines() if line.get("decision") == "promoted"]
     assert len(promoted) >= 2
+    (nights.folder / "inbox" / "tuesday.jsonl").unlink(missing_ok=True)  # the mended batch, where no night has taken it
     nights.command(f"sqltrain champion rollback miniature store={nights.store}")
     assert nights.aliases()["champion"] == promoted[-2]
     code, line = nights.run()  # nothing new: nothing is done
@@ -150,7 +151,7 @@ def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
     assert nights.aliases()["champion"] == promoted[-2]
     status = nights.command(f"sqltrain status --store {nights.store}")
     assert f"champion sft/{promoted[-2]}" in status
-    assert status.count("●") >= 3
+    assert status.count("●") >= len(promoted)
 
 
 def test_gc_leaves_what_the_champion_needs(nights: Nights) -> None:

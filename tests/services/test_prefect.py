@@ -172,6 +172,7 @@ def test_gpu_stages_go_to_their_own_pool_and_the_chain_waits(site: Site) -> None
     assert stages["grpo"] == stages["evaluate_grpo"] == "cached"
 
 
+@pytest.mark.slow
 def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
     started = site.deployment_run("retrain/miniature", [*SMALL_DATA, "seed=9"], gpu_pool=True)
     assert started.returncode == 0, started.stdout + started.stderr

@@ -120,6 +120,7 @@ def test_text_that_is_no_override_is_refused_before_there_is_a_run(site: Site) -
     assert site.newest_run().get("id") == before
 
 
+@pytest.mark.slow
 def test_ci_s_night_ends_red_when_the_night_failed_and_without_the_key(site: Site) -> None:
     """The very script of the workflow; the night has no inbox here."""
     workflow = yaml.safe_load((ROOT / "infra" / "github" / "retrain.yml").read_text(encoding="utf-8"))
