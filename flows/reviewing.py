@@ -173,6 +173,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, port))
+            listener.listen()  # from here on a browser waits for its answer, and is not refused
         except OSError as error:
             raise ResourceError(f"port {port} cannot be used: {error.strerror}", "Pass another --port.") from None
         yield listener

@@ -89,9 +89,17 @@ class Cluster:
     def kill(self) -> None:
         """kill -9 of the server and all its processes."""
         first = int((self._data / "postmaster.pid").read_text().split()[0])
-        for pid in (first, *children(first)):
+        os.kill(first, signal.SIGSTOP)  # it starts no other process while those that there are get listed
+        killed = (first, *children(first))
+        for pid in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + 30
+        while any(map(is_alive, killed)):  # their shared memory is theirs until they have ended
+            assert time.monotonic() < until, f"still there after kill -9: {killed}"
+            time.sleep(0.02)
+        # Where nobody has waited for the dead process yet, its number is taken, and the next server would not start.
+        (self._data / "postmaster.pid").unlink()
 
     def remove(self) -> None:
         """Stop it, and remove its folder."""
@@ -105,6 +113,13 @@ class Cluster:
             command, user=self._user, cwd=self.folder, capture_output=True, text=True, env=environment
         )
         assert done.returncode == 0, done.stderr
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def children(parent: int) -> list[int]:
