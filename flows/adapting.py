@@ -123,11 +123,13 @@ def _conclude(
     recipe: Recipe, store: Store, results: Results, named: tuple[str, Sequence[str]], page: Path
 ) -> tuple[dict[str, Any], writer.ReportData]:
     """Hold the model against the champion, or the one that it was made from; note who serves, and write the page."""
+    from tasks import spans
     from tasks.tracking import Tracker
 
     trained = recipe_file.trained(recipe)
     challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
-    with Bars(screen.console) as bars, Tracker(recipe, store, bars.say, f"{recipe.name} adapted") as tracker:
+    name = f"{recipe.name} adapted"
+    with Bars(screen.console) as bars, Tracker(recipe, store, bars.say, name) as tracker, spans.run(tracker):
 
         def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
             return run.walk(part, at, steps, bars, lambda *_: None, tracker, role)

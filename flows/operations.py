@@ -39,12 +39,13 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
     from flows import run, screen
     from flows.nights import night, title
     from flows.progress import Bars
+    from tasks import spans
     from tasks.promotion import announce
     from tasks.tracking import Tracker
 
     loaded, store = open_recipe(recipe, overrides or [])
     with Bars(screen.console) as bars:
-        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker:
+        with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker, spans.run(tracker):
             line = night(
                 recipe,
                 split(overrides or [])[0],

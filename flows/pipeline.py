@@ -26,7 +26,7 @@ from pipelines.errors import RecipeError
 from pipelines.housekeeping import claimed
 from pipelines.stages import graph, preflight
 from pipelines.store import Store, read_json
-from tasks import lineage
+from tasks import lineage, spans
 from tasks.patience import patiently
 from tasks.reaper import reap, run_lock
 from tasks.server import prefect_server
@@ -54,7 +54,7 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
     reap(store, say)
     try:
-        with run_lock(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker:
+        with run_lock(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker, spans.run(tracker):
             yield tracker
     except Exception as error:
         lineage.failed(recipe.name, error)
@@ -246,5 +246,6 @@ def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, nam
     Raises:
         UserError, BoundaryError: as the plain run does.
     """
+    spans.switch_on()  # before the flow begins, which has a span of its own
     with prefect_server():
         return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)

@@ -29,9 +29,10 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
         UserError: something the user can mend.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
+    from tasks import spans
     from tasks.tracking import Tracker
 
-    with Tracker(recipe, store, progress.say) as tracker:
+    with Tracker(recipe, store, progress.say) as tracker, spans.run(tracker):
         return walk(recipe, store, graph.plan(recipe, store, until), progress, done, tracker)
 
 

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PROBE_S = 3.0  # a server that lives answers its health check at once
-# MLflow's own client tries a server that does not answer for more than four minutes, with 120 seconds a request.
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+# MLflow's own client tries a server that does not answer for more than four minutes, with 120 seconds a request; where
+# spans go to a collector (`tasks/spans.py`), it would send its traces of episodes there, and not to its own pages.
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_OTLP_EXPORTER": "false",
+}
 QUIET = {"MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 # Columns of MLflow's own tables that hold the place of artifacts as an absolute URI.
@@ -88,7 +93,7 @@ def connect(uri: str, store: Path) -> MlflowClient:
     import logging
     import warnings
 
-    for name, value in PATIENCE.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ.update(QUIET)
     store.mkdir(parents=True, exist_ok=True)

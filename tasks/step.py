@@ -8,7 +8,7 @@ from pipelines.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Progress
 from pipelines.store import Store
-from tasks import contracts
+from tasks import contracts, spans
 from tasks.tracking import Tracker
 
 
@@ -30,8 +30,9 @@ def run_step(
         UserError: something the user can mend; a broken contract is one.
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
-    with tracker.stage(step, steps, recipe, role) as child:
+    with spans.stage(step, tracker, role) as note, tracker.stage(step, steps, recipe, role) as child:
         result = graph.execute(step, recipe, store, progress, steps)
+        note(result)
         try:
             contracts.check(result, recipe)
         finally:

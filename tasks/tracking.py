@@ -250,13 +250,14 @@ class Child:
 
     def _note_checkpoint(self, result: StageResult) -> None:
         """The checkpoint that a stage trained; the evaluation of one."""
-        from tasks import registry, traces
+        from tasks import questions, registry, traces
 
         if result.name in TRAINING:
             self._note("its checkpoint", lambda: registry.register(self.tracker, result, self.run_id))
         if result.name.startswith(EVALUATION):
             self._note("its checkpoint's accuracy", lambda: registry.note_accuracy(self, result))
             self._note("its traces", lambda: traces.log(self, result))
+            self._note("its questions", lambda: questions.log(self))
 
     def _note(self, what: str, write: Callable[[], None]) -> None:
         self.tracker.recorder.note(f"{self.label}: {what}", write)

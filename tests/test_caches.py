@@ -152,9 +152,11 @@ SETTINGS: dict[str, tuple[set[str], str, str]] = {
     "seed=3": (ALL, "data", "changed: seed (0 -> 3)"),
     "data.test.0.count=3": (BENCHMARK, "test", "changed: benchmark.count (null -> 3)"),
     "data.test.0.options.questions=7": (BENCHMARK, "test", "changed: benchmark.options.questions (12 -> 7)"),
+    "data.test.0.equality=bird": (EVALUATIONS, "evaluate_sft", "changed: benchmark.equality (null -> bird)"),
     "data.dev.count=3": (LEARNED, "data", "changed: data.dev.count (null -> 3)"),
     "hardware.threads=2": (set(), "", ""),
     "contracts.max_leaked=0.5": (set(), "", ""),
+    "rollout.slots=3": (set(), "", ""),
 }
 
 
@@ -171,6 +173,16 @@ def test_what_follows_a_change_names_its_input(world: World) -> None:
     found = world.again("sft.optimizer.lr=0.5")
     assert found["difficulty"] == "changed: sft (its input)"
     assert found["evaluate_grpo"] == "changed: grpo (its input)"
+
+
+def test_one_more_benchmark_has_stages_of_its_own(world: World) -> None:
+    first = recipes.load("miniature", world.overrides).data.test[0].model_dump(mode="json")
+    second = {**first, "name": "other", "count": 3}
+    both, turned = (f"data.test={json.dumps(benchmarks)}" for benchmarks in ([first, second], [second, first]))
+    found = world.again(both)
+    assert set(found) == {f"{stage}.other" for stage in BENCHMARK}
+    world.finish(both)
+    assert world.again(turned) == {}
 
 
 def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

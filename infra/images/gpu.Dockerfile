@@ -24,7 +24,7 @@ COPY tasks tasks
 COPY flows flows
 COPY conf conf
 COPY infra infra
-RUN python3 -m venv /opt/ops && /opt/ops/bin/pip install -c constraints.txt -e '.[ops]'
+RUN python3 -m venv /opt/ops && /opt/ops/bin/pip install -c constraints.txt -e '.[ops,traces]'
 RUN python3 -m venv /opt/gpu && /opt/gpu/bin/pip install -c infra/images/gpu.lock -e '.[gpu]'
 
 USER sqltrain

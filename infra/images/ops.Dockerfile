@@ -21,7 +21,7 @@ COPY tasks tasks
 COPY flows flows
 COPY conf conf
 COPY infra infra
-RUN pip install -c constraints.txt -e '.[ops,cluster]'
+RUN pip install -c constraints.txt -e '.[ops,cluster,traces]'
 
 USER sqltrain
 CMD ["prefect", "worker", "start", "--pool", "cpu"]

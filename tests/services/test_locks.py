@@ -61,7 +61,8 @@ def test_the_gpu_worker_s_environment_resolves_to_its_lock(python: str) -> None:
 def test_the_environment_of_the_flows_resolves_to_the_constraints_on_the_gpu_image() -> None:
     """On the other image's Python, 3.11, the tests themselves run with these versions."""
     constraints = ROOT / "constraints.txt"
-    resolved, locked = resolve(constraints, "ops,cluster", "3.12.3"), pins(constraints.read_text(encoding="utf-8"))
+    resolved = resolve(constraints, "ops,cluster,traces", "3.12.3")
+    locked = pins(constraints.read_text(encoding="utf-8"))
     unpinned = {name for name in resolved if name not in locked and not name.startswith(("nvidia-", "cuda-"))}
     assert unpinned <= {"triton", "setuptools"}  # the CUDA build of torch asks for them, the tested one does not
 

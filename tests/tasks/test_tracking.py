@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipelines import provenance
+from pipelines import frames, provenance
 from pipelines.config import Benchmark, Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
-from tasks import connection, registry, traces, tracking
+from pipelines.types import Database, Example
+from tasks import connection, questions, registry, traces, tracking
 from tasks.facts import flatten
 from tasks.recording import said
 from tasks.step import run_step
@@ -141,6 +142,27 @@ def test_five_trajectories_of_an_evaluation_become_traces(toy: ModuleType, recip
     said = {trace.info.tags["mlflow.traceName"]: verdicts(trace) for trace in found}
     assert said["t0"] == {"execution_accuracy": True, "error_class": "none"}
     assert said["t2"] == {"execution_accuracy": False, "error_class": "semantic"}
+
+
+def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe: Recipe, store: Store) -> None:
+    farms = Database("farms", "sqlite", "databases/farms.sqlite")
+    asked = [Example(f"q{number}", f"how many, {number} ?", farms, f"SELECT {number}") for number in range(3)]
+    folder = store.folder("test", "k1")
+    folder.mkdir(parents=True)
+    frames.write(folder / "data.parquet", frames.to_frame(asked, extra=[{"pool": "test", "part": 0}] * len(asked)))
+    test = graph.Step("test", "k1", folder, cached=True, why="", needs=())
+    evaluation = graph.Step("evaluate_sft", "k2", store.folder("evaluate_sft", "k2"), False, "", ("test",))
+    with Tracker(recipe, store, pytest.fail) as tracker:
+        tracker.begin()
+        for _ in range(2):
+            questions.log(tracking.Child(tracker, evaluation, [test], recipe, ""))
+    (dataset,) = tracker.client.search_datasets([tracker.experiment_id])
+    assert dataset.name == f"{recipe.benchmark.name} k1"
+    with connection.destination(tracker.uri):
+        rows = dataset.to_df()
+    gold = {row["expected_response"] for row in rows["expectations"]}
+    assert gold == {"SELECT 0", "SELECT 1", "SELECT 2"}
+    assert {"question": "how many, 0 ?", "database": "farms"} in list(rows["inputs"])
 
 
 def test_a_walk_that_makes_nothing_records_nothing(toy: ModuleType, recipe: Recipe, store: Store) -> None:
