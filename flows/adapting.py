@@ -47,10 +47,10 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
         UserError: the database is not connected, there are no questions, or something else that the user can mend.
         BoundaryError: a boundary failed for good; what is finished is kept.
     """
-    known = _connected(name)
+    database_card = _connected(name)
     place = recipe_file.place(name)
     if any((wanted.questions, wanted.invented, wanted.model, wanted.recipe)) or not place.is_file():
-        _write(name, known, wanted)
+        _write(name, database_card, wanted)
     rest, store = split(overrides)
     recipe = recipes.load(str(place), rest)
     recipe_file.trained(recipe)  # it can be adapted
@@ -77,29 +77,33 @@ def _connected(name: str) -> Card:
     place = card.place(name)
     if "/" in name or not place.is_file():
         raise DataError(f"{name} is not connected", "Run: sqltrain connect FILE_OR_ADDRESS --name NAME, then its name.")
-    known = card.read(place)
-    password = addresses.password_of(known.engine, known.password_env) if DIALECTS[known.engine].is_server() else None
+    database_card = card.read(place)
+    password = (
+        addresses.password_of(database_card.engine, database_card.password_env)
+        if DIALECTS[database_card.engine].is_server()
+        else None
+    )
     if password is not None:
-        os.environ[DIALECTS[known.engine].password_variable] = password
-    return known
+        os.environ[DIALECTS[database_card.engine].password_variable] = password
+    return database_card
 
 
-def _write(name: str, known: Card, wanted: Wanted) -> None:
-    asked = gather(wanted.questions, wanted.invented, known.location)
-    begun = models.start(wanted.model, wanted.recipe, len(render(known.shown(), "compact")))
-    old = recipe_file.write(name, recipe_file.tree(name, begun, asked), begun, asked)
-    counts = asked.counts
+def _write(name: str, database_card: Card, wanted: Wanted) -> None:
+    questions = gather(wanted.questions, wanted.invented, database_card.location)
+    start = models.start(wanted.model, wanted.recipe, len(render(database_card.shown(), "compact")))
+    old = recipe_file.write(name, recipe_file.tree(name, start, questions), start, questions)
+    counts = questions.counts
     screen.say(
         f"{name}: {counts['train']:,} questions to train on, {counts['dev']:,} to watch training by, "
         f"{counts['test']:,} to measure by: no two parts ask the same"
     )
-    if asked.bad:
-        screen.say(f"{asked.bad:,} rows cannot be used; the run says why")
-    if asked.repeats:
-        screen.say(f"{asked.repeats:,} invented questions are left out: a held-out question asks the same")
+    if questions.bad:
+        screen.say(f"{questions.bad:,} rows cannot be used; the run says why")
+    if questions.repeats:
+        screen.say(f"{questions.repeats:,} invented questions are left out: a held-out question asks the same")
     if old is not None:
         screen.say(f"the recipe that was there is kept as {old}")
-    screen.say(f"recipe  {recipe_file.place(name)}: {begun.about}")
+    screen.say(f"recipe  {recipe_file.place(name)}: {start.about}")
 
 
 def _foretell(recipe: Recipe, steps: Sequence[graph.Step], counts: Counts) -> None:
@@ -139,7 +143,7 @@ def _conclude(
         tracker.decided(line)
         sides = [(who, nights.evaluated(site, recipe, who, "")) for who in (before, challenger)]
         announce(recipe.name, store, bars.say)
-    old, new = ((made.folder, f"{who.stage} {who.key}") for who, made in sides)
+    old, new = ((result.folder, f"{who.stage} {who.key}") for who, result in sides)
     data = outcome.page(recipe, results["test"].folder, old, new, f"{line['decision']}: {line['reason']}")
     try:
         writer.write(data, page)

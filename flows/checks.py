@@ -32,23 +32,23 @@ def check(
     problems: list[str] = []
     names = recipes.recipe_names() if name is None else [name]
     n_variants = 0
-    for one in names:
-        for variant in (None, *recipes.variants(one)):
+    for recipe_name in names:
+        for variant in (None, *recipes.variants(recipe_name)):
             n_variants += variant is not None
-            problems += _loads(one, [*([f"variant={variant}"] if variant else []), *overrides])
+            problems += _loads(recipe_name, [*([f"variant={variant}"] if variant else []), *overrides])
     of = "1 recipe" if len(names) == 1 else f"{len(names)} recipes"
     say(f"{of} with {n_variants} variants: {'all load' if not problems else 'problems'}")
     recipe = recipes.load(name or "miniature", overrides)
     _note_margin(recipe, say)
-    read = {stage.name for stage in graph.active(recipe) if graph.kind_of(stage.name) in ("data", "test")}
-    steps = graph.plan(recipe, store, among=read)
+    stages = {stage.name for stage in graph.active(recipe) if graph.kind_of(stage.name) in ("data", "test")}
+    steps = graph.plan(recipe, store, among=stages)
     folders = [graph.execute(step, recipe, store, bars, steps).folder for step in steps]
-    pool = {one.id: one for folder in folders for one in examples(folder, "sft", "rl", "dev", "test")}
-    found, facts = _gold(recipe, pool, bars)
+    pool = {example.id: example for folder in folders for example in examples(folder, "sft", "rl", "dev", "test")}
+    gold_problems, facts = _gold(recipe, pool, bars)
     say(f"{facts['gold_checked']} gold SQL of {recipe.name}: {facts['gold_full']} earn the full reward")
     if health:
         facts |= _health(recipe, list(pool.values()), say)
-    return [*problems, *found], {"recipes": len(names), "variants": n_variants, **facts}
+    return [*problems, *gold_problems], {"recipes": len(names), "variants": n_variants, **facts}
 
 
 def _loads(name: str, overrides: list[str]) -> list[str]:

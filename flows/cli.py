@@ -240,8 +240,8 @@ def ask(
     words = overrides or []
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
         rest, store = split(words)
-        found = models.opened(model, recipe, rest, store)
-        asking.ask(found.recipe, store, question, database, found.policy, typer.echo)
+        opened = models.opened(model, recipe, rest, store)
+        asking.ask(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
     loaded, store = open_recipe(recipe, words) if folder is None else open_for(recipe, words, folder)
@@ -435,9 +435,9 @@ def judge(
     from flows import judge_agreement
 
     loaded, store = open_recipe(recipe, overrides or [])
-    found = judge_agreement.judge(loaded, store, endpoint, count)
+    agreement = judge_agreement.judge(loaded, store, endpoint, count)
     if as_json:
-        emit(found)
+        emit(agreement)
 
 
 @app.command(rich_help_panel="Use")
@@ -595,9 +595,9 @@ def add(
     """
     from flows import datasets
 
-    found = datasets.add(name, path, lambda line: typer.echo(line, err=as_json), called=called)
+    added = datasets.add(name, path, lambda line: typer.echo(line, err=as_json), called=called)
     if as_json:
-        emit(found)
+        emit(added)
 
 
 feedback_app = typer.Typer(help="What users of `sqltrain serve` asked and said.", no_args_is_help=True)

@@ -47,17 +47,17 @@ def show(data: ReportData, runs: Sequence[Run], flips: int) -> None:
     """Print the figures, the comparisons and, where it was noted, the time that answers took."""
     summaries = {run.name: summary for run, summary in zip(runs, data.summaries, strict=True)}
     console.print(terminal.render(terminal.figures(summaries)))
-    asked = {system.name: one.n_questions for system, one in zip(data.systems, data.summaries, strict=True)}
-    for each in data.comparisons:
+    n_asked = {system.name: summary.n_questions for system, summary in zip(data.systems, data.summaries, strict=True)}
+    for comparison in data.comparisons:
         console.print()
-        terminal.show_comparison(console, each, flips)
-        old, new = asked[each.before], asked[each.after]
-        if each.mode == "greedy" and each.paired.n < max(old, new):
-            line = f"compared on {each.paired.n:,} questions, of {old:,} and {new:,}: the others are not in both"
+        terminal.show_comparison(console, comparison, flips)
+        old, new = n_asked[comparison.before], n_asked[comparison.after]
+        if comparison.mode == "greedy" and comparison.paired.n < max(old, new):
+            line = f"compared on {comparison.paired.n:,} questions, of {old:,} and {new:,}: the others are not in both"
             console.print(line, soft_wrap=True)
-    for one in runs:
-        for name, latency in one.timing.items():
-            console.print(f"{one.name}: {latency.total_s:.2f} s a question ({name})", soft_wrap=True, markup=False)
+    for run in runs:
+        for name, latency in run.timing.items():
+            console.print(f"{run.name}: {latency.total_s:.2f} s a question ({name})", soft_wrap=True, markup=False)
 
 
 def as_values(data: ReportData, runs: Sequence[Run]) -> dict[str, Any]:
@@ -65,18 +65,18 @@ def as_values(data: ReportData, runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "equality": data.equality,
         "runs": {
-            one.name: {
-                "folder": str(one.folder),
+            run.name: {
+                "folder": str(run.folder),
                 "figures": summary.flat(),
-                "latency_s": {name: each.total_s for name, each in one.timing.items()},
-                "left_out": dict(one.left_out),
+                "latency_s": {name: latency.total_s for name, latency in run.timing.items()},
+                "left_out": dict(run.left_out),
             }
-            for one, summary in zip(runs, data.summaries, strict=True)
+            for run, summary in zip(runs, data.summaries, strict=True)
         },
-        "comparisons": [_values(each) for each in data.comparisons],
+        "comparisons": [_values(comparison) for comparison in data.comparisons],
     }
 
 
-def _values(each: Comparison) -> dict[str, Any]:
-    values: dict[str, Any] = to_dict(each)
+def _values(comparison: Comparison) -> dict[str, Any]:
+    values: dict[str, Any] = to_dict(comparison)
     return values

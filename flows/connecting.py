@@ -36,19 +36,19 @@ def connect(text: str, name: str | None, allow_writes: bool) -> dict[str, Any]:
     _check_role(where, allow_writes)
     with Bars(screen.console) as bars:
         bars.begin("read", 1, "tables")
-        found = reading.read(where, _variable(text, title))
+        catalogue = reading.read(where, _variable(text, title))
         bars.advance(1)
-    known = found.card if old is None else card.merged(found.card, old)
-    card.write(place, known)
-    _tell(found, where)
-    _next(text, title, place.as_posix(), known.password_env)
+    database_card = catalogue.card if old is None else card.merged(catalogue.card, old)
+    card.write(place, database_card)
+    _tell(catalogue, where)
+    _next(text, title, place.as_posix(), database_card.password_env)
     return {
         "name": title,
         "card": place.as_posix(),
-        "engine": known.engine,
-        "tables": len(known.tables),
-        "columns": sum(len(table.columns) for table in known.tables.values()),
-        "findings": dict(Counter(one.kind for one in found.findings)),
+        "engine": database_card.engine,
+        "tables": len(database_card.tables),
+        "columns": sum(len(table.columns) for table in database_card.tables.values()),
+        "findings": dict(Counter(finding.kind for finding in catalogue.findings)),
     }
 
 
@@ -79,21 +79,21 @@ def _check_role(where: named.Named, allow_writes: bool) -> None:
         raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
 
 
-def _tell(found: reading.Found, where: named.Named) -> None:
-    tables = found.card.tables.values()
+def _tell(catalogue: reading.Found, where: named.Named) -> None:
+    tables = catalogue.card.tables.values()
     rows = sum(table.rows or 0 for table in tables)
     columns = sum(len(table.columns) for table in tables)
     title = DIALECTS[where.database.engine].title
     screen.say(f"{where.database.id}: {title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
     by_kind: dict[str, list[Finding]] = {}
-    for one in found.findings:
-        by_kind.setdefault(one.kind, []).append(one)
-    for kind, each in by_kind.items():
-        screen.say(f"{kind}: {len(each)}")
-        for one in each[:SHOWN]:
-            screen.say(f"  {plain(one.where)}: {plain(one.said)}")
-        if len(each) > SHOWN:
-            screen.say(f"  ... and {len(each) - SHOWN} more")
+    for finding in catalogue.findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    for kind, findings in by_kind.items():
+        screen.say(f"{kind}: {len(findings)}")
+        for finding in findings[:SHOWN]:
+            screen.say(f"  {plain(finding.where)}: {plain(finding.said)}")
+        if len(findings) > SHOWN:
+            screen.say(f"  ... and {len(findings) - SHOWN} more")
 
 
 def _next(text: str, name: str, place: str, variable: str | None) -> None:

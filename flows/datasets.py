@@ -44,21 +44,21 @@ def add(
         benchmark["name"] = slot
     with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden()) as sql:
         health = benchmarks.examine(name, source, Path(folder), sql)
-    known = benchmarks.BENCHMARKS[name]
-    for line in lines(name, known, health):
+    published = benchmarks.BENCHMARKS[name]
+    for line in lines(name, published, health):
         say(line)
     if not health.usable:
-        raise DataError(f"none of the questions in {path} can run", known.hint)
+        raise DataError(f"none of the questions in {path} can run", published.hint)
     place = local / f"{slot}.yaml"
     before = _noted(place)
     if before is not None and before != health.questions_sha256:
         say("the questions differ from those added before: the stages that read them will run again")
     local.mkdir(parents=True, exist_ok=True)
-    head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {known.licence}.\n"
+    head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {published.licence}.\n"
     marks = f"# questions_sha256: {health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
     place.write_text(head + marks + yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
     say(f"written to {place}; use it with: include=local/{slot}")
-    return {"name": name, "include": f"local/{slot}", "licence": known.licence, **dataclasses.asdict(health)}
+    return {"name": name, "include": f"local/{slot}", "licence": published.licence, **dataclasses.asdict(health)}
 
 
 def chosen(listed: str, say: Callable[[str], None]) -> str:
@@ -80,28 +80,28 @@ def chosen(listed: str, say: Callable[[str], None]) -> str:
     return f"data.test=[{', '.join(f'local/{name}' for name in here)}]"
 
 
-def lines(name: str, known: benchmarks.Benchmark, health: benchmarks.Health) -> list[str]:
+def lines(name: str, benchmark: benchmarks.Benchmark, health: benchmarks.Health) -> list[str]:
     """What was found, for a person: counts against the authors' own, then what is bad and where to get it."""
     part = f" ({health.checked:,} of them looked at)" if health.checked != health.rows else ""
-    found = [f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases"]
-    whole = f"; the whole benchmark has {known.questions:,}" if known.questions is not None else ""
-    found.append(f"{health.rows:,} questions{part}{whole}")
-    if known.databases is not None and health.checked == health.rows:
-        found.append(f"its authors count {known.databases:,} databases")
-    found += [f"  {number:,} with {reason.replace('_', ' ')}" for reason, number in health.bad.items()]
-    found += [f"    {_short(line)}" for line in health.shown]
-    short = known.questions is not None and health.rows < known.questions
-    if known.get and (short or "missing_database" in health.bad):
-        found.append(f"what is missing: {known.get}")
-    found.append(f"licence: {known.licence}; it stays with the data, none of which is copied")
-    found.append(f"questions sha256 {health.questions_sha256}")
-    return [*found, f"databases sha256 {health.databases_sha256 or 'not computed: more than 4 GiB'}"]
+    lines = [f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases"]
+    whole = f"; the whole benchmark has {benchmark.questions:,}" if benchmark.questions is not None else ""
+    lines.append(f"{health.rows:,} questions{part}{whole}")
+    if benchmark.databases is not None and health.checked == health.rows:
+        lines.append(f"its authors count {benchmark.databases:,} databases")
+    lines += [f"  {number:,} with {reason.replace('_', ' ')}" for reason, number in health.bad.items()]
+    lines += [f"    {_short(line)}" for line in health.shown]
+    short = benchmark.questions is not None and health.rows < benchmark.questions
+    if benchmark.get and (short or "missing_database" in health.bad):
+        lines.append(f"what is missing: {benchmark.get}")
+    lines.append(f"licence: {benchmark.licence}; it stays with the data, none of which is copied")
+    lines.append(f"questions sha256 {health.questions_sha256}")
+    return [*lines, f"databases sha256 {health.databases_sha256 or 'not computed: more than 4 GiB'}"]
 
 
 def _short(line: str) -> str:
     """A line of a benchmark's own text, as a terminal shows it."""
-    shown = plain(line)
-    return shown if len(shown) <= LINE_CHARS else f"{shown[: LINE_CHARS - 1]}…"
+    text = plain(line)
+    return text if len(text) <= LINE_CHARS else f"{text[: LINE_CHARS - 1]}…"
 
 
 def _noted(place: Path) -> str | None:
@@ -109,7 +109,7 @@ def _noted(place: Path) -> str | None:
     if not place.is_file():
         return None
     mark = "# questions_sha256: "
-    found = [
+    names = [
         line.removeprefix(mark) for line in place.read_text(encoding="utf-8").splitlines() if line.startswith(mark)
     ]
-    return found[0] if found else None
+    return names[0] if names else None

@@ -38,9 +38,9 @@ def set_home() -> dict[str, str]:
     Raises:
         ResourceError: there is no such folder, or the worker runs an installed wheel and the variable is not set.
     """
-    named = os.environ.get(HOME)
-    folder = Path(named) if named else CHECKOUT
-    if not named and not (folder / "pyproject.toml").is_file():
+    home = os.environ.get(HOME)
+    folder = Path(home) if home else CHECKOUT
+    if not home and not (folder / "pyproject.toml").is_file():
         raise ResourceError(f"{HOME} is not set", "Set it for the worker: the folder of its inbox and its store.")
     if not folder.is_dir():
         raise ResourceError(f"{HOME} names no folder: {folder}", "Set it for the worker, or make the folder.")

@@ -31,8 +31,8 @@ ANSWER_FIELDS = {"base_url", "model", "omit", "extra", "system", "reasoning"}  #
 def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
     """Evaluate a checkpoint folder on the recipe's held-out questions."""
     about = {"digest": folder_digest(model), "dtype": recipe.model.compute_dtype, "decoder": recipe.rollout.policy}
-    found = Answerer(str(model.resolve()), model.name, about, f"checkpoint {about['digest']}")
-    evaluate_policy(recipe, store, found, as_json)
+    answerer = Answerer(str(model.resolve()), model.name, about, f"checkpoint {about['digest']}")
+    evaluate_policy(recipe, store, answerer, as_json)
 
 
 def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> None:
@@ -47,9 +47,9 @@ def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> 
         entry = endpoint(policy.removeprefix(evaluate.ENDPOINT))
         about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
         for folder in evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model), as_json):
-            for name, each in latencies(folder).items():
-                cost = (each.bought_in * entry.price_in + each.bought_out * entry.price_out) / 1e6
-                tokens = f"{each.bought_in:,.0f} tokens in, {each.bought_out:,.0f} out"
+            for name, latency in latencies(folder).items():
+                cost = (latency.bought_in * entry.price_in + latency.bought_out * entry.price_out) / 1e6
+                tokens = f"{latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
                 screen.console.print(f"cost ({name})  {cost:.5f} {entry.currency} a question: {tokens}", markup=False)
     elif policy == evaluate.ORACLE:
         evaluate_policy(recipe, store, Answerer(policy, policy, {"policy": policy}), as_json)
@@ -84,31 +84,31 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
     """
     alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
     with Bars(screen.console) as bars:
-        folders = [_evaluated(one, store, answerer, bars) for one in alone]
+        folders = [_evaluated(single, store, answerer, bars) for single in alone]
     results = [
         graph.StageResult(
-            f"evaluate {answerer.name}{f' on {one.benchmark.name}' if number else ''}",
+            f"evaluate {answerer.name}{f' on {single.benchmark.name}' if number else ''}",
             folder.name,
             folder,
             read_json(folder / "metrics.json"),
             False,
         )
-        for number, (one, folder) in enumerate(zip(alone, folders, strict=True))
+        for number, (single, folder) in enumerate(zip(alone, folders, strict=True))
     ]
     figures = {
-        one.benchmark.name: {answerer.name: screen.summary_of(folder)}
-        for one, folder in zip(alone, folders, strict=True)
+        single.benchmark.name: {answerer.name: screen.summary_of(folder)}
+        for single, folder in zip(alone, folders, strict=True)
     }
     screen.conclude(recipe, store, results, as_json, figures)
-    for one, result in zip(alone, results, strict=True):
+    for single, result in zip(alone, results, strict=True):
         if len(alone) > 1:
-            screen.say(one.benchmark.name)
+            screen.say(single.benchmark.name)
         if _all_malformed(result.folder):
             screen.say(
-                f"warning: every answer was malformed: does {answerer.name} speak the protocol {one.protocol.name} "
-                f"(prompt {one.protocol.prompt}) ?"
+                f"warning: every answer was malformed: does {answerer.name} speak the protocol {single.protocol.name} "
+                f"(prompt {single.protocol.prompt}) ?"
             )
-        lines = (*_chosen(one, result.metrics), *_costs(result.folder), f"report  {result.folder / writer.PAGE}")
+        lines = (*_chosen(single, result.metrics), *_costs(result.folder), f"report  {result.folder / writer.PAGE}")
         for line in lines:
             screen.console.print(line, soft_wrap=True, markup=False)
     return folders
@@ -119,28 +119,28 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
     settings = {"policy": answerer.about, "recipe": recipe.slice(*ASKING), "prompt": prompt_digest(recipe.protocol)}
     evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
-    made = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
-    asked = made["test"]
-    questions = examples(asked.folder, "test")
+    results = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
+    test = results["test"]
+    questions = examples(test.folder, "test")
     if answerer.policy == evaluate.ORACLE and (mute := sum(not question.gold_sql for question in questions)):
         raise RecipeError(
             f"the oracle plays gold SQL, and {mute} of {len(questions)} questions have none",
             "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
         )
-    links = made["test_schema"].folder if "test_schema" in made else None
+    links = results["test_schema"].folder if "test_schema" in results else None
 
     def build(folder: Path) -> None:
-        context = Context("evaluate", recipe, folder, {"test": asked.folder}, bars)
-        kept = store.root / ANSWERS / recipes.digest(settings)
-        evaluate.evaluate_questions(context, questions, answerer.policy, links, kept)
-        found = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), asked.folder)
-        writer.write_all(found, folder)
+        context = Context("evaluate", recipe, folder, {"test": test.folder}, bars)
+        answers = store.root / ANSWERS / recipes.digest(settings)
+        evaluate.evaluate_questions(context, questions, answerer.policy, links, answers)
+        data = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), test.folder)
+        writer.write_all(data, folder)
 
     whole = {
         **settings,
         "name": answerer.name,
         "evaluation": recipe.slice(*graph.VERDICTS, "benchmark.name", "execution", "gold_schema", "stages"),
-        "test": asked.key,
+        "test": test.key,
         "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
     }
     key = recipes.digest(whole)
@@ -157,8 +157,8 @@ def _broken(folder: Path) -> bool:
 
 def _all_malformed(folder: Path) -> bool:
     """Whether no answer of a finished evaluation is of the protocol's form, and none ran."""
-    asked = [record for record in evaluate.records(folder, "greedy", "sampled") if not record.broken]
-    return bool(asked) and not any(record.well_formed or record.executable for record in asked)
+    records = [record for record in evaluate.records(folder, "greedy", "sampled") if not record.broken]
+    return bool(records) and not any(record.well_formed or record.executable for record in records)
 
 
 def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:
@@ -173,8 +173,8 @@ def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:
 def _costs(folder: Path) -> list[str]:
     """What the answers took, from the side files; nothing of it is part of the results."""
     lines = [
-        f"latency ({name})  {each.total_s:.2f} s a question, {each.sql_s:.2f} s of it in SQL"
-        for name, each in latencies(folder).items()
+        f"latency ({name})  {latency.total_s:.2f} s a question, {latency.sql_s:.2f} s of it in SQL"
+        for name, latency in latencies(folder).items()
     ]
     efficiency = read_json(folder / evaluate.EFFICIENCY)
     return [*lines, *([f"R-VES  {efficiency['r_ves']:.1f}"] if efficiency else [])]

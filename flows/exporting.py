@@ -35,7 +35,7 @@ def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequenc
             "Use --to ollama (`ollama create NAME -q q4_K_M` quantizes), or convert_hf_to_gguf.py of llama.cpp on a "
             "hub-folder.",
         )
-    chosen: folder.Kind | None = next((each for each in get_args(folder.Kind) if each == kind), None)
+    chosen: folder.Kind | None = next((known_kind for known_kind in get_args(folder.Kind) if known_kind == kind), None)
     if chosen is None:
         raise UserError(f"there is no export {kind!r}", f"There are: {', '.join(KINDS)}.")
     token = None if name is None else hub.require_token()  # before a folder is written
@@ -56,9 +56,9 @@ def checkpoint(what: str, overrides: Sequence[str], store: Store) -> Path:
     Raises:
         DataError: there is none of that name, or the recipe has no champion or no trained model.
     """
-    given = Path(what).expanduser()
-    if given.is_dir():
-        return given
+    path = Path(what).expanduser()
+    if path.is_dir():
+        return path
     if what.startswith(CHAMPION):
         champion = champion_of(store, what.removeprefix(CHAMPION))
         return store.folder(champion.stage, champion.key) / "model"

@@ -45,9 +45,9 @@ class Common(BaseModel):
 
     def overrides(self, more: Sequence[str]) -> tuple[str, ...]:
         """These fields as overrides, and then more of them, which win."""
-        given = self.model_dump(exclude_none=True, exclude={"variant"})
+        values = self.model_dump(exclude_none=True, exclude={"variant"})
         first = () if self.variant is None else (f"variant={self.variant}",)
-        return (*first, *(f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items()), *more)
+        return (*first, *(f"{KEYS[name]}={json.dumps(value)}" for name, value in values.items()), *more)
 
 
 UNCHANGED = Common()

@@ -45,25 +45,25 @@ def invent(
     with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(screen.console) as bars:
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
-        made = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
+        invented = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
     doubted = out.with_name(f"{out.name.removesuffix('.jsonl')}.doubted.jsonl")
-    write_atomic(doubted, "".join(_line(example, where) for example in made.doubted))
-    if not made.examples:
-        reasons = ", ".join(f"{reason} {n}" for reason, n in made.counts.most_common())
+    write_atomic(doubted, "".join(_line(example, where) for example in invented.doubted))
+    if not invented.examples:
+        reasons = ", ".join(f"{reason} {n}" for reason, n in invented.counts.most_common())
         raise DataError(
             f"no question could be made of {database}: {reasons}", "Try another teacher, or more questions."
         )
-    write_atomic(out, "".join(_line(example, where) for example in made.examples))
-    screen.say(f"{len(made.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
-    asked = coverage(made.examples, schema)
-    for line in lines(asked):
+    write_atomic(out, "".join(_line(example, where) for example in invented.examples))
+    screen.say(f"{len(invented.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
+    covered = coverage(invented.examples, schema)
+    for line in lines(covered):
         screen.say(line)
     screen.say(f"look through them with: sqltrain review {out}")
-    screen.say(f"{len(made.doubted)} more, which the checker answers with another result, are in {doubted}")
-    for one in dict.fromkeys((asker, other)):
-        screen.say(one.bill())
-    counts = {reason: float(n) for reason, n in sorted(made.counts.items())}
-    return {"counts": counts, "coverage": dataclasses.asdict(asked)}
+    screen.say(f"{len(invented.doubted)} more, which the checker answers with another result, are in {doubted}")
+    for endpoint in dict.fromkeys((asker, other)):
+        screen.say(endpoint.bill())
+    counts = {reason: float(n) for reason, n in sorted(invented.counts.items())}
+    return {"counts": counts, "coverage": dataclasses.asdict(covered)}
 
 
 def _check_writable(out: Path) -> None:

@@ -57,7 +57,9 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     folders = [step.folder for step in there if step.kind in ("data", "test")]
     pool = {example.id: example for folder in folders for example in examples(folder, "sft", "dev", "test")}
     sources = [step.folder for step in there if step.kind == "synthesize" or step.kind.startswith("evaluate_")]
-    right, wrong = _choose(recipe, [one for folder in sources for one in trajectories(folder)], pool, count // 2)
+    right, wrong = _choose(
+        recipe, [trajectory for folder in sources for trajectory in trajectories(folder)], pool, count // 2
+    )
     half = min(len(right), len(wrong))
     if not half:
         raise DataError(
@@ -66,18 +68,20 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
         )
     screen.say(f"{endpoint} is asked three times about {half} right and {half} wrong answers")
     options = next((term.options for term in recipe.rewards if term.term == "judge"), {})
-    found = check(asker, [*right[:half], *wrong[:half]], pool, float(options.get("scale", 2.0)))
-    _show(endpoint, found)
+    agreement = check(asker, [*right[:half], *wrong[:half]], pool, float(options.get("scale", 2.0)))
+    _show(endpoint, agreement)
     screen.say(asker.bill())
-    return found
+    return agreement
 
 
 def _choose(
-    recipe: Recipe, made: list[Trajectory], pool: dict[str, Example], most: int
+    recipe: Recipe, trajectories_made: list[Trajectory], pool: dict[str, Example], most: int
 ) -> tuple[list[Outcome], list[Outcome]]:
     """At most so many right and wrong answers, drawn by the seed."""
-    answers = [one for one in made if one.final_sql is not None]
-    answers.sort(key=lambda one: (shuffled(one.example_id, one.sample, recipe.seed), one.policy))
+    answers = [trajectory for trajectory in trajectories_made if trajectory.final_sql is not None]
+    answers.sort(
+        key=lambda trajectory: (shuffled(trajectory.example_id, trajectory.sample, recipe.seed), trajectory.policy)
+    )
     chosen: dict[bool, list[Outcome]] = {True: [], False: []}
     with sql_engine(recipe) as sql, Bars(screen.console) as bars:
         bars.begin("execute", len(answers), "answers")
@@ -92,29 +96,29 @@ def _choose(
     return chosen[True], chosen[False]
 
 
-def _show(endpoint: str, found: dict[str, float]) -> None:
+def _show(endpoint: str, agreement: dict[str, float]) -> None:
     table = Table(title=Text(f"{plain(endpoint)} as a judge", "italic"))
     table.add_column("")
     table.add_column("figure", justify="right")
     for name, words in WORDS.items():
-        value = found[name]
+        value = agreement[name]
         counted = name in ("answers", "unread")
         signed = name in ("kappa", "place_shift", "length_shift")
         table.add_row(words, f"{value:.0f}" if counted else f"{value:+.2f}" if signed else f"{100 * value:.1f} %")
     screen.console.print(table)
-    for line in doubts(found):
+    for line in doubts(agreement):
         screen.say(f"note: {line}")
 
 
-def doubts(found: dict[str, float]) -> list[str]:
+def doubts(agreement: dict[str, float]) -> list[str]:
     """What speaks against paying this judge, a line each."""
     lines = []
-    if found["unread"] > 0.05 * found["answers"]:
+    if agreement["unread"] > 0.05 * agreement["answers"]:
         lines.append("more than one answer in twenty cannot be read as a grade; each would break its episode")
-    if found["kappa"] < LOW_KAPPA:
+    if agreement["kappa"] < LOW_KAPPA:
         lines.append(f"its kappa with execution is below {LOW_KAPPA}: as a reward it would teach its own mistakes")
-    if abs(found["place_shift"]) > MOVED:
+    if abs(agreement["place_shift"]) > MOVED:
         lines.append("the place of a query moves its grade")
-    if found["length_shift"] > MOVED:
+    if agreement["length_shift"] > MOVED:
         lines.append("comments raise its grade: a policy would learn to write them")
     return lines

@@ -42,10 +42,10 @@ def open_databases(texts: Sequence[str]) -> dict[str, Named]:
     """
     databases: dict[str, Named] = {}
     for text in texts:
-        found = named.find(text, "Pass a file: sqltrain mcp FILE.sqlite")
-        if found.database.id in databases:
-            raise DataError(f"two databases are named {found.database.id!r}", "Rename one of them.")
-        databases[found.database.id] = found
+        named_database = named.find(text, "Pass a file: sqltrain mcp FILE.sqlite")
+        if named_database.database.id in databases:
+            raise DataError(f"two databases are named {named_database.database.id!r}", "Rename one of them.")
+        databases[named_database.database.id] = named_database
     return databases
 
 
@@ -73,9 +73,9 @@ class SqlTool:
 
     def describe_ask(self) -> dict[str, Any]:
         """The description of the tool that asks the agent."""
-        said = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."
+        about = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."
         schema = {"type": "object", "properties": {"question": QUESTION}, "required": ["question"]}
-        return self._named({"name": ASK, "description": said, "inputSchema": schema})
+        return self._named({"name": ASK, "description": about, "inputSchema": schema})
 
     def _named(self, tool: dict[str, Any]) -> dict[str, Any]:
         if len(self._databases) > 1:
@@ -117,8 +117,8 @@ class SqlTool:
         if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
             return failure("sql must be a query")
         result = await self._sql.execute(database, sql, self._rows)
-        shown = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
-        return observations.json_text(shown), not result.ok
+        records = observations.records(result, self._rows, SHOWN.cell_chars, SHOWN.observation_chars)
+        return observations.json_text(records), not result.ok
 
     async def _ask(self, question: Any, name: Any, request: Any) -> tuple[str, bool]:
         """The agent's answer as JSON, and whether it is an error."""
@@ -133,9 +133,9 @@ class SqlTool:
                 last = event
         if last.get("type") != "answer":
             return failure(str(last.get("message")))
-        shown = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
+        answer = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
         more = last["more"] or len(last["rows"]) > self._rows
-        return observations.json_text(shown | ({"more": True} if more else {})), False
+        return observations.json_text(answer | ({"more": True} if more else {})), False
 
     def _events(self, agent: Agent, question: str, request: Any) -> AsyncGenerator[Event]:
         return agent.answer(question)
@@ -177,11 +177,11 @@ def serve(
     databases = open_databases(texts)
     with named.sandbox(databases.values(), execution) as sql:
         # A file that is no database is said now, not to each caller.
-        schemas = {name: each.schema(sql) for name, each in databases.items()}
+        schemas = {name: database.schema(sql) for name, database in databases.items()}
         budget, agents = Budget(rows=rows), {}
         if model is not None:
-            agents = {name: Agent(each, sql, schemas[name], model, budget) for name, each in databases.items()}
-        server = SqlTool({name: each.database for name, each in databases.items()}, sql, rows, agents).server()
+            agents = {name: Agent(database, sql, schemas[name], model, budget) for name, database in databases.items()}
+        server = SqlTool({name: database.database for name, database in databases.items()}, sql, rows, agents).server()
         if port is None:
             anyio.run(_serve_stdio, server)
         else:
@@ -189,8 +189,8 @@ def serve(
 
 
 async def _serve_stdio(server: Server[Any]) -> None:
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    async with stdio_server() as (receive, write):
+        await server.run(receive, write, server.create_initialization_options())
 
 
 def _serve_http(server: Server[Any], port: int) -> None:

@@ -48,9 +48,9 @@ class Site:
         Args:
             role: what they are made for; "" for the challenger, whose figures one compares over the nights.
         """
-        made = self.walk(recipe, self.store, steps, role)
-        self.stages.extend(made)
-        return {one.name: one for one in made}
+        finished = self.walk(recipe, self.store, steps, role)
+        self.stages.extend(finished)
+        return {stage.name: stage for stage in finished}
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def conclude(
         challenger={"stage": challenger.stage, "key": challenger.key},
         champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
         learned=challenger.learned,
-        stages=sorted({each for keys in curated for each in keys.items()}),
-        made=sorted(f"{one.name}/{one.key}" for one in site.stages if not one.cached),
+        stages=sorted({item for keys in curated for item in keys.items()}),
+        made=sorted(f"{stage.name}/{stage.key}" for stage in site.stages if not stage.cached),
     )
 
 
@@ -135,7 +135,7 @@ def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
     """The keys of a part's curated stages, each held to its contract; what is finished is not walked again."""
     steps = _curated(site, recipe)
     if not all(step.cached for step in steps):
-        return {name: one.key for name, one in site.make(recipe, steps, role).items()}
+        return {name: stage.key for name, stage in site.make(recipe, steps, role).items()}
     from tasks import contracts
 
     for step in steps:
@@ -169,12 +169,12 @@ def _refused(site: Site, ledger: Ledger, recipe: Recipe | None, batches: Sequenc
     Args:
         recipe: whose data stage read the batch; None where it is not one batch that is refused.
     """
-    read = [] if recipe is None else _curated(site, recipe)[:1]
-    places = [folder for step in read for folder in (step.folder, site.store.work(step.kind, step.key))]
+    steps = [] if recipe is None else _curated(site, recipe)[:1]
+    places = [folder for step in steps for folder in (step.folder, site.store.work(step.kind, step.key))]
     bad = next((path for folder in places if (path := folder / inbox.QUARANTINE).is_file()), None)
-    rows, kept = sum(map(inbox.size, batches)), [ledger.take_back(path, bad) for path in batches]
+    rows, folders = sum(map(inbox.size, batches)), [ledger.take_back(path, bad) for path in batches]
     ledger.add("night", decision="refused", reason=str(error), new=[path.name for path in batches], rows=rows)
-    where = f"The bad rows, with their reasons, are in {kept[0] / inbox.QUARANTINE}. " if bad and kept else ""
+    where = f"The bad rows, with their reasons, are in {folders[0] / inbox.QUARANTINE}. " if bad and folders else ""
     return DataError(error.message, f"{error.hint} {where}All rows of the batch are new again.".strip())
 
 
@@ -185,7 +185,7 @@ def _recipe_of(recipe: Recipe, batch: Path) -> Recipe:
 
 
 def _hold_drift(site: Site, keys: Keys, base: Keys) -> None:
-    learned, fresh = (examples(site.store.folder("data", each["data"]), "sft") for each in (base, keys))
+    learned, fresh = (examples(site.store.folder("data", stages["data"]), "sft") for stages in (base, keys))
     limit = site.recipe.contracts.max_drift
     for what, value in drift(learned, fresh).items():
         if value > limit:
@@ -201,23 +201,23 @@ def _train(
     """Train a challenger: the champion further, or the recipe's base anew on all that there is."""
     recipe, store = site.recipe, site.store
     further = champion is not None and recipe.nightly.start == "champion"
-    known = champion.batches if champion is not None and further else ()
+    batches_known = champion.batches if champion is not None and further else ()
     parts = [Part(base, fresh=not further)]
-    parts += [Part(keys, fresh=name not in known) for name, keys in batches.items()]
-    given = unite(store, parts, recipe.nightly.replay if further else None, recipe.seed)
-    trained = _challenging(recipe, store, champion if further else None, sources(store, given["data"]))
-    steps = graph.plan(trained, store, given=given)
+    parts += [Part(keys, fresh=name not in batches_known) for name, keys in batches.items()]
+    united = unite(store, parts, recipe.nightly.replay if further else None, recipe.seed)
+    trained = _challenging(recipe, store, champion if further else None, sources(store, united["data"]))
+    steps = graph.plan(trained, store, given=united)
     from tasks import contracts
 
     try:
         for step in steps:
-            if step.name in given:
+            if step.name in united:
                 contracts.check(_found(step), recipe)
     except DataError as error:
         raise _refused(site, ledger, None, ledger.undecided(), error) from error
-    made = site.make(trained, steps)
-    last = [name for name in TRAINING if name in made][-1]
-    return Challenger(last, made[last].key, made["model"].key, tuple(batches))
+    finished = site.make(trained, steps)
+    last = [name for name in TRAINING if name in finished][-1]
+    return Challenger(last, finished[last].key, finished["model"].key, tuple(batches))
 
 
 def _challenging(recipe: Recipe, store: Store, champion: Champion | None, rl_sources: int) -> Recipe:
@@ -279,8 +279,8 @@ def _guard(site: Site, include: str) -> Recipe:
 def evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
     name = f"evaluate_{who.stage}"
-    kept = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names
-    alone = recipe.model_copy(update={"stages": (*(each for each in recipe.stages if each in kept), "evaluate")})
+    needed = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names
+    alone = recipe.model_copy(update={"stages": (*(stage for stage in recipe.stages if stage in needed), "evaluate")})
     among = ("test", "test_schema", who.stage, name)
     steps = graph.plan(alone, site.store, name, {who.stage: who.key}, among)
     return site.make(alone, steps, role)[name]

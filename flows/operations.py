@@ -70,21 +70,21 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
     from pipelines.nightly.ledger import Ledger
 
     loaded, store = open_recipe(recipe, overrides or [])
-    found = [
+    champions = [
         {
-            "stage": one.stage,
-            "key": one.key,
-            "model": str(store.folder(one.stage, one.key) / "model"),
-            "batches": len(one.batches),
+            "stage": champion.stage,
+            "key": champion.key,
+            "model": str(store.folder(champion.stage, champion.key) / "model"),
+            "batches": len(champion.batches),
         }
-        for one in reversed(Ledger(store, loaded.name).champions())
+        for champion in reversed(Ledger(store, loaded.name).champions())
     ]
     if as_json:
-        typer.echo(json.dumps({"champions": found}, sort_keys=True))
+        typer.echo(json.dumps({"champions": champions}, sort_keys=True))
         return
-    for place, one in zip(["champion", *["before"] * len(found)], found, strict=False):
-        typer.echo(f"{place:<9} {one['model']}  ({one['batches']} batches learned)")
-    if not found:
+    for place, champion in zip(["champion", *["before"] * len(champions)], champions, strict=False):
+        typer.echo(f"{place:<9} {champion['model']}  ({champion['batches']} batches learned)")
+    if not champions:
         typer.echo(f"{loaded.name} has no champion yet; run: sqltrain nightly {recipe}")
 
 
@@ -100,9 +100,9 @@ def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     loaded, store = open_recipe(recipe, overrides or [])
     ledger = Ledger(store, loaded.name)
     with ledger.locked():
-        left, came = ledger.rollback()
+        former, came = ledger.rollback()
     announce(loaded.name, store, typer.echo)
-    typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {left.stage}/{left.key})")
+    typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
 
 
 def status(store: Stores = None, as_json: AsJson = False) -> None:
@@ -137,8 +137,8 @@ def store_ls(
     """
     from flows import storing
 
-    found = storing.listing(_store(store), every)
-    typer.echo(json.dumps(found, sort_keys=True) if as_json else storing.table(found))
+    listing = storing.listing(_store(store), every)
+    typer.echo(json.dumps(listing, sort_keys=True) if as_json else storing.table(listing))
 
 
 @store_app.command("gc")

@@ -66,11 +66,11 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
     """
     from pipelines.store import Store
 
-    roots = [one.removeprefix("store=") for one in overrides if one.startswith("store=")]
+    roots = [override.removeprefix("store=") for override in overrides if override.startswith("store=")]
     root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE") or "store"
     if not root:
         raise UserError("store= names no folder", "Write store=DIR, or leave it out for ./store.")
-    return [one for one in overrides if not one.startswith("store=")], Store(Path(root).expanduser())
+    return [override for override in overrides if not override.startswith("store=")], Store(Path(root).expanduser())
 
 
 def emit(value: dict[str, Any]) -> None:

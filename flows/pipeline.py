@@ -92,8 +92,10 @@ def walk(
                     assets=[lineage.asset_key(recipe.name, step.name, role)],
                     asset_deps=lineage.upstream(step, recipe, role),
                 )
-                made: Any = task(step, shared, [done[name] for name in step.needs])
-                done[step.name] = made.result() if isinstance(made, State) else made  # `Cached` is a state of its own
+                state: Any = task(step, shared, [done[name] for name in step.needs])
+                done[step.name] = (
+                    state.result() if isinstance(state, State) else state
+                )  # `Cached` is a state of its own
     finally:
         _publish(steps, done, recipe, tracker)
     return list(done.values())
@@ -222,9 +224,9 @@ def walk_on_gpu(
     if not any(step.name.startswith(ON_DEVICE) and not step.cached for step in steps):
         return walk(recipe, store, steps, tracker, role)
     tracker.begin()  # what runs elsewhere adds to this run
-    given = {step.name: step.key for step in steps if step.cached}
+    cached = {step.name: step.key for step in steps if step.cached}
     about = {"name": recipe.name, "recipe": recipe.model_dump(mode="json"), "store": str(store.root)}
-    run_elsewhere("make/gpu", {**about, "given": given, "stages": [step.name for step in steps], "role": role})
+    run_elsewhere("make/gpu", {**about, "given": cached, "stages": [step.name for step in steps], "role": role})
     metrics = {step.name: read_json(step.folder / "metrics.json") for step in steps}
     return [graph.StageResult(step.name, step.key, step.folder, metrics[step.name], step.cached) for step in steps]
 

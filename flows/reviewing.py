@@ -66,12 +66,12 @@ class Site:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
         counts = self.review.counts()
-        said = ", ".join(f"{count} {choice}" for choice, count in counts.items())
+        line = ", ".join(f"{count} {choice}" for choice, count in counts.items())
         if counts["open"] < sum(counts.values()):
             self.review.write()
-            said += f": {self.review.places.out}, {self.review.places.rejected}"
+            line += f": {self.review.places.out}, {self.review.places.rejected}"
         self.review.close()
-        screen.say(said)
+        screen.say(line)
 
     async def _page(self, _: Request) -> Response:
         return page(PAGE)
@@ -113,12 +113,12 @@ def review_file(path: Path, database: str | None, out: Path | None, port: int) -
         ResourceError: another review of it is open, or the port is taken.
     """
     places = Places.beside(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
-    given, databases = items.of_file(path, database)
+    listed, databases = items.of_file(path, database)
     address = databases[0].address if database is not None else None
     if places.out.parent.resolve() != path.parent.resolve() and address is None:
         address = _only([where.address for where in databases])
     with named.sandbox(databases, Execution(), WORKERS) as sql, _listening(port) as listener:
-        _serve(Review(path.name, _examined(given, sql), places, None, address), sql, listener)
+        _serve(Review(path.name, _examined(listed, sql), places, None, address), sql, listener)
 
 
 def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
@@ -134,21 +134,21 @@ def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
         sql_engine(recipe, WORKERS) as sql,
         _listening(port) as listener,
     ):
-        given = items.of_recipe(recipe, Path(folder))
-        doubted = [item for item in _examined(given, sql) if item.doubts]
+        listed = items.of_recipe(recipe, Path(folder))
+        doubted = [item for item in _examined(listed, sql) if item.doubts]
         if not doubted:
-            screen.say(f"nothing speaks against the gold SQL of {recipe.name}: {len(given):,} looked at")
+            screen.say(f"nothing speaks against the gold SQL of {recipe.name}: {len(listed):,} looked at")
             return
-        _serve(Review(recipe.name, doubted, places, items.corrected(given)), sql, listener)
+        _serve(Review(recipe.name, doubted, places, items.corrected(listed)), sql, listener)
 
 
-def _examined(given: list[items.Item], sql: SqlEngine) -> list[items.Item]:
+def _examined(listed: list[items.Item], sql: SqlEngine) -> list[items.Item]:
     """The questions with what speaks against them, looked for in parts so that a bar moves."""
     with Bars(screen.console) as bars:
-        bars.begin("check", len(given), "questions")
-        made = items.examined(given, sql)
-        bars.advance(len(given))
-    return made
+        bars.begin("check", len(listed), "questions")
+        examined = items.examined(listed, sql)
+        bars.advance(len(listed))
+    return examined
 
 
 def _only(addresses: list[str]) -> str:

@@ -77,7 +77,7 @@ def _found(
 
 
 def _timed(done: Done, make: Callable[[], graph.StageResult]) -> graph.StageResult:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     result = make()
-    done(result, time.perf_counter() - begun)
+    done(result, time.perf_counter() - started)
     return result

@@ -156,8 +156,8 @@ def _report(
     from pipelines.stages.reading import keep
     from pipelines.types import to_dict
 
-    scored = [one for one in scored if one.verdict is not None]
-    predictions = {one.idx: predictions[one.idx] for one in scored}
+    scored = [item for item in scored if item.verdict is not None]
+    predictions = {item.idx: predictions[item.idx] for item in scored}
     judged = [name for name in scored[0].scores if not EQUALITIES[name].timed] if scored else []
     if not judged:
         raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
@@ -168,7 +168,7 @@ def _report(
         databases,
         judged,
         sql,
-        [one.verdict for one in scored if one.verdict],
+        [item.verdict for item in scored if item.verdict],
     )
     system = _writable(data.systems[0])
     data = dataclasses.replace(data, systems=(system,))
@@ -190,17 +190,22 @@ def _writable(system: System) -> System:
     from pipelines.sql.diagnoses import Diagnosis, Hint
     from pipelines.types import escaped
 
-    def query(one: EpisodeRecord | Trajectory) -> str | None:
-        return None if one.final_sql is None else escaped(one.final_sql)
+    def query(record: EpisodeRecord | Trajectory) -> str | None:
+        return None if record.final_sql is None else escaped(record.final_sql)
 
-    def why(found: Diagnosis | None) -> Diagnosis | None:
-        if found is None:
+    def why(diagnosis: Diagnosis | None) -> Diagnosis | None:
+        if diagnosis is None:
             return None
-        hints = tuple(Hint(each.kind, escaped(each.detail)) for each in found.hints)
-        return Diagnosis(found.error, escaped(found.evidence), hints)
+        hints = tuple(Hint(hint.kind, escaped(hint.detail)) for hint in diagnosis.hints)
+        return Diagnosis(diagnosis.error, escaped(diagnosis.evidence), hints)
 
-    records = [dataclasses.replace(one, final_sql=query(one), diagnosis=why(one.diagnosis)) for one in system.records]
-    answers = [of_prediction(one.example_id, query(one), one.policy) for one in system.trajectories]
+    records = [
+        dataclasses.replace(record, final_sql=query(record), diagnosis=why(record.diagnosis))
+        for record in system.records
+    ]
+    answers = [
+        of_prediction(trajectory.example_id, query(trajectory), trajectory.policy) for trajectory in system.trajectories
+    ]
     return dataclasses.replace(system, records=tuple(records), trajectories=tuple(answers))
 
 
@@ -213,15 +218,15 @@ def _show(summary: Summary, names: Sequence[str], unanswered: int, rewritten: Se
         if first in (yes, no):  # between the others: --json
             console.print(f"{yes} yes, {no} no: {len(numbers)} items ({_numbers(numbers)})", soft_wrap=True)
     for name, six in summary.reliability.items():
-        told = ", ".join(f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in six.items())
-        console.print(f"{name}, with the questions that have no answer: {told}", soft_wrap=True)
+        figures = ", ".join(f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in six.items())
+        console.print(f"{name}, with the questions that have no answer: {figures}", soft_wrap=True)
     if summary.errors:
-        found = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
-        console.print(f"predictions that did not run: {found}", soft_wrap=True)
+        errors = ", ".join(f"{name} {count}" for name, count in summary.errors.items())
+        console.print(f"predictions that did not run: {errors}", soft_wrap=True)
     for title, left_out in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
         if left_out:
-            shown = _numbers([f"{idx} {error}" for idx, error in left_out])
-            console.print(f"{title}, not counted: {len(left_out)} items ({shown})", soft_wrap=True)
+            examples = _numbers([f"{idx} {error}" for idx, error in left_out])
+            console.print(f"{title}, not counted: {len(left_out)} items ({examples})", soft_wrap=True)
     if summary.with_unavailable:
         figures = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
         share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"

@@ -108,12 +108,12 @@ def conclude(
 
 def _checkpoints(recipe: Recipe, results: list[graph.StageResult]) -> dict[str, dict[str, Summary]]:
     """The figures of a run's evaluations by benchmark and checkpoint."""
-    found: dict[str, dict[str, Summary]] = {}
+    summaries: dict[str, dict[str, Summary]] = {}
     for result in results:
         if result.kind in MODELS:
             benchmark = graph.seen_by(result.name, recipe).benchmark.name
-            found.setdefault(benchmark, {})[MODELS[result.kind]] = summary_of(result.folder)
-    return found
+            summaries.setdefault(benchmark, {})[MODELS[result.kind]] = summary_of(result.folder)
+    return summaries
 
 
 def summary_of(folder: Path) -> Summary:

@@ -109,12 +109,12 @@ async def _tell_mlflow(folder: Path, store: Path) -> None:
     command = [sys.executable, "-m", "tasks.verdicts", str(folder), str(store)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        _, said = await process.communicate()
+        _, output = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode:
-        lines = said.decode(errors="replace").splitlines() or ["no reason"]
+        lines = output.decode(errors="replace").splitlines() or ["no reason"]
         log.warning("MLflow was not told of verdicts, and will be: %s", plain(lines[-1]))
 
 
@@ -133,8 +133,8 @@ def check_address(host: str, access: Access) -> None:
 
 
 def _champion(store: Store) -> str:
-    found = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
-    if len(found) != 1:
-        said = f"{len(found)} recipes have a champion" if found else "no recipe has a champion"
-        raise UserError(f"{said} in {store.root}", f"Pass --policy with {KINDS}.")
-    return CHAMPION + found[0]
+    names = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
+    if len(names) != 1:
+        reason = f"{len(names)} recipes have a champion" if names else "no recipe has a champion"
+        raise UserError(f"{reason} in {store.root}", f"Pass --policy with {KINDS}.")
+    return CHAMPION + names[0]

@@ -77,11 +77,11 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        beside = [asyncio.ensure_future(each()) for each in self.beside]
+        beside = [asyncio.ensure_future(begin()) for begin in self.beside]
         async with contextlib.nullcontext() if self.mcp is None else self.mcp.running():
             yield
-        for each in beside:
-            each.cancel()
+        for task in beside:
+            task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         await self.agent.model.policy.close()
         if self.feedback is not None:
@@ -130,7 +130,7 @@ class Service:
         return JSONResponse(event)
 
     async def _verdict(self, request: Request, user: str) -> Response:
-        body, kept = await body_of(request), self._kept()
+        body, store = await body_of(request), self._kept()
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
@@ -139,7 +139,7 @@ class Service:
                 event = await self.agent.run(sql)
             if event["type"] != "answer":
                 raise Denied(400, event["message"])
-        return JSONResponse({"for_the_night": kept.decide(id, user, good, sql)})
+        return JSONResponse({"for_the_night": store.decide(id, user, good, sql)})
 
     async def _export(self, _: Request, user: str) -> Response:
         lines = (json.dumps(row, ensure_ascii=True) + "\n" for row in self._kept().export(user))

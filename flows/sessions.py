@@ -68,8 +68,8 @@ class Sessions:
             ("/sessions/{id}/step", self._step, "POST"),
             ("/sessions/{id}", self._end, "DELETE"),
         ]
-        made = [Route(path, guarded(self._access, handler), methods=[method]) for path, handler, method in routes]
-        return Starlette(routes=made, lifespan=self._lifespan)
+        mounted = [Route(path, guarded(self._access, handler), methods=[method]) for path, handler, method in routes]
+        return Starlette(routes=mounted, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -82,7 +82,7 @@ class Sessions:
         while True:
             await asyncio.sleep(self._limits.idle_s / 4)
             oldest = time.monotonic() - self._limits.idle_s
-            silent = [id for id, one in self._open.items() if one.used < oldest and not one.lock.locked()]
+            silent = [id for id, entry in self._open.items() if entry.used < oldest and not entry.lock.locked()]
             for id in silent:
                 del self._open[id]
 
@@ -107,19 +107,19 @@ class Sessions:
             self._beginning -= 1
         id = uuid.uuid4().hex
         self._open[id] = _Open(session, user, time.monotonic())
-        said = {"id": id, "question": session.example.id, "messages": session.messages, "stop": list(session.stop)}
-        return JSONResponse(said, 201)
+        answer = {"id": id, "question": session.example.id, "messages": session.messages, "stop": list(session.stop)}
+        return JSONResponse(answer, 201)
 
     async def _step(self, request: Request, user: str) -> Response:
         text = (await body_of(request)).get("text")
         if not isinstance(text, str):
             raise Denied(400, "a step has the text of the agent's turn")
-        id, one = self._found(request, user)
-        if one.lock.locked():
+        id, entry = self._found(request, user)
+        if entry.lock.locked():
             raise Denied(409, "a step of this episode is under way")
-        async with one.lock:
-            step = await one.session.step_async(text)
-        one.used = time.monotonic()
+        async with entry.lock:
+            step = await entry.session.step_async(text)
+        entry.used = time.monotonic()
         if step.done:
             self._open.pop(id, None)
         return JSONResponse(dataclasses.asdict(step))
@@ -131,10 +131,10 @@ class Sessions:
 
     def _found(self, request: Request, user: str) -> tuple[str, _Open]:
         id = request.path_params["id"]
-        one = self._open.get(id)
-        if one is None or one.user != user:
+        entry = self._open.get(id)
+        if entry is None or entry.user != user:
             raise Denied(404, "there is no such episode: it is over, was silent for too long, or never began")
-        return id, one
+        return id, entry
 
 
 def serve(

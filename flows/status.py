@@ -25,11 +25,11 @@ def gather(store: Store) -> dict[str, Any]:
 
 def _run(store: Store, row: dict[str, Any]) -> dict[str, Any]:
     done = [stage for stage, key in row["stages"] if store.has(stage, key)]
-    left = [stage for stage, key in row["stages"] if not store.has(stage, key)]
+    waiting = [stage for stage, key in row["stages"] if not store.has(stage, key)]
     facts: dict[str, Any] = {
         name: row[name] for name in ("recipe", "host", "pid", "since", "flow_run_name") if name in row
     }
-    return {**facts, "stage": left[0] if left else "", "done": len(done), "of": len(row["stages"])}
+    return {**facts, "stage": waiting[0] if waiting else "", "done": len(done), "of": len(row["stages"])}
 
 
 def _recipe(ledger: Ledger) -> dict[str, Any]:
@@ -46,16 +46,16 @@ def _recipe(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def render(found: dict[str, Any]) -> str:
+def render(status: dict[str, Any]) -> str:
     """The state for a person."""
-    lines = [f"store {found['store']}", ""]
-    for run in found["running"]:
+    lines = [f"store {status['store']}", ""]
+    for run in status["running"]:
         minutes = max(0.0, time.time() - run["since"]) / 60  # the clock may have been set back
         where = f"{run['stage']}, {run['done']} of {run['of']} stages done" if run["stage"] else "about to end"
         lines.append(f"runs: {run['recipe']}: {where}, for {minutes:.0f} min (process {run['pid']} on {run['host']})")
-    if not found["running"]:
+    if not status["running"]:
         lines.append("nothing runs")
-    for name, recipe in found["recipes"].items():
+    for name, recipe in status["recipes"].items():
         lines += ["", f"{name}: champion {recipe['champion'] or 'none yet'}"]
         last = recipe["last"]
         if last is not None and last["event"] == "night":
@@ -63,7 +63,7 @@ def render(found: dict[str, Any]) -> str:
         elif last is not None:
             lines.append(f"rolled back, {last['at']}: from {last['from']} to {last['to']}")
         lines += plot(recipe["nights"])
-    if not found["recipes"]:
+    if not status["recipes"]:
         lines.append("no night yet; see: sqltrain nightly --help")
     return "\n".join(map(plain, lines))
 
@@ -78,5 +78,5 @@ def plot(nights: list[dict[str, Any]]) -> list[str]:
     rows = [[" "] * len(points) for _ in range(HEIGHT)]
     for column, (value, mark) in enumerate(points):
         rows[round((value - low) / step)][column] = mark
-    drawn = [f"{low + step * index:6.1f} ┤{' '.join(row)}".rstrip() for index, row in reversed(list(enumerate(rows)))]
-    return ["EX %, a column a night: ● promoted, ○ kept, × worse", *drawn]
+    lines = [f"{low + step * index:6.1f} ┤{' '.join(row)}".rstrip() for index, row in reversed(list(enumerate(rows)))]
+    return ["EX %, a column a night: ● promoted, ○ kept, × worse", *lines]

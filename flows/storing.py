@@ -14,38 +14,40 @@ from pipelines.store import Store
 def listing(store: Store, every: bool) -> dict[str, Any]:
     """The store as JSON values: bytes by kind and, with `every`, each finished stage with who needs it."""
     kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in housekeeping.usage(store).items()}
-    found: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
+    listing: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
     if every:
         why = housekeeping.needed(store)
-        found["stages"] = [
+        listing["stages"] = [
             {"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")}
             for name, n_bytes in housekeeping.sizes(store).items()
         ]
-    return found
+    return listing
 
 
-def table(found: dict[str, Any]) -> str:
+def table(listing: dict[str, Any]) -> str:
     """The listing for a person."""
-    lines = [found["store"]]
-    for name, kind in found["kinds"].items():
+    lines = [listing["store"]]
+    for name, kind in listing["kinds"].items():
         lines.append(f"{human(kind['bytes']):>10}  {kind['stages']:>5} finished  {name}")
-    lines.append(f"{human(sum(kind['bytes'] for kind in found['kinds'].values())):>10}  in all")
+    lines.append(f"{human(sum(kind['bytes'] for kind in listing['kinds'].values())):>10}  in all")
     lines += [
-        f"{human(one['bytes']):>10}  {one['name']:<40} {one['needed']}".rstrip() for one in found.get("stages", [])
+        f"{human(stage['bytes']):>10}  {stage['name']:<40} {stage['needed']}".rstrip()
+        for stage in listing.get("stages", [])
     ]
     return "\n".join(lines)
 
 
 def collect(store: Store, days: float, delete: bool) -> Iterator[str]:
     """Remove what nobody needs, or only say what would go; a line for each, then the sum."""
-    found = housekeeping.doomed(store, days)
-    for one in found:
+    doomed = housekeeping.doomed(store, days)
+    for entry in doomed:
         if delete:
-            housekeeping.remove(one)
-        yield f"{'removed' if delete else 'would remove'} {one.folder.relative_to(store.root)}  {human(one.n_bytes)}"
-    total = human(sum(one.n_bytes for one in found))
-    hint = "" if delete or not found else "; with --delete they go"
-    yield f"{len(found)} folders, {total}{hint}"
+            housekeeping.remove(entry)
+        where = entry.folder.relative_to(store.root)
+        yield f"{'removed' if delete else 'would remove'} {where}  {human(entry.n_bytes)}"
+    total = human(sum(entry.n_bytes for entry in doomed))
+    hint = "" if delete or not doomed else "; with --delete they go"
+    yield f"{len(doomed)} folders, {total}{hint}"
 
 
 def damaged(store: Store, say: Callable[[str], None]) -> int:

@@ -70,10 +70,10 @@ def sweep(
         screen.say(line)
     if plan:
         return
-    found = _made(cells, empty, store, engine)
-    folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(found.baseline)])
-    sweeping.write(found, folder)
-    _conclude(found, folder, as_json)
+    sweep = _made(cells, empty, store, engine)
+    folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(sweep.baseline)])
+    sweeping.write(sweep, folder)
+    _conclude(sweep, folder, as_json)
 
 
 def _opened(what: str, words: list[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
@@ -115,7 +115,7 @@ def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
         return dataclasses.replace(empty, cells=tuple(sweeping.fill(cells, store, make, screen.say)))
 
 
-def _conclude(found: Sweep, folder: Path, as_json: bool) -> None:
+def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
     """Show the table and say where the page is.
 
     Raises:
@@ -125,13 +125,13 @@ def _conclude(found: Sweep, folder: Path, as_json: bool) -> None:
     from pipelines.report import formats
     from pipelines.report.sweep import table
 
-    screen.say(formats.markdown(table(found)))
+    screen.say(formats.markdown(table(sweep)))
     screen.say(f"table  {folder / 'sweep.md'}")
     screen.say(f"page   {folder / sweeping.PAGE}")
-    errors = {cell.name: cell.error for cell in found.cells if cell.error}
+    errors = {cell.name: cell.error for cell in sweep.cells if cell.error}
     if as_json:
         emit({"folder": str(folder), "failed": errors})
     if errors:
         raise UserError(
-            f"{len(errors)} of {len(found.cells)} cells failed", "Their errors stand in the table; run it again."
+            f"{len(errors)} of {len(sweep.cells)} cells failed", "Their errors stand in the table; run it again."
         )

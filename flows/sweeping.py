@@ -85,19 +85,21 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
     Raises:
         RecipeError: an unknown variant, file or key, or an axis that names a value twice.
     """
-    options = [[Choice(ROW, row, tuple(each)) for row, each in rows.items()]] if rows else []
+    options = [[Choice(ROW, row, tuple(row_words)) for row, row_words in rows.items()]] if rows else []
     options += [_choices(word) for word in words]
     return [_cell(name, picked, options) for picked in itertools.product(*options)]
 
 
 def _cell(name: str, picked: Sequence[Choice], options: Sequence[Sequence[Choice]]) -> Cell:
-    shown = [one for one, each in zip(picked, options, strict=True) if len(each) > 1 or one.axis == ROW]
-    said = [word for one in picked for word in one.words]
-    after = [word.partition("=")[2] for word in said if word.startswith(f"{AFTER}=")]
-    if any(each not in CHECKPOINTS for each in after):
+    in_title = [
+        choice for choice, choices in zip(picked, options, strict=True) if len(choices) > 1 or choice.axis == ROW
+    ]
+    picked_words = [word for choice in picked for word in choice.words]
+    after = [word.partition("=")[2] for word in picked_words if word.startswith(f"{AFTER}=")]
+    if any(stage not in CHECKPOINTS for stage in after):
         raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
-    overrides = [override for word in said if (override := _override(word))]
-    values = {one.axis: one.value for one in shown}
+    overrides = [override for word in picked_words if (override := _override(word))]
+    values = {choice.axis: choice.value for choice in in_title}
     return Cell(values, recipes.load(name, overrides), name, tuple(overrides), after[-1] if after else "")
 
 
@@ -105,7 +107,7 @@ def _choices(word: str) -> list[Choice]:
     """What an argument stands for: one value, or those of an axis."""
     axis, equals, text = word.partition("=")
     span = RANGE.fullmatch(text)
-    values = [str(each) for each in range(int(span[1]), int(span[2]) + 1)] if span else _split(text)
+    values = [str(number) for number in range(int(span[1]), int(span[2]) + 1)] if span else _split(text)
     if not equals or not values or len(set(values)) < len(values):
         raise RecipeError(f"{word!r} is no axis and no override", "Write key=value, key=a,b,c or seed=0..2.")
     return [Choice(axis, value, (f"{axis}={value}",)) for value in values]
@@ -134,11 +136,11 @@ def _override(word: str) -> str:
     return f"include={'local' if here else INCLUDED[axis]}/{value}"
 
 
-def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
+def outlook(planned: Sequence[Cell], store: Store) -> Iterator[str]:
     """What will be made: a line a cell with the stages that no cell before it makes, then the sum."""
     seen: set[tuple[str, str]] = set()
-    made = cached = shared = 0
-    for cell in found:
+    to_make = cached = shared = 0
+    for cell in planned:
         try:
             steps = graph.plan(cell.recipe, store)
         except SqltrainError as error:
@@ -148,35 +150,35 @@ def outlook(found: Sequence[Cell], store: Store) -> Iterator[str]:
         new = [step.name for step in steps if not step.cached and (step.name, step.key) not in seen]
         cached += len({(step.name, step.key) for step in steps if step.cached} - seen)
         shared += len(names & seen)
-        made += len(new)
+        to_make += len(new)
         seen |= names
         yield f"{cell.name}: {', '.join(new) or 'nothing to make'}"
-    yield f"{len(found)} cells: {made} stages to make, {cached} cached, {shared} shared"
+    yield f"{len(planned)} cells: {to_make} stages to make, {cached} cached, {shared} shared"
 
 
-def fill(found: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:
+def fill(planned: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:
     """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
     failed: dict[tuple[str, str], str] = {}
-    made: set[str] = set()
+    keys: set[str] = set()
     filled = []
 
     def once(cell: Cell) -> None:
-        if cell.key not in made:
+        if cell.key not in keys:
             make(cell)
-        made.add(cell.key)
+        keys.add(cell.key)
 
-    for number, cell in enumerate(found, 1):
-        say(f"cell {number} of {len(found)}: {cell.name}")
+    for number, cell in enumerate(planned, 1):
+        say(f"cell {number} of {len(planned)}: {cell.name}")
         filled.append(_filled(cell, store, once, failed))
         if filled[-1].error:
             say(f"cell {number} failed: {filled[-1].error}")
     return filled
 
 
-def gather(found: Sequence[Cell], store: Store, wait: Make, say: Say) -> list[Filled]:
+def gather(planned: Sequence[Cell], store: Store, wait: Make, say: Say) -> list[Filled]:
     """Take in cells that others make, each as it ends."""
     filled = []
-    for cell in found:
+    for cell in planned:
         filled.append(_attempt(cell, store, wait))
         say(f"{cell.name}: {filled[-1].error or 'made'}")
     return filled
@@ -187,9 +189,9 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
         before = _work(graph.plan(cell.recipe, store), store)
     except SqltrainError as error:
         return Filled(cell.values, error=str(error))
-    known = [failed[stage] for stage in before if stage in failed]
-    if known:
-        return Filled(cell.values, error=known[0])
+    reasons = [failed[stage] for stage in before if stage in failed]
+    if reasons:
+        return Filled(cell.values, error=reasons[0])
     filled = _attempt(cell, store, make)
     if filled.error:
         moved = (stage for stage in before if not store.has(*stage) and _touched(*stage, store) != before[stage])
@@ -202,8 +204,8 @@ def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
         make(cell)
         return _result(cell, store)
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
-        said = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
-        return Filled(cell.values, error=said)
+        reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
+        return Filled(cell.values, error=reason)
 
 
 def _work(steps: Sequence[graph.Step], store: Store) -> dict[tuple[str, str], int]:
@@ -223,7 +225,7 @@ def _result(cell: Cell, store: Store) -> Filled:
         RecipeError: the recipe has no such evaluation.
     """
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
-    names = [f"evaluate_{each}" for each in CHECKPOINTS if cell.after in ("", each)]
+    names = [f"evaluate_{checkpoint}" for checkpoint in CHECKPOINTS if cell.after in ("", checkpoint)]
     done = [steps[name] for name in names if name in steps]
     if not done:
         wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
@@ -245,35 +247,35 @@ def _curves(path: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(row for _, row in read_lines(path)) if path.is_file() else ()
 
 
-def baseline_of(found: Sequence[Cell], name: str | None) -> Mapping[str, str]:
+def baseline_of(planned: Sequence[Cell], name: str | None) -> Mapping[str, str]:
     """The axis and value that every other row is held against: "variant=none"; the first value of the first axis.
 
     Raises:
         UserError: no row has it.
     """
-    axes = [axis for axis in found[0].values if axis != SEED]  # seeds are averaged: they are no rows
+    axes = [axis for axis in planned[0].values if axis != SEED]  # seeds are averaged: they are no rows
     if not axes and name is None:
         return {}
-    axis, _, value = (name or f"{axes[0]}={found[0].values[axes[0]]}").partition("=")
-    if axis not in axes or not any(cell.values[axis] == value for cell in found):
+    axis, _, value = (name or f"{axes[0]}={planned[0].values[axes[0]]}").partition("=")
+    if axis not in axes or not any(cell.values[axis] == value for cell in planned):
         raise UserError(f"no row has {name!r}", f"The axes of rows: {', '.join(axes) or 'none'}.")
     return {axis: value}
 
 
-def write(found: Sweep, folder: Path) -> None:
+def write(sweep: Sweep, folder: Path) -> None:
     """The table as Markdown, LaTeX and CSV, and the page.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    source = table(found)
+    source = table(sweep)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
             ("sweep.md", formats.markdown(source)),
             ("sweep.tex", formats.latex(source)),
             ("sweep.csv", formats.to_csv(source)),
-            (PAGE, page(found)),
+            (PAGE, page(sweep)),
         ):
             # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
             write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
@@ -283,10 +285,10 @@ def write(found: Sweep, folder: Path) -> None:
 
 def of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[Cell], Sweep]:
     """The cells of a recipe's axes, and the sweep that they will fill."""
-    found = cells(name, words)
-    axes = tuple(dict.fromkeys(axis for cell in found for axis in cell.values))
+    planned = cells(name, words)
+    axes = tuple(dict.fromkeys(axis for cell in planned for axis in cell.values))
     facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
-    return found, Sweep(f"{name}: {len(found)} cells", (), baseline_of(found, baseline), facts=facts)
+    return planned, Sweep(f"{name}: {len(planned)} cells", (), baseline_of(planned, baseline), facts=facts)
 
 
 def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
@@ -298,12 +300,12 @@ def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: b
     """
     source = paper_tables.load(name)
     form = source.form(miniature)
-    found = cells(form.recipe, [*form.axes, *words], form.rows)
+    planned = cells(form.recipe, [*form.axes, *words], form.rows)
     facts = {"paper": source.paper, "recipe": form.recipe, **({"note": source.note} if source.note else {})}
-    return found, Sweep(
+    return planned, Sweep(
         f"{source.paper}: {source.title}" + (", in miniature" if miniature else ""),
         (),
-        baseline_of(found, baseline or f"{ROW}={source.baseline}"),
+        baseline_of(planned, baseline or f"{ROW}={source.baseline}"),
         tuple(source.measures),
         tuple(source.curves),
         source.reported,

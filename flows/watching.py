@@ -54,10 +54,10 @@ def newest(steps: Sequence[graph.Step], store: Store) -> tuple[graph.Step, Path]
 
 
 def _page(recipe: Recipe, steps: Sequence[graph.Step], store: Store) -> Text:
-    found = newest(steps, store)
-    if found is None:
+    newest_folder = newest(steps, store)
+    if newest_folder is None:
         return Text(f"{recipe.name}: no training step is done yet")
-    step, folder = found
+    step, folder = newest_folder
     state = "finished" if store.has(step.name, step.key) else "running, or stopped"
     total = recipe.grpo.steps if step.name == "grpo" else None
     return Text("\n".join([f"{recipe.name}: {step.name} {step.key}, {state}", *watch.view(watch.read(folder), total)]))

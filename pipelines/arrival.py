@@ -42,16 +42,16 @@ def files(manifest: Any, stage: str, key: str) -> dict[str, dict[str, Any]]:
     what = f"{stage}/{key}"
     if not isinstance(manifest, dict) or (manifest.get("stage"), manifest.get("key")) != (stage, key):
         raise refused(what, "its manifest is another stage's")
-    found = manifest.get("files")
-    if not isinstance(found, dict):
+    files = manifest.get("files")
+    if not isinstance(files, dict):
         raise refused(what, "its manifest lists no files")
-    for name, facts in found.items():
+    for name, facts in files.items():
         if not _is_below(name):
             raise refused(what, f"{name!r} points out of its folder")
         size, digest = (facts.get("bytes"), facts.get("sha256")) if isinstance(facts, dict) else (None, None)
         if not (isinstance(size, int) and size >= 0 and isinstance(digest, str)):
             raise refused(what, f"its manifest gives no size or digest of {name!r}")
-    return found
+    return files
 
 
 def links(value: Any, claims: Mapping[str, Any], store: Store, stage: str, key: str) -> dict[str, str]:

@@ -65,8 +65,8 @@ def read_card(folder: Path) -> Card | None:
     try:
         return Card.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, pydantic.ValidationError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read: {said}", "Mend it, or remove it and name the protocol.") from None
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read: {reason}", "Mend it, or remove it and name the protocol.") from None
 
 
 def require_sound(folder: Path) -> None:

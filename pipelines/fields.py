@@ -31,10 +31,10 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     """
     if not isinstance(row, dict):
         raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")
-    found = [row[name] for name in names if row.get(name) is not None]
-    if found and not isinstance(found[0], str):
-        raise BadRow("wrong_type", f"{names[0]} is a {type(found[0]).__name__}, not text")
-    text: str = found[0].strip() if found else ""
+    values = [row[name] for name in names if row.get(name) is not None]
+    if values and not isinstance(values[0], str):
+        raise BadRow("wrong_type", f"{names[0]} is a {type(values[0]).__name__}, not text")
+    text: str = values[0].strip() if values else ""
     if not is_sayable(text):
         raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
     if required and not text:

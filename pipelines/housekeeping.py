@@ -67,16 +67,16 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
 
 def live(store: Store) -> list[dict[str, Any]]:
     """The claims of runs that are at work, the oldest first; those of runs that have ended are removed."""
-    found = []
+    claims = []
     for path in sorted((store.root / RUNS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(json.load(file))
+                claims.append(json.load(file))
             else:
                 path.unlink(missing_ok=True)
-    return sorted(found, key=lambda row: float(row["since"]))
+    return sorted(claims, key=lambda row: float(row["since"]))
 
 
 def pins(store: Store) -> list[Name]:
@@ -91,15 +91,15 @@ def pin(store: Store, name: str, keep: bool) -> Name:
         DataError: there is no such stage, or there are several.
     """
     stage, _, start = name.partition("/")
-    known = pins(store)
-    among = list(store.names()) if keep else known
-    found = [one for one in among if one[0] == stage and start and one[1].startswith(start)]
-    if len(found) != 1:
-        how = "no" if not found else "more than one"
+    pinned = pins(store)
+    among = list(store.names()) if keep else pinned
+    matches = [pair for pair in among if pair[0] == stage and start and pair[1].startswith(start)]
+    if len(matches) != 1:
+        how = "no" if not matches else "more than one"
         raise DataError(f"{how} {'stage' if keep else 'pin'} {name!r} in {store.root}", "See: sqltrain store ls --all")
-    rest = [one for one in known if one != found[0]]
-    write_json(store.root / PINS, sorted([*rest, *(found if keep else [])]))
-    return found[0]
+    rest = [pair for pair in pinned if pair != matches[0]]
+    write_json(store.root / PINS, sorted([*rest, *(matches if keep else [])]))
+    return matches[0]
 
 
 def needed(store: Store, sealed: Mapping[Name, float] | None = None) -> dict[Name, str]:
@@ -111,11 +111,11 @@ def needed(store: Store, sealed: Mapping[Name, float] | None = None) -> dict[Nam
         sealed: what `Store.made` tells, where it was asked already.
     """
     sealed = store.made() if sealed is None else sealed
-    kept: dict[Name, str] = {}
+    reasons: dict[Name, str] = {}
     for why, roots in _roots(store, sealed):
         for name in _closure(store, sealed, roots):
-            kept.setdefault(name, why)
-    return kept
+            reasons.setdefault(name, why)
+    return reasons
 
 
 def _roots(store: Store, sealed: Mapping[Name, float]) -> Iterator[tuple[str, list[Name]]]:
@@ -123,7 +123,7 @@ def _roots(store: Store, sealed: Mapping[Name, float]) -> Iterator[tuple[str, li
         yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
     yield "pinned", pins(store)
     for recipe, ledger in ledgers(store).items():
-        champions = [(one.stage, one.key) for one in ledger.champions()[-KEPT_CHAMPIONS:]]
+        champions = [(champion.stage, champion.key) for champion in ledger.champions()[-KEPT_CHAMPIONS:]]
         yield f"champion of {recipe}", champions
         evaluations = [
             name
@@ -180,8 +180,8 @@ def doomed(store: Store, days: float) -> list[Doomed]:
     """What nobody needs and nobody touched for so many days, finished stages and work folders alike."""
     before = time.time() - days * 86400
     sealed = store.made()
-    kept = needed(store, sealed)
-    folders = [store.folder(*name) for name, when in sealed.items() if name not in kept and when < before]
+    needed_stages = needed(store, sealed)
+    folders = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
     folders += [place for place in _hidden(store) if _is_left(place, claims, before)]
     return [Doomed(folder, _size(folder)) for folder in folders]
@@ -192,10 +192,10 @@ def _hidden(store: Store) -> list[Path]:
     kinds = [entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)]
     starts = (WORK, DAMAGED, GONE)
     return sorted(
-        Path(each.path)
+        Path(entry.path)
         for kind in kinds
-        for each in os.scandir(kind.path)
-        if each.name.startswith(starts) and each.is_dir(follow_symlinks=False)
+        for entry in os.scandir(kind.path)
+        if entry.name.startswith(starts) and entry.is_dir(follow_symlinks=False)
     )
 
 
@@ -208,10 +208,10 @@ def _is_left(place: Path, claims: Container[Name], before: float) -> bool:
     return place.stat().st_mtime < before
 
 
-def remove(one: Doomed) -> None:
+def remove(doomed_folder: Doomed) -> None:
     """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    removed = one.folder.with_name(f"{GONE}{one.folder.name.removeprefix(GONE)}")
-    one.folder.rename(removed)
+    removed = doomed_folder.folder.with_name(f"{GONE}{doomed_folder.folder.name.removeprefix(GONE)}")
+    doomed_folder.folder.rename(removed)
     shutil.rmtree(removed)
 
 
@@ -228,7 +228,7 @@ def usage(store: Store) -> dict[str, tuple[int, int]]:
         for name in below:
             files, deeper = _look(f"{store.root}/{kind}/{name}")
             count[kind] += MANIFEST in files and not name.startswith(".")
-            total[kind] += sum(files.values()) + sum(_size(f"{store.root}/{kind}/{name}/{each}") for each in deeper)
+            total[kind] += sum(files.values()) + sum(_size(f"{store.root}/{kind}/{name}/{file}") for file in deeper)
     return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
 
 
@@ -261,11 +261,11 @@ def _look(folder: str) -> tuple[dict[str, int], list[str]]:
         return files, below
     try:
         with contextlib.suppress(FileNotFoundError), os.scandir(descriptor) as entries:
-            for each in entries:
-                if each.is_dir(follow_symlinks=False):
-                    below.append(each.name)
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(entry.name)
                 else:
-                    files[each.name] = each.stat(follow_symlinks=False).st_size
+                    files[entry.name] = entry.stat(follow_symlinks=False).st_size
     finally:
         os.close(descriptor)
     return files, below

@@ -77,7 +77,9 @@ class PaperTable(Form):
             raise ValueError(f"the miniature has no row {self.baseline!r}, which is the baseline")
         for name in self.measures:
             measure(name)
-        shown = {each for benchmarks in self.reported.values() for figures in benchmarks.values() for each in figures}
+        shown = {
+            figure for benchmarks in self.reported.values() for figures in benchmarks.values() for figure in figures
+        }
         if shown - set(self.measures):
             raise ValueError(f"figures are reported of {sorted(shown - set(self.measures))}, which no column shows")
         return self

@@ -37,9 +37,9 @@ def load_plugins(names: Sequence[str]) -> None:
         except RecipeError:
             raise
         except Exception as error:  # a stranger's module may raise anything
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise RecipeError(
-                f"the plug-in {name!r} cannot be imported: {type(error).__name__}: {said}",
+                f"the plug-in {name!r} cannot be imported: {type(error).__name__}: {reason}",
                 "A plug-in is a Python file, or a module that is installed.",
             ) from error
 

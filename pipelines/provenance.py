@@ -34,7 +34,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "libraries": {
             "sqlite": sqlite3.sqlite_version,
-            **{name: found for name in LIBRARIES if (found := version(name)) is not None},
+            **{name: installed for name in LIBRARIES if (installed := version(name)) is not None},
         },
         "machine": {"system": platform.platform(), "processors": os.cpu_count(), "gpus": _gpus()},
     }

@@ -74,7 +74,7 @@ def _texts(value: Any, what: str) -> list[str]:
     Raises:
         RecipeError: it is something else.
     """
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise RecipeError(f"{what} must be a list of texts (it is {value!r})")
     return value
 
@@ -110,9 +110,9 @@ def _plain(value: Any) -> Any:
         TypeError: it holds something else, such as a date.
     """
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(inner) for inner in value]
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(f"{value!r} is a {type(value).__name__}; a recipe holds texts, numbers, lists and mappings")
@@ -145,8 +145,8 @@ def _assign(tree: Any, override: str) -> None:
         node[_index(node, last, key)] = value
     elif isinstance(node, dict):
         if last in OWNERS and node.get(last, value) != value:
-            for each in OWN_OF_A_KIND if last == "kind" else ("options",):
-                node.pop(each, None)
+            for name in OWN_OF_A_KIND if last == "kind" else ("options",):
+                node.pop(name, None)
         node[last] = value
     else:
         raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
@@ -169,8 +169,10 @@ def _index(node: list[Any], part: str, key: str) -> int:
         if isinstance(item, dict) and item.get("term") == part:
             return position
     terms = [str(item["term"]) for item in node if isinstance(item, dict) and "term" in item]
-    known = f"Its items: {', '.join(terms)}." if terms else f"Its items are numbered from 0 to {len(node) - 1}."
-    raise RecipeError(f"cannot set {key!r}: there is no item {part!r} in that list", known if node else "It is empty.")
+    choices = f"Its items: {', '.join(terms)}." if terms else f"Its items are numbered from 0 to {len(node) - 1}."
+    raise RecipeError(
+        f"cannot set {key!r}: there is no item {part!r} in that list", choices if node else "It is empty."
+    )
 
 
 def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
@@ -188,10 +190,10 @@ def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
     for part in first["loc"][:-1]:
         field = getattr(section, "model_fields", {}).get(part)
         section = field.annotation if field is not None else None
-    known = list(getattr(section, "model_fields", {}))
-    close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+    keys = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
     nearest = ".".join([*map(str, first["loc"][:-1]), *close])
-    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(known)}." if known else "")
+    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(keys)}." if keys else "")
     return RecipeError(f"recipe {name}: unknown key {where!r}", hint)
 
 
@@ -251,8 +253,8 @@ def _put_benchmarks(tree: dict[str, Any]) -> None:
     if listed is not None and not isinstance(listed, list):
         hint = "Write data.test=[...]; a key of its first benchmark is set by data.test.0.KEY=VALUE."
         raise RecipeError(f"data.test is a list of benchmarks (it is {listed!r})", hint)
-    if isinstance(listed, list) and any(isinstance(each, str) for each in listed):
-        tree["data"] = {**tree["data"], "test": [one for each in listed for one in _benchmarks_of(each)]}
+    if isinstance(listed, list) and any(isinstance(entry, str) for entry in listed):
+        tree["data"] = {**tree["data"], "test": [benchmark for entry in listed for benchmark in _benchmarks_of(entry)]}
 
 
 def _benchmarks_of(item: Any) -> list[Any]:
@@ -261,9 +263,9 @@ def _benchmarks_of(item: Any) -> list[Any]:
     hint = "An item of data.test is a mapping, or names a file of conf/ that has benchmarks, such as data/spider_dk."
     if not re.fullmatch(r"[\w-]+/[\w-]+", item):
         raise RecipeError(f"data.test: {item!r} is no file of conf/", hint)
-    held = _compose(_part(item)).get("data")
-    listed = held.get("test") if isinstance(held, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+    data = _compose(_part(item)).get("data")
+    listed = data.get("test") if isinstance(data, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise RecipeError(f"data.test: {item} has no benchmarks", hint)
     return listed
 

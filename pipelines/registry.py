@@ -100,10 +100,10 @@ class Registry(Generic[T]):
         def register(function: Function) -> Function:
             value: Any = self._part(function, **traits) if self._part is not None else function
             module = str(getattr(function, "__module__", ""))
-            known = self._entries.get(name)
-            if known is not None and known.module != module:
+            entry = self._entries.get(name)
+            if entry is not None and entry.module != module:
                 raise RecipeError(
-                    f"{self.noun} {name!r} is registered twice: by {known.module} and by {module}",
+                    f"{self.noun} {name!r} is registered twice: by {entry.module} and by {module}",
                     "Give one of them another name.",
                 )
             self._entries[name] = Entry(value, function, module, options)
@@ -172,11 +172,11 @@ class Registry(Generic[T]):
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(map(str, first["loc"]))
-            known = ", ".join(model.model_fields) or "none"
+            names = ", ".join(model.model_fields) or "none"
             if first["type"] == "extra_forbidden":
-                said = f"{self.noun} {name!r} has no option {path!r}. It has: {known}"
+                said = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
             else:
-                said = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {known}"
+                said = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
             raise PydanticCustomError(WRONG_OPTION, "{said}", {"said": said}) from None
 
     def options_model(self, name: str) -> type[BaseModel]:
@@ -221,11 +221,11 @@ def _model_of(name: str, function: Any, leading: int) -> type[BaseModel]:
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())[leading:]
     required = inspect.Parameter.empty
     fields: dict[str, Any] = {
-        each.name: (
-            Any if each.annotation is required else each.annotation,
-            ... if each.default is required else each.default,
+        parameter.name: (
+            Any if parameter.annotation is required else parameter.annotation,
+            ... if parameter.default is required else parameter.default,
         )
-        for each in parameters
+        for parameter in parameters
     }
     return create_model(name, __config__=ConfigDict(extra="forbid", strict=True, protected_namespaces=()), **fields)
 

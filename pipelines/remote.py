@@ -39,8 +39,8 @@ class Remote:
 
     def names(self) -> list[tuple[str, str]]:
         """The finished stages there, as (stage, key)."""
-        found = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
-        names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in found))
+        paths = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
+        names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in paths))
         return sorted(name for name in names if all(map(arrival.is_plain, name)))
 
     def push(self, store: Store, stage: str, key: str) -> None:
@@ -117,8 +117,8 @@ class Remote:
 
     def _sizes(self, there: str) -> dict[str, int]:
         """Files below a place by their names there, with their sizes in bytes."""
-        found = self._try(lambda: self.files.find(there, detail=True))
-        return {str(path).removeprefix(there).lstrip("/"): int(facts["size"]) for path, facts in found.items()}
+        files = self._try(lambda: self.files.find(there, detail=True))
+        return {str(path).removeprefix(there).lstrip("/"): int(facts["size"]) for path, facts in files.items()}
 
     def _put(self, path: Path, there: str) -> None:
         self._try(lambda: self.files.makedirs(there.rpartition("/")[0], exist_ok=True))
@@ -150,15 +150,15 @@ def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) 
     """
     if not names:
         raise DataError(f"{where} has no finished stage", "Look at the address.")
-    found = []
-    for one in wanted or [""]:
-        stage, _, start = one.partition("/")
+    stages = []
+    for name in wanted or [""]:
+        stage, _, start = name.partition("/")
         mine = [(kind, key) for kind, key in names if stage in ("", kind) and key.startswith(start)]
-        if one and not mine:
+        if name and not mine:
             kinds = ", ".join(sorted({kind for kind, _ in names}))
-            raise DataError(f"{where} has no stage {one!r}", f"It has: {kinds}.")
-        found += mine
-    return sorted(set(found))
+            raise DataError(f"{where} has no stage {name!r}", f"It has: {kinds}.")
+        stages += mine
+    return sorted(set(stages))
 
 
 def _plain(path: Path) -> bool:

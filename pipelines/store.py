@@ -160,8 +160,10 @@ class Store:
 def folders(place: Path) -> list[str]:
     """The names of the folders in a folder, sorted, but those that begin with a dot; [] where it is not there."""
     try:
-        with os.scandir(place) as found:
-            return sorted(each.name for each in found if each.name[0] != "." and each.is_dir(follow_symlinks=False))
+        with os.scandir(place) as entries:
+            return sorted(
+                entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -217,7 +219,9 @@ def out_of_room(error: BaseException, place: Path) -> bool:
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
-    if any(getattr(each, "errno", None) in FULL or any(words in str(each) for words in FULL_WORDS) for each in causes):
+    if any(
+        getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS) for cause in causes
+    ):
         return True
     if isinstance(error, UserError):
         return False

@@ -40,8 +40,8 @@ class _Strict:
         try:
             value = yaml.SafeLoader.construct_object(self, node, deep)
         except (ValueError, IndexError, KeyError, AttributeError, TypeError):
-            said = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
-            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+            reason = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
         if isinstance(value, str) and not is_sayable(value):
             raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
         return value

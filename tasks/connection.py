@@ -152,13 +152,13 @@ def experiment(client: MlflowClient, name: str, store: Path) -> str:
     """The id of the experiment of that name; its artifacts lie in the store unless the user named a tracking server."""
     from mlflow.exceptions import MlflowException
 
-    known = client.get_experiment_by_name(name)
-    if known is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         own = not os.environ.get("MLFLOW_TRACKING_URI")
         try:
             return str(client.create_experiment(name, (store / "mlflow" / name).as_uri() if own else None))
         except MlflowException:  # another run was first
-            known = client.get_experiment_by_name(name)
-            if known is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    return str(known.experiment_id)
+    return str(experiment.experiment_id)

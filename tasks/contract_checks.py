@@ -78,7 +78,7 @@ def example_rows(folder: Path) -> pl.DataFrame:
     held-out question without one, what stands for it: accepted results (Spider 2.0).
     """
     name = pl.col("database").struct.field("id")
-    asked = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
+    questions = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
     # Great Expectations wants all rows in memory, and they may be millions. Of a text it is asked whether it is blank,
     # so the first letter stands for it; a digest stands for what is asked.
     frame = frames.read(
@@ -89,7 +89,7 @@ def example_rows(folder: Path) -> pl.DataFrame:
         row=pl.concat_str("pool", "id", separator="/"),
         question=_first_letter("question"),
         database_id=name,
-        asked=asked.hash(),
+        asked=questions.hash(),
         gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise(_first_letter("gold_sql")),
     )
     leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
@@ -113,8 +113,8 @@ def _leaked(folder: Path) -> pl.DataFrame:
     """The held-out questions that a training pool asks of the same database, by id, with that pool."""
     leaks = {
         leak["held_out"]: pool
-        for pool, found in read_json(folder / LEAKAGE).items()
-        for leak in found["leaks"]
+        for pool, leaks in read_json(folder / LEAKAGE).items()
+        for leak in leaks["leaks"]
         if leak["same_database"] and leak["kind"] in SAME_QUESTION
     }
     return pl.DataFrame(
@@ -227,11 +227,11 @@ def trajectory_checks(recipe: Recipe) -> list[Check]:
 
 def filtered_rows(folder: Path) -> pl.DataFrame:
     """What the filter took for right, and what it rejected; those left out only for their number are right."""
-    kept = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
+    kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
     left_out = _set_aside(folder)
     rows = _with_reasons([f"{row['example_id']}#{row['sample']}" for row in left_out], left_out)
     wrong = ~pl.col("rejected").str.starts_with("over_")
-    return pl.concat([kept, rows.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
+    return pl.concat([kept_rows, rows.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
 
 
 def filtered_checks(recipe: Recipe) -> list[Check]:

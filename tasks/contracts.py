@@ -132,15 +132,15 @@ def _verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
         "allowed": item.allowed,
         "advice": item.advice,
         "examples": [
-            {"row": str(found["row"]), "value": _value(found, item)}
-            for found in facts.get("partial_unexpected_index_list") or []
+            {"row": str(row["row"]), "value": _value(row, item)}
+            for row in facts.get("partial_unexpected_index_list") or []
         ],
     }
 
 
-def _value(found: Mapping[str, Any], item: Check) -> str:
-    named = [str(value) for name, value in found.items() if name != "row"]
-    return " / ".join(named)[:200]
+def _value(row: Mapping[str, Any], item: Check) -> str:
+    values = [str(value) for name, value in row.items() if name != "row"]
+    return " / ".join(values)[:200]
 
 
 def _exception(info: Mapping[str, Any]) -> str:

@@ -44,8 +44,8 @@ def asset_key(recipe: str, name: str, role: str = "") -> str:
 
 def upstream(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
     """The addresses of what a stage is made of: other stages, or the files of its questions."""
-    read = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
-    files = [_file(source) for source in read.get(step.kind, ()) if source.path]
+    sources = {"data": (recipe.data.sft, *recipe.data.rl, recipe.data.dev), "test": tuple(recipe.data.test)}
+    files = [_file(source) for source in sources.get(step.kind, ()) if source.path]
     return [*(asset_key(recipe.name, name, role) for name in step.needs), *dict.fromkeys(files)]
 
 

@@ -18,16 +18,16 @@ def patiently(ask: Callable[[], Answer], what: str, say: Callable[[str], None]) 
     Args:
         what: is waited for, for the one line that is said when the server does not answer.
     """
-    said = False
+    has_warned = False
     while True:
         try:
             return ask()
         except Exception as error:
             if not is_away(error):
                 raise
-            if not said:
+            if not has_warned:
                 say(f"the Prefect server does not answer; {what} waits for it ({' '.join(str(error).split())[:200]})")
-            said = True
+            has_warned = True
             time.sleep(POLL_S)
 
 

@@ -57,8 +57,8 @@ def note_accuracy(child: Child, result: StageResult) -> None:
     from tasks.facts import dataset_facts
 
     tracker = child.tracker
-    asked = [facts for need in child.needs if need.kind == "test" and (facts := dataset_facts(need))]
-    dataset = {"dataset_name": asked[0][0], "dataset_digest": asked[0][1]} if asked else {}
+    datasets = [facts for need in child.needs if need.kind == "test" and (facts := dataset_facts(need))]
+    dataset = {"dataset_name": datasets[0][0], "dataset_digest": datasets[0][1]} if datasets else {}
     for step in child.needs:
         model = logged(tracker.client, tracker.experiment_id, step.key)
         if model is not None:

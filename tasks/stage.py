@@ -142,14 +142,14 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
         ResourceError: there is no limit of that name.
     """
     slot = recipe.hardware.slot
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if slot is not None and not step.cached and step.name.startswith(ON_DEVICE):
             # A lease that cannot be renewed while the server is away must not end the run that holds it.
             limit = functools.partial(
                 concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False
             )
             try:
-                patiently(lambda: held.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning)
+                patiently(lambda: stack.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning)
             except ConcurrencySlotAcquisitionError as error:
                 if error.__cause__ is not None:  # the server, not the limit: worth another try
                     raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
@@ -184,7 +184,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
     log = get_run_logger()
     log.info("%s %s: %s", step.name, step.key, step.why)
     with device_slot(step, walk.recipe), TaskProgress(step.name) as progress:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker, walk.role)
         finally:
@@ -192,6 +192,6 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
     lineage.describe(result)
-    how = "cached" if result.cached else f"made in {time.perf_counter() - begun:.1f} s"
+    how = "cached" if result.cached else f"made in {time.perf_counter() - started:.1f} s"
     log.info("%s: %s, %s", step.name, how, result.folder)
     return Completed(name="Cached", data=result) if result.cached else result

@@ -31,19 +31,19 @@ def contract_html(verdict: Mapping[str, Any]) -> str:
         )
         for item in verdict["checks"]
     ]
-    found = [
+    rows_html = [
         f"<tr><td>{escape(item['says'])}</td><td><code>{escape(example['row'])}</code></td>"
         f"<td>{escape(example['value'])}</td></tr>"
         for item in verdict["checks"]
         for example in item["examples"]
     ]
     title = f"Contract of stage {escape(verdict['stage'])}: {'held' if verdict['passed'] else 'broken'}"
-    rows = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(found)}</table>"
+    rows = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(rows_html)}</table>"
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>{verdict['rows']} rows.</p>"
         "<table><tr><th></th><th>pool</th><th>a row is wrong when</th><th>rows</th>"
-        f"<th>share</th><th>allowed</th></tr>{''.join(lines)}</table>{rows if found else ''}</html>\n"
+        f"<th>share</th><th>allowed</th></tr>{''.join(lines)}</table>{rows if rows_html else ''}</html>\n"
     )
 
 
@@ -61,9 +61,9 @@ def contract_markdown(verdict: Mapping[str, Any]) -> str:
         for item in verdict["checks"]
         for example in item["examples"]
     ]
-    found = ["", "| what | row | value |", "|---|---|---|", *rows] if rows else []
+    detail_lines = ["", "| what | row | value |", "|---|---|---|", *rows] if rows else []
     table = ["| | pool | a row is wrong when | rows | share | allowed |", "|---|---|---|---|---|---|", *lines]
-    return "\n".join([head, *table, *found])
+    return "\n".join([head, *table, *detail_lines])
 
 
 def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[dict[str, Any]]:

@@ -44,16 +44,22 @@ def log(child: Child, result: StageResult) -> None:
     with warnings.catch_warnings(), destination(tracker.uri):
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         logged = {
-            _episode(tracker.client, tracker.experiment_id, child.run_id, one, questions.get(one.example_id)): one
-            for one in _sample(result.folder)
+            _episode(
+                tracker.client, tracker.experiment_id, child.run_id, record, questions.get(record.example_id)
+            ): record
+            for record in _sample(result.folder)
         }
-        judged = {trace: verdicts[one.example_id] for trace, one in logged.items() if one.example_id in verdicts}
+        judged = {
+            trace: verdicts[record.example_id] for trace, record in logged.items() if record.example_id in verdicts
+        }
         gold = {
-            trace: questions[one.example_id].gold_sql for trace, one in logged.items() if one.example_id in questions
+            trace: questions[record.example_id].gold_sql
+            for trace, record in logged.items()
+            if record.example_id in questions
         }
         if judged:
             models = (registry.logged(tracker.client, tracker.experiment_id, step.key) for step in child.needs)
-            model = next((one.model_id for one in models if one is not None), None)
+            model = next((logged_model.model_id for logged_model in models if logged_model is not None), None)
             _evaluate(tracker.client, child.run_id, model, judged, gold, child.recipe.headline)
 
 
@@ -67,12 +73,12 @@ def _sample(folder: Path) -> list[Trajectory]:
 def _questions(child: Child) -> dict[str, Example]:
     """The held-out questions by id; {} where the stage needs no `test` stage."""
     folders = [step.folder for step in child.needs if step.kind == "test"]
-    return {one.id: one for folder in folders for one in examples(folder, "test")}
+    return {example.id: example for folder in folders for example in examples(folder, "test")}
 
 
 def _verdicts(folder: Path) -> dict[str, EpisodeRecord]:
     """The greedy answers' verdicts by question."""
-    return {one.example_id: one for one in records(folder, "greedy")} if (folder / RECORDS).is_file() else {}
+    return {record.example_id: record for record in records(folder, "greedy")} if (folder / RECORDS).is_file() else {}
 
 
 def _evaluate(
@@ -101,7 +107,8 @@ def _evaluate(
         os.environ.setdefault(name, value)
     expected = [{"expected_response": gold[trace]} if gold.get(trace) else {} for trace in judged]
     rows = [
-        {"trace": client.get_trace(trace), "expectations": known} for trace, known in zip(judged, expected, strict=True)
+        {"trace": client.get_trace(trace), "expectations": expectation}
+        for trace, expectation in zip(judged, expected, strict=True)
     ]
     # It prints a summary and a bar; a command's output is for its user.
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
@@ -126,11 +133,11 @@ def _episode(
     client: MlflowClient, experiment_id: str, run_id: str, trajectory: Trajectory, question: Example | None
 ) -> str:
     """Send one trajectory and return its trace's id."""
-    asked = question.question if question is not None else _last(trajectory.prompt)
+    text = question.question if question is not None else _last(trajectory.prompt)
     root = client.start_trace(
         trajectory.example_id,
         span_type="AGENT",
-        inputs={"question": asked, **({"database": question.database.id} if question is not None else {})},
+        inputs={"question": text, **({"database": question.database.id} if question is not None else {})},
         experiment_id=experiment_id,
         run_id=run_id,
     )

@@ -167,9 +167,9 @@ class Tracker:
         self.experiment_id = connection.experiment(self.client, self.recipe.name, self.store.root)
         _close_dead(self.client, self.experiment_id)
         if self.group:
-            known = self.client.search_runs([self.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
-            if known:
-                self.run_id, self._joined = known[0].info.run_id, True
+            runs = self.client.search_runs([self.experiment_id], f"tags.`sqltrain.group` = '{self.group}'")
+            if runs:
+                self.run_id, self._joined = runs[0].info.run_id, True
                 return
         resolved = self.recipe.model_dump(mode="json")
         about = {"recipe": self.recipe.name, "recipe_digest": digest(resolved), **self.tags, "group": self.group}

@@ -71,8 +71,8 @@ def _trace(client: MlflowClient, place: str, row: dict[str, Any]) -> str:
     span, last = None, row["events"][-1] if row["events"] else {}
     for event in row["events"]:
         if event["type"] == "sql":
-            shown = {"sql": event["sql"]}
-            span = client.start_span("execute", root.trace_id, root.span_id, span_type="TOOL", inputs=shown)
+            query = {"sql": event["sql"]}
+            span = client.start_span("execute", root.trace_id, root.span_id, span_type="TOOL", inputs=query)
         elif event["type"] == "result" and span is not None:
             client.end_span(root.trace_id, span.span_id, outputs={"observation": event["text"]})
             span = None

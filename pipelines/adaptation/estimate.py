@@ -55,14 +55,14 @@ def _difficulty(recipe: Recipe, counts: Counts) -> Work:
 
 
 def _grpo(recipe: Recipe, counts: Counts) -> Work:
-    asked, epochs = recipe.grpo.questions_per_step, recipe.grpo.epochs
-    steps = recipe.grpo.steps if epochs is None else math.ceil(epochs * counts["train"] / asked)
-    return Work(steps * asked * recipe.grpo.group, f"episodes, in {steps:,} steps", 0.06)
+    questions, epochs = recipe.grpo.questions_per_step, recipe.grpo.epochs
+    steps = recipe.grpo.steps if epochs is None else math.ceil(epochs * counts["train"] / questions)
+    return Work(steps * questions * recipe.grpo.group, f"episodes, in {steps:,} steps", 0.06)
 
 
 def _evaluate(recipe: Recipe, counts: Counts) -> Work:
-    each = 1 + recipe.evaluation.samples + recipe.evaluation.forced_single_turn
-    return Work(counts["test"] * each, f"episodes of {counts['test']:,} held-out questions", 0.03)
+    episodes = 1 + recipe.evaluation.samples + recipe.evaluation.forced_single_turn
+    return Work(counts["test"] * episodes, f"episodes of {counts['test']:,} held-out questions", 0.03)
 
 
 def _shown(recipe: Recipe, counts: Counts) -> int:
@@ -88,12 +88,12 @@ def price(recipe: Recipe, counts: Counts) -> str:
     """
     from pipelines.endpoints.client import endpoint
 
-    said = []
+    lines = []
     for teacher in teachers(recipe):
         if teacher.kind == "endpoint" and teacher.endpoint:
             entry = endpoint(teacher.endpoint)
             tokens = _shown(recipe, counts) * teacher.sampling.episode_tokens  # read again at each turn
             most = tokens * (recipe.protocol.max_turns * entry.price_in + entry.price_out) / 1e6
             cost = f"at most {most:,.2f} {entry.currency}" if most else "its entry has no price"
-            said.append(f"{teacher.endpoint}: {cost}")
-    return "; ".join(said) or "no endpoint is asked, so nothing is paid"
+            lines.append(f"{teacher.endpoint}: {cost}")
+    return "; ".join(lines) or "no endpoint is asked, so nothing is paid"

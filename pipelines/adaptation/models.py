@@ -107,13 +107,15 @@ def _large(recipe: str, source: str, size: str) -> Start:
     return Start((f"recipes/{recipe}",), settings, False, f"{source}{size}, by LoRA adapters of rank {LORA['rank']}")
 
 
-def _with_card(begun: Start, card: Card | None) -> Start:
+def _with_card(start_from: Start, card: Card | None) -> Start:
     """The same, speaking as the checkpoint's own card says."""
     if card is None:
-        return begun
+        return start_from
     sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
-    said = {"protocol": card.protocol.model_dump(mode="json"), **_budgets(**sampling)}
-    return Start(begun.includes, recipes.laid_over(begun.settings, said), begun.is_small, begun.about)
+    settings = {"protocol": card.protocol.model_dump(mode="json"), **_budgets(**sampling)}
+    return Start(
+        start_from.includes, recipes.laid_over(start_from.settings, settings), start_from.is_small, start_from.about
+    )
 
 
 def _budgets(**sampling: int) -> dict[str, Any]:

@@ -38,27 +38,29 @@ def page(recipe: Recipe, test: Path, before: tuple[Path, str], after: tuple[Path
         for system in systems_of(folder, name, note=note)
     )
     data = of_systems(recipe, systems, test)
-    old, new = ([one for one in records(folder, "greedy") if not one.broken] for folder, _ in (before, after))
-    levels: Groups = {level: [one.example_id for one in new if one.hardness == level] for level in HARDNESS_LEVELS}
+    old, new = ([record for record in records(folder, "greedy") if not record.broken] for folder, _ in (before, after))
+    levels: Groups = {
+        level: [record.example_id for record in new if record.hardness == level] for level in HARDNESS_LEVELS
+    }
     tables = tables_of(recipe, list(data.examples.values()))
     parts = (
         paired("paired_hardness", "Before and after by hardness", "hardness", levels, old, new, recipe),
         paired("paired_tables", "Before and after by table", "table that gold reads", tables, old, new, recipe),
         failed(data.examples, new, recipe.headline),
     )
-    found = tuple(table for table in parts if table.rows)
-    return dataclasses.replace(data, title=f"{recipe.name}: before and after", verdict=verdict, tables=found)
+    filled = tuple(table for table in parts if table.rows)
+    return dataclasses.replace(data, title=f"{recipe.name}: before and after", verdict=verdict, tables=filled)
 
 
 def tables_of(recipe: Recipe, questions: Sequence[Example]) -> dict[str, list[str]]:
     """The questions by each table that their gold SQL reads, the commonest first; a join stands under each."""
     schema = schemas(recipe)
-    asked = [(one.gold_sql, schema(one.database), one.database.engine) for one in questions]
-    found: dict[str, list[str]] = {}
-    for question, items in zip(questions, analyst.schema_items(asked), strict=True):
+    queries = [(question.gold_sql, schema(question.database), question.database.engine) for question in questions]
+    ids: dict[str, list[str]] = {}
+    for question, items in zip(questions, analyst.schema_items(queries), strict=True):
         for table in sorted(items.tables if items is not None else ()) or [NO_TABLE]:
-            found.setdefault(table, []).append(question.id)
-    return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+            ids.setdefault(table, []).append(question.id)
+    return dict(sorted(ids.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
 def paired(
@@ -82,30 +84,37 @@ def paired(
     )
     rows = []
     for name, ids in groups.items():
-        old, new = ([one for one in side if one.example_id in set(ids)] for side in (before, after))
-        found = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
-        if found is not None:
-            rows.append((name, *_figures(found)))
+        old, new = ([record for record in side if record.example_id in set(ids)] for side in (before, after))
+        comparison = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
+        if comparison is not None:
+            rows.append((name, *_figures(comparison)))
     return Table(slug, title, columns, tuple(rows), "Question by question, with 95 % intervals of the difference.")
 
 
-def _figures(found: Comparison) -> Iterable[Cell]:
-    return found.paired.n, found.accuracy_before, found.accuracy_after, found.paired, found.gained, found.lost
+def _figures(comparison: Comparison) -> Iterable[Cell]:
+    return (
+        comparison.paired.n,
+        comparison.accuracy_before,
+        comparison.accuracy_after,
+        comparison.paired,
+        comparison.gained,
+        comparison.lost,
+    )
 
 
 def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equality: str) -> Table:
     """The questions that the adapted model answers wrong, with what it said and what is right."""
     columns = tuple(map(Column, ("question", "hardness", "why", "its SQL", "gold SQL")))
-    wrong = [one for one in after if not one.right(equality) and one.example_id in questions]
+    wrong = [record for record in after if not record.right(equality) and record.example_id in questions]
     rows = tuple(
         (
-            _short(questions[one.example_id].question),
-            one.hardness,
-            one.diagnosis.error.replace("_", " ") if one.diagnosis is not None else "",
-            _short(one.final_sql or ""),
-            _short(questions[one.example_id].gold_sql),
+            _short(questions[record.example_id].question),
+            record.hardness,
+            record.diagnosis.error.replace("_", " ") if record.diagnosis is not None else "",
+            _short(record.final_sql or ""),
+            _short(questions[record.example_id].gold_sql),
         )
-        for one in wrong
+        for record in wrong
     )
     return Table(FAILED, "Still failed", columns, rows, f"{len(wrong)} of {len(after)} held-out questions.")
 

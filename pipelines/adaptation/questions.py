@@ -52,17 +52,17 @@ def gather(own: Path | None, invented: Path | None, address: str) -> Questions:
     files = [file for file in (own, invented) if file is not None]
     if not files:
         raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")
-    mine, made = (None if file is None else _whole(file, address) for file in (own, invented))
-    known, more = ([] if loaded is None else loaded.examples for loaded in (mine, made))
-    shares = HELD_OUT if known and len(more) >= len(known) else SHARES
-    parts, repeats = cut(known, more, shares)
+    mine, invented_file = (None if file is None else _whole(file, address) for file in (own, invented))
+    own_examples, more = ([] if loaded is None else loaded.examples for loaded in (mine, invented_file))
+    shares = HELD_OUT if own_examples and len(more) >= len(own_examples) else SHARES
+    parts, repeats = cut(own_examples, more, shares)
     options: dict[str, Any] = {"database": address, **shares._asdict()}
     if own is not None and invented is not None:
         options["invented"] = _place(invented)["path"]
     return Questions(
         {**_place(files[0]), "options": options},
         {part: len(parts[part]) for part in PARTS},
-        bad=sum(len(loaded.quarantine) for loaded in (mine, made) if loaded is not None),
+        bad=sum(len(loaded.quarantine) for loaded in (mine, invented_file) if loaded is not None),
         repeats=len(repeats),
     )
 
@@ -88,9 +88,9 @@ def _whole(file: Path, address: str) -> Read:
         root = Path(folder)
         lazy = jsonl.read(source, 0, root)
         loaded = Read(list(lazy.examples), lazy.quarantine)
-        places = {one.database.location for one in loaded.examples}
-        asked = {identity(place if "://" in place else str(root / place)) for place in places}
-    if others := len(asked - {identity(address)}):
+        places = {example.database.location for example in loaded.examples}
+        addresses = {identity(place if "://" in place else str(root / place)) for place in places}
+    if others := len(addresses - {identity(address)}):
         raise DataError(f"{file} asks {others} other databases, too", "Take their rows out.")
     if not loaded.examples:
         first = "".join(f"; {row.row}: {row.detail}" for row in loaded.quarantine[:1])

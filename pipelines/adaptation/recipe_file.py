@@ -40,38 +40,38 @@ def place(name: str) -> Path:
     return FOLDER / f"{name}.yaml"
 
 
-def tree(name: str, begun: Start, questions: Questions) -> dict[str, Any]:
+def tree(name: str, start: Start, questions: Questions) -> dict[str, Any]:
     """The recipe's keys and values."""
     pool = {part: {**questions.source, "split": part} for part in questions.counts}
     data = {"sft": pool["train"], "rl": [pool["train"]], "dev": pool["dev"], "test": [{"name": name, **pool["test"]}]}
-    settings = recipes.laid_over(_sizes(begun, questions.counts["train"]), begun.settings)
+    settings = recipes.laid_over(_sizes(start, questions.counts["train"]), start.settings)
     return {
         "name": name,
         "title": f"Questions about {name}",
-        "include": [*begun.includes],
+        "include": [*start.includes],
         "data": data,
         **settings,
         "nightly": {"inbox": INBOX},
     }
 
 
-def _sizes(begun: Start, trained: int) -> dict[str, Any]:
+def _sizes(start: Start, trained: int) -> dict[str, Any]:
     """How often so many questions are shown, and how many of them a step asks."""
-    name, *scales = begun.includes
+    name, *scales = start.includes
     shipped = recipes.load(name.partition("/")[2], [f"include={scale}" for scale in scales])
     stages = [stage for stage in shipped.stages if stage != "difficulty"]
     chosen: dict[str, Any] = {"difficulty": {"candidates": None, "keep": None, "explore_parts": []}}
     sizes = chosen if trained >= MANY else {"stages": stages}
-    if begun.is_small:
+    if start.is_small:
         sizes |= {"synthesis": {"samples": SAMPLES}, "filter": {"per_example": SAMPLES}}
         epochs = min(MOST_EPOCHS, max(1, round(SHOWN / (SAMPLES * trained))))
         return {**sizes, "sft": {"epochs": epochs}, "grpo": {"steps": SMALL_STEPS, "drop_zero_variance": True}}
     sft = {"batch": LARGE_BATCH, "micro_batch": 1, "epochs": LARGE_EPOCHS}
-    asked = {"epochs": LARGE_EPOCHS, "questions_per_step": min(LARGE_BATCH, trained), "micro_batch": 1}
-    return {**sizes, "sft": sft, "grpo": {**asked, "drop_zero_variance": True}}
+    grpo = {"epochs": LARGE_EPOCHS, "questions_per_step": min(LARGE_BATCH, trained), "micro_batch": 1}
+    return {**sizes, "sft": sft, "grpo": {**grpo, "drop_zero_variance": True}}
 
 
-def write(name: str, values: Mapping[str, Any], begun: Start, questions: Questions) -> Path | None:
+def write(name: str, values: Mapping[str, Any], start: Start, questions: Questions) -> Path | None:
     """Write the recipe. One that is there and differs is kept beside, as `NAME.yaml.old`; its place is returned.
 
     Raises:
@@ -79,7 +79,7 @@ def write(name: str, values: Mapping[str, Any], begun: Start, questions: Questio
     """
     where = place(name)
     counts = ", ".join(f"{count} to {_USES[part]}" for part, count in questions.counts.items())
-    head = HEAD.format(name=name, about=begun.about, place=where, questions=counts, made_from=", ".join(begun.includes))
+    head = HEAD.format(name=name, about=start.about, place=where, questions=counts, made_from=", ".join(start.includes))
     values = json.loads(json.dumps(values))  # no part is the same as another one, or YAML would refer to it
     text = head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     try:

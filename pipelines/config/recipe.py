@@ -98,7 +98,7 @@ class Recipe(Section):
         Args:
             name: the benchmark's; "" for the first.
         """
-        chosen = next(each for each in self.data.test if name in ("", each.name))
+        chosen = next(source for source in self.data.test if name in ("", source.name))
         return self.model_copy(update={"data": self.data.model_copy(update={"test": (chosen,)})})
 
     def slice(self, *paths: str) -> dict[str, Any]:

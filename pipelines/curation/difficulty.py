@@ -76,7 +76,7 @@ def each(scored: pl.DataFrame) -> Iterator[Scored]:
 
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
-    scores = np.fromiter((one.score for one in each(scored)), np.float64, scored.height)
+    scores = np.fromiter((question.score for question in each(scored)), np.float64, scored.height)
     tickets = np.fromiter((shuffled(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
     ranked = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets)).sort("score", "ticket")
     return ranked.drop("ticket")
@@ -121,9 +121,9 @@ def histogram(scored: Iterable[Scored], group: int) -> list[int]:
     A share strictly between 0 and 1 never rounds to "none" or "all".
     """
     bins = [0] * (group + 1)
-    for one in scored:
-        place = round(one.pass_rate * group)
-        if 0 < one.right < one.samples and group > 1:
+    for question in scored:
+        place = round(question.pass_rate * group)
+        if 0 < question.right < question.samples and group > 1:
             place = min(max(place, 1), group - 1)
         bins[place] += 1
     return bins
@@ -137,10 +137,12 @@ def summary(scored: pl.DataFrame, group: int) -> dict[str, float]:
     full = scored.filter(pl.col("samples") >= group)
     numbers = {
         "questions": float(count),
-        "pass_rate": sum(one.pass_rate for one in each(scored)) / count,
-        "zero_variance_share": sum(one.score == 1.0 for one in each(scored)) / count,
+        "pass_rate": sum(question.pass_rate for question in each(scored)) / count,
+        "zero_variance_share": sum(question.score == 1.0 for question in each(scored)) / count,
         "incomplete_groups": float(count - full.height),
     }
     if full.height:
-        numbers[f"pass_at_{group}"] = sum(pass_at_k(one.samples, one.right, group) for one in each(full)) / full.height
+        numbers[f"pass_at_{group}"] = (
+            sum(pass_at_k(question.samples, question.right, group) for question in each(full)) / full.height
+        )
     return numbers | {f"right_{place}_of_{group}": float(n) for place, n in enumerate(histogram(each(scored), group))}

@@ -27,7 +27,7 @@ def distinct_2(trajectories: Iterable[Trajectory]) -> float:
 
     It falls with the amount of text, so compare it between as many trajectories.
     """
-    pairs = [pair for one in trajectories for turn in one.turns for pair in _pairs(turn.action.reasoning)]
+    pairs = [pair for trajectory in trajectories for turn in trajectory.turns for pair in _pairs(turn.action.reasoning)]
     return len(set(pairs)) / len(pairs) if pairs else 0.0
 
 

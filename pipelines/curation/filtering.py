@@ -156,14 +156,14 @@ def select(judged: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
     return judged.with_columns(reason=reason["reason"].cast(pl.Categorical))
 
 
-def detail(reason: str, found: str, settings: Filter) -> str:
+def detail(reason: str, observed: str, settings: Filter) -> str:
     """A left-out trajectory's reason in one line: the selection's own, or what judging found."""
     limits = {
         "over_keep": f"{settings.keep} are kept",
         "over_per_example": f"{settings.per_example} a question",
         "near_duplicate": f"{settings.per_plan} of one plan",
     }
-    return limits.get(reason, found)
+    return limits.get(reason, observed)
 
 
 def reasons(selected: pl.DataFrame) -> dict[str, int]:

@@ -28,9 +28,9 @@ class Leak:
 
 
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first
-    ("exact", lambda one: one.question.strip()),
-    ("normalised", lambda one: normalised(one.question) or one.question),
-    ("sql", lambda one: (one.database.id, sql_shape(one.gold_sql, names=True))),
+    ("exact", lambda example: example.question.strip()),
+    ("normalised", lambda example: normalised(example.question) or example.question),
+    ("sql", lambda example: (example.database.id, sql_shape(example.gold_sql, names=True))),
 )
 
 
@@ -39,44 +39,46 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
 
     SQL counts only where both ask the same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
-    asked = {example.database.id for example in held_out}
-    known = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
+    databases = {example.database.id for example in held_out}
+    tests = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
     for example in train:
-        for kind, name, index in known:
-            if kind == "sql" and example.database.id not in asked:
+        for kind, name, index in tests:
+            if kind == "sql" and example.database.id not in databases:
                 continue  # its shape, which takes the longest to find, could be nobody's
             others = index.get(name(example))
             if others:
-                other = next((one for one in others if one.database.id == example.database.id), others[0])
+                other = next(
+                    (candidate for candidate in others if candidate.database.id == example.database.id), others[0]
+                )
                 same = other.database.id == example.database.id
                 yield Leak(kind, example.id, other.id, example.question, same)
                 break
 
 
 def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[Any, list[Example]]:
-    known: dict[Any, list[Example]] = {}
+    by_name: dict[Any, list[Example]] = {}
     for example in examples:
-        known.setdefault(name(example), []).append(example)
-    return known
+        by_name.setdefault(name(example), []).append(example)
+    return by_name
 
 
 def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
-    count, asked = 0, set()
+    count, databases = 0, set()
 
     def counted() -> Iterator[Example]:
         nonlocal count
         for example in train:
             count += 1
-            asked.add(example.database.id)
+            databases.add(example.database.id)
             yield example
 
-    found = list(leaks(counted(), held_out))
+    repeats = list(leaks(counted(), held_out))
     return {
         "train": count,
         "held_out": len(held_out),
-        "shared_databases": sorted(asked & {one.database.id for one in held_out}),
-        "any_database": {kind: sum(one.kind == kind for one in found) for kind, _ in TESTS},
-        "same_database": {kind: sum(one.kind == kind and one.same_database for one in found) for kind, _ in TESTS},
-        "leaks": [dataclasses.asdict(one) for one in found],
+        "shared_databases": sorted(databases & {example.database.id for example in held_out}),
+        "any_database": {kind: sum(leak.kind == kind for leak in repeats) for kind, _ in TESTS},
+        "same_database": {kind: sum(leak.kind == kind and leak.same_database for leak in repeats) for kind, _ in TESTS},
+        "leaks": [dataclasses.asdict(leak) for leak in repeats],
     }

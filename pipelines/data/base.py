@@ -195,16 +195,16 @@ def check_gold(
     good: list[Example] = []
     rejected: list[Rejected] = []
     for example, (database, _), result in zip(examples, jobs, results, strict=True):
-        said = UNQUOTED if engine.hides(database) else example.gold_sql
+        shown_sql = UNQUOTED if engine.hides(database) else example.gold_sql
         if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
             if drop_empty and not result.rows:
-                rejected.append(Rejected(example.id, EMPTY, said))
+                rejected.append(Rejected(example.id, EMPTY, shown_sql))
             else:
                 good.append(example)
             continue
         broken = result.status is ExecutionStatus.UNAVAILABLE
         reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"
-        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {said}"))
+        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {shown_sql}"))
     return good, rejected
 
 
@@ -255,8 +255,8 @@ def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
     """
     file = target.resolve()
     for number in itertools.count():
-        told = f"{source.path}\0{apart}" + (f"\0{number}" if number else "")
-        place = Path("databases") / f"{source.kind}_{hashlib.sha256(told.encode()).hexdigest()[:6]}" / target.name
+        name = f"{source.path}\0{apart}" + (f"\0{number}" if number else "")
+        place = Path("databases") / f"{source.kind}_{hashlib.sha256(name.encode()).hexdigest()[:6]}" / target.name
         spot = root / place
         if not spot.is_symlink():
             spot.parent.mkdir(parents=True, exist_ok=True)
@@ -284,13 +284,13 @@ def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> 
 
 def named(rows: Iterable[Any], *fields: str) -> list[str]:
     """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
-    found = set()
+    ids = set()
     for row in rows:
         if isinstance(row, dict):
             values = [row[field] for field in fields if row.get(field) is not None]
             if values and isinstance(values[0], str):
-                found.add(values[0].strip())
-    return sorted(found)
+                ids.add(values[0].strip())
+    return sorted(ids)
 
 
 def split_files(folder: Path, name: str, hint: str) -> list[Path]:
@@ -341,6 +341,9 @@ def with_hardness(examples: list[Example]) -> list[Example]:
         return examples
     from pipelines.sql import analyst
 
-    levels = analyst.hardness([(one.gold_sql, "sqlite") for one in examples if one.hardness is None])
-    told = iter(levels)
-    return [one if one.hardness else dataclasses.replace(one, hardness=next(told)) for one in examples]
+    levels = analyst.hardness([(example.gold_sql, "sqlite") for example in examples if example.hardness is None])
+    remaining_levels = iter(levels)
+    return [
+        example if example.hardness else dataclasses.replace(example, hardness=next(remaining_levels))
+        for example in examples
+    ]

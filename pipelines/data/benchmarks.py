@@ -193,34 +193,38 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
     Raises:
         DataError: it is not there, or not in its layout; the hint says where to get it.
     """
-    known = BENCHMARKS[name]
+    benchmark = BENCHMARKS[name]
     try:
         loaded = base.read(source.model_copy(update={"count": SAMPLE if source.kind == "synsql" else None}), 0, root)
         rows = len(loaded.examples) + len(loaded.quarantine)
         total = rows if source.kind != "synsql" else sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
     except DataError as error:
-        raise DataError(error.message, f"{error.hint}. {known.hint}".lstrip(". ")) from None
+        raise DataError(error.message, f"{error.hint}. {benchmark.hint}".lstrip(". ")) from None
     good, broken = base.check_gold(loaded.examples, sql, root)
     rejected = [*loaded.quarantine, *broken]
-    bad = Counter(each.reason for each in rejected)
-    shown = [
-        f"{each.row}: {each.reason}: {each.detail}"
+    bad = Counter(row.reason for row in rejected)
+    examples_of_bad = [
+        f"{reject.row}: {reject.reason}: {reject.detail}"
         for reason in bad
-        for each in [one for one in rejected if one.reason == reason][:SHOWN]
+        for reject in [row for row in rejected if row.reason == reason][:SHOWN]
     ]
-    told = hashlib.sha256()
-    for one in loaded.examples:
-        told.update("\0".join((one.id, one.question, one.evidence, one.database.id, one.gold_sql, "\n")).encode())
-    here = [one.database for one in loaded.examples if not DIALECTS[one.database.engine].is_server()]
+    content = hashlib.sha256()
+    for example in loaded.examples:
+        content.update(
+            "\0".join(
+                (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
+            ).encode()
+        )
+    here = [example.database for example in loaded.examples if not DIALECTS[example.database.engine].is_server()]
     files = sorted({(database.id, root / database.location) for database in here})
     return Health(
         rows=total,
         checked=rows,
         usable=len(good),
-        databases=len({one.database.id for one in good}),
+        databases=len({example.database.id for example in good}),
         bad=dict(bad.most_common()),
-        shown=tuple(shown),
-        questions_sha256=told.hexdigest(),
+        shown=tuple(examples_of_bad),
+        questions_sha256=content.hexdigest(),
         databases_sha256=_hash(files),
     )
 

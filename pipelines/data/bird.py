@@ -56,7 +56,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     folder = source_folder(source)
     file = _questions(folder, source.split, options)
     databases = folder / (options.databases or f"{source.split}_databases")
-    told = functools.cache(describe)
+    descriptions = functools.cache(describe)
 
     def make(row: Any) -> Example:
         number, row = row
@@ -69,7 +69,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         meta = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
         evidence = text_field(row, "evidence", required=False)
         if options.descriptions:
-            evidence = "\n".join(filter(None, [evidence, told(databases / id)]))
+            evidence = "\n".join(filter(None, [evidence, descriptions(databases / id)]))
         return Example(f"bird_{file.stem}_{number}", question, database, sql, evidence, None, "bird", meta)
 
     rows = read_json_list(file, HINT)

@@ -57,7 +57,7 @@ def _corrected(example: Example, entry: Mapping[str, str]) -> Example:
     changed = {name: text for name, text in entry.items() if name in published and text != published[name]}
     if not changed:
         return example
-    kept = {"reason": entry.get("reason", ""), **{name: published[name] for name in changed}}
+    published_entry = {"reason": entry.get("reason", ""), **{name: published[name] for name in changed}}
     now = published | changed
     return dataclasses.replace(
         example,
@@ -65,7 +65,7 @@ def _corrected(example: Example, entry: Mapping[str, str]) -> Example:
         question=now["question"],
         evidence=now["evidence"],
         hardness=None if "sql" in changed else example.hardness,
-        meta={**example.meta, META: kept},
+        meta={**example.meta, META: published_entry},
     )
 
 

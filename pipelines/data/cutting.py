@@ -45,15 +45,15 @@ def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> 
     Raises:
         DataError: the questions ask too few different things for every part to have one.
     """
-    held = own or invented
+    measured_pool = own or invented
     groups = _groups([*own, *invented])
-    counted = {id(example) for example in held}
+    counted = {id(example) for example in measured_pool}
     sizes = [sum(id(example) in counted for example in group) for group in groups]
     places = _places(sizes, shares)
     _hold(places, sizes, shares, trains_on_others=bool(own and invented))
     part_of = {id(example): part for group, part in zip(groups, places, strict=True) for example in group}
     parts: dict[Part, list[Example]] = {"train": [], "dev": [], "test": []}
-    for example in held:
+    for example in measured_pool:
         parts[part_of[id(example)]].append(example)
     others = invented if own else ()
     parts["train"] += [example for example in others if part_of[id(example)] == "train"]
@@ -76,7 +76,7 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
     groups: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         groups[root(next(_asks(example)))].append(example)
-    return sorted(groups.values(), key=lambda group: _digest(min(key for one in group for key in _asks(one))))
+    return sorted(groups.values(), key=lambda group: _digest(min(key for example in group for key in _asks(example))))
 
 
 def _asks(example: Example) -> Iterator[str]:
@@ -108,9 +108,9 @@ def _places(sizes: Sequence[int], shares: Shares) -> list[Part]:
 
 def _give_smallest(part: Part, places: list[Part], sizes: Sequence[int]) -> None:
     """Where every group is larger than a share, the smallest one that would be trained on is that part."""
-    left = [(size, place) for place, size in enumerate(sizes) if size and places[place] == "train"]
-    if left:
-        places[min(left)[1]] = part
+    remaining = [(size, place) for place, size in enumerate(sizes) if size and places[place] == "train"]
+    if remaining:
+        places[min(remaining)[1]] = part
 
 
 def _hold(places: Sequence[Part], sizes: Sequence[int], shares: Shares, trains_on_others: bool) -> None:
@@ -118,8 +118,8 @@ def _hold(places: Sequence[Part], sizes: Sequence[int], shares: Shares, trains_o
     filled = {part for part, size in zip(places, sizes, strict=True) if size}
     needed = {part for part in HELD_OUT if getattr(shares, part)} | (set() if trains_on_others else {"train"})
     if needed - filled:
-        asked = sum(map(bool, sizes))
+        n_different = sum(map(bool, sizes))
         raise DataError(
-            f"the {sum(sizes)} questions ask {asked} different things: too few for {', '.join(sorted(needed))}",
+            f"the {sum(sizes)} questions ask {n_different} different things: too few for {', '.join(sorted(needed))}",
             "Questions with the same words, or the same query but for its values, stay together: add others.",
         )

@@ -49,7 +49,9 @@ def beside(location: Path) -> Words:
     words: dict[tuple[str, str], str] = {}
     for path in files(file):
         if path.suffix == ".csv":
-            words |= {(path.stem.strip().lower(), name.lower()): said for name, said in columns_described(path)}
+            words |= {
+                (path.stem.strip().lower(), name.lower()): words_about for name, words_about in columns_described(path)
+            }
         else:
             words |= _natural(_entries(path).get(file.parent.name, {}))
     return words
@@ -82,10 +84,12 @@ def _natural(entry: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     try:
         tables, originals = entry["table_names"], entry["table_names_original"]
         columns = zip(entry["column_names"], entry["column_names_original"], strict=True)
-        told = entry.get("column_descriptions") or [""] * len(entry["column_names"])
-        named = [(originals[at], name, natural) for (_, natural), (at, name) in columns if at >= 0]
-        more = told[len(told) - len(named) :]
-        pairs = [(table, name, words or natural) for (table, name, natural), words in zip(named, more, strict=True)]
+        texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
+        columns_named = [(originals[at], name, natural) for (_, natural), (at, name) in columns if at >= 0]
+        more = texts[len(texts) - len(columns_named) :]
+        pairs = [
+            (table, name, words or natural) for (table, name, natural), words in zip(columns_named, more, strict=True)
+        ]
         pairs += [(name, "", natural) for name, natural in zip(originals, tables, strict=True)]
         return {(table.lower(), name.lower()): words for table, name, words in pairs if _says(words, name or table)}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):

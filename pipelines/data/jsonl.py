@@ -66,17 +66,17 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     more = _load(_invented(source, options), root) if options.invented else Loaded([], [])
     parts, repeats = cut(list(own.examples), list(more.examples), Shares(options.dev, options.test))
     bad = [*own.quarantine, *more.quarantine] if source.split == "train" else []  # of the file, told once
-    said = "it asks what a held-out question asks"
-    aside = [Rejected(one.id, "repeats_held_out", said, chosen=False) for one in repeats]
+    reason = "it asks what a held-out question asks"
+    aside = [Rejected(example.id, "repeats_held_out", reason, chosen=False) for example in repeats]
     return Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
 
 
 def files(source: Source) -> Iterator[Path]:
     """The files, and those of the databases that they name; a server's databases have no file to look at."""
-    for each, options in _sources(source):
-        file = source_folder(each)
+    for file_source, options in _sources(source):
+        file = source_folder(file_source)
         yield file
-        for name in _names(each, options):
+        for name in _names(file_source, options):
             with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
                 if "://" not in name:
                     yield _find(name, file.parent, options)
@@ -84,8 +84,8 @@ def files(source: Source) -> Iterator[Path]:
 
 def addresses(source: Source) -> Iterator[str]:
     """The servers' databases that the rows name."""
-    for each, options in _sources(source):
-        yield from (name for name in _names(each, options) if "://" in name)
+    for file_source, options in _sources(source):
+        yield from (name for name in _names(file_source, options) if "://" in name)
 
 
 def _sources(source: Source) -> Iterator[tuple[Source, OwnOptions]]:
@@ -170,7 +170,10 @@ def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
     if default is None:
         return name
     with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name is another one
-        place, other = (one if "://" in one else str(_find(one, folder, options)) for one in (name or default, default))
+        place, other = (
+            address if "://" in address else str(_find(address, folder, options))
+            for address in (name or default, default)
+        )
         return default if identity(place) == identity(other) else name
     return name
 

@@ -55,9 +55,9 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 def files(source: Source) -> Iterator[Path]:
     """The question files, the databases that they name, and what describes them."""
     folder = source_folder(source)
-    found = _files(folder, source.split)
-    yield from found
-    for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
+    files = _files(folder, source.split)
+    yield from files
+    for id in named((row for file in files for row in read_json_list(file, HINT)), "db_id"):
         if is_plain_name(id):
             yield _databases(folder) / id / f"{id}.sqlite"
     yield from tables_of(folder)
@@ -71,10 +71,10 @@ def _files(folder: Path, split: str) -> list[Path]:
     every = sorted((folder / "examples").glob("*.json"))
     parts = tuple(ending for ending in ENDINGS.values() if ending)
     ending = ENDINGS[split]
-    found = [path for path in every if path.stem.endswith(ending) and (ending or not path.stem.endswith(parts))]
-    if not found:
+    files = [path for path in every if path.stem.endswith(ending) and (ending or not path.stem.endswith(parts))]
+    if not files:
         raise DataError(f"no questions of split {split} under {folder / 'examples'}", HINT)
-    return found
+    return files
 
 
 def _rows(files: list[Path]) -> Iterator[tuple[str, Any]]:

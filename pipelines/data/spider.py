@@ -104,10 +104,10 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 def files(source: Source) -> Iterator[Path]:
     """The question files, each database that they name in every folder where it may lie, and what describes them."""
     options, folder = read_options(SpiderOptions, source), source_folder(source)
-    found = _files(folder, source.split, VARIANTS[options.variant], options.others)
-    yield from found
-    homes = _homes(folder, source.split, options, found[0].parent)
-    for id in named((row for file in found for row in read_json_list(file, HINT)), "db_id"):
+    files = _files(folder, source.split, VARIANTS[options.variant], options.others)
+    yield from files
+    homes = _homes(folder, source.split, options, files[0].parent)
+    for id in named((row for file in files for row in read_json_list(file, HINT)), "db_id"):
         if is_plain_name(id):
             yield from (home / id / f"{id}.sqlite" for home in homes)
     yield from tables_of(folder)
@@ -122,9 +122,9 @@ def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 def _files(folder: Path, split: str, variant: Variant, others: bool) -> list[Path]:
     names = [name for name in variant.files.get(split, ()) if others or name != OTHERS]
     for home in variant.folders:
-        found = [folder / home / name for name in names if (folder / home / name).is_file()]
-        if found:
-            return found
+        files = [folder / home / name for name in names if (folder / home / name).is_file()]
+        if files:
+            return files
     own = variant is VARIANTS["spider"] or not names
     return [folder / (f"{split}.json" if own else names[0])]
 

@@ -122,14 +122,14 @@ def _gold(folder: Path, id: str, standard: Mapping[str, Any] | None) -> dict[str
     """
     if standard is None:
         raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
-    found = sorted(
+    files = sorted(
         path
         for path in (folder / GOLD / "exec_result").glob(f"{id}*.csv")
         if re.fullmatch(rf"{id}(_[a-z])?", path.stem)
     )
-    if not found:
+    if not files:
         raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
-    texts = [path.read_text(encoding="utf-8-sig", errors="replace") for path in found]
+    texts = [path.read_text(encoding="utf-8-sig", errors="replace") for path in files]
     results = [[row for row in csv.reader(io.StringIO(text)) if row] for text in texts]
     columns = _columns(standard.get("condition_cols"), len(results))
     for result, wanted in zip(results, columns, strict=True):
@@ -142,7 +142,7 @@ def _columns(wanted: Any, results: int) -> list[list[int]]:
     """For each result the columns that count, [] for all: the standard gives one list, or one a result."""
     if not wanted or wanted in ([[]], [None]):
         return [[] for _ in range(results)]
-    if all(isinstance(each, list) for each in wanted) and len(wanted) >= results:
-        return [list(each) for each in wanted[:results]]
+    if all(isinstance(columns, list) for columns in wanted) and len(wanted) >= results:
+        return [list(columns) for columns in wanted[:results]]
     flat = wanted[0] if isinstance(wanted[0], list) else wanted
     return [list(flat) for _ in range(results)]

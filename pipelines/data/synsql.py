@@ -93,8 +93,8 @@ def _wanted(row: Any, options: SynsqlOptions) -> bool:
     """Whether a row is asked for; one that is no object goes on, to be rejected with its reason."""
     if not isinstance(row, dict):
         return True
-    asked = zip(KEPT, (options.complexity, options.styles), strict=True)
-    return all(wanted is None or row.get(key) in wanted for key, wanted in asked)
+    filters = zip(KEPT, (options.complexity, options.styles), strict=True)
+    return all(wanted is None or row.get(key) in wanted for key, wanted in filters)
 
 
 def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[int, Any]]:

@@ -86,9 +86,9 @@ class ValueIndex:
 
 def closeness(value: str, question: str) -> float:
     """The share of a value that stands in the question as one piece, whatever the case."""
-    low, asked = value.lower(), question.lower()
-    found = difflib.SequenceMatcher(None, low, asked, autojunk=False).find_longest_match()
-    return found.size / len(low)
+    low, text = value.lower(), question.lower()
+    match = difflib.SequenceMatcher(None, low, text, autojunk=False).find_longest_match()
+    return match.size / len(low)
 
 
 def _may_hold_text(column: Column) -> bool:
@@ -119,33 +119,33 @@ def retrieve(
     by_place: dict[Database, list[int]] = {}
     for number, example in enumerate(examples):
         by_place.setdefault(example.database, []).append(number)
-    made = list(examples)
+    enriched = list(examples)
     for database, numbers in by_place.items():
         with ValueIndex(database, schema(database), sql) as index:
             for number in numbers:
-                example = made[number]
-                found = index.find(f"{example.question} {example.evidence}", count)
-                rows = [[*place, value] for value, places in found for place in places[:PLACES]]
-                made[number] = dataclasses.replace(example, meta={**example.meta, "values": rows})
-    return made
+                example = enriched[number]
+                matches = index.find(f"{example.question} {example.evidence}", count)
+                rows = [[*place, value] for value, places in matches for place in places[:PLACES]]
+                enriched[number] = dataclasses.replace(example, meta={**example.meta, "values": rows})
+    return enriched
 
 
 def show(example: Example, schema: Schema) -> Schema:
     """The schema with the question's own values before the examples of each column (at most as many as there were,
     or as the question has).
     """
-    asked: dict[Place, list[str]] = {}
+    by_column: dict[Place, list[str]] = {}
     for table, column, value in example.meta.get("values", ()):
-        asked.setdefault((str(table), str(column)), []).append(str(value))
-    if not asked:
+        by_column.setdefault((str(table), str(column)), []).append(str(value))
+    if not by_column:
         return schema
-    return Schema(tuple(_with_values(table, asked) for table in schema.tables))
+    return Schema(tuple(_with_values(table, by_column) for table in schema.tables))
 
 
-def _with_values(table: Table, asked: Mapping[Place, Iterable[str]]) -> Table:
-    def column(one: Column) -> Column:
-        first = tuple(asked.get((table.name, one.name), ()))
-        shown = tuple(dict.fromkeys((*first, *one.values)))[: max(len(first), len(one.values))]
-        return dataclasses.replace(one, values=shown)
+def _with_values(table: Table, by_column: Mapping[Place, Iterable[str]]) -> Table:
+    def column(shown_column: Column) -> Column:
+        first = tuple(by_column.get((table.name, shown_column.name), ()))
+        first_values = tuple(dict.fromkeys((*first, *shown_column.values)))[: max(len(first), len(shown_column.values))]
+        return dataclasses.replace(shown_column, values=first_values)
 
     return dataclasses.replace(table, columns=tuple(map(column, table.columns)))

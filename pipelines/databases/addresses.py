@@ -28,10 +28,10 @@ def parted(address: str) -> tuple[str, str | None]:
     options = parse_qsl(parts.query, keep_blank_values=True)
     password = next((value for key, value in options if key == "password"), None)
     query = urlencode([(key, value) for key, value in options if key != "password"], quote_via=quote)
-    user, _, given = parts.netloc.rpartition("@")[0].partition(":")
+    user, _, written = parts.netloc.rpartition("@")[0].partition(":")
     host = parts.netloc.rpartition("@")[2]
     bare = parts._replace(netloc=f"{user}@{host}" if user else host, query=query).geturl()
-    return bare, unquote(given) if given else password
+    return bare, unquote(written) if written else password
 
 
 def complete(address: str, engine: str, password: str | None) -> str:
@@ -66,8 +66,8 @@ def name_of(address: str) -> str:
 
 def reason(error: Exception) -> str:
     """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
-    said = str(error).lower()
-    known = {
+    message = str(error).lower()
+    reasons = {
         ("password", "1045", "access denied"): "the server refuses this user or password",
         ("no such file", "unable to open"): "there is no such file",
         ("does not exist", "unknown database", "1049"): "the server has no such database or user",
@@ -89,4 +89,6 @@ def reason(error: Exception) -> str:
         ): "it is no database",
         ("lock",): "another process writes to it",
     }
-    return next((words for marks, words in known.items() if any(mark in said for mark in marks)), type(error).__name__)
+    return next(
+        (words for marks, words in reasons.items() if any(mark in message for mark in marks)), type(error).__name__
+    )

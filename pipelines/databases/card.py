@@ -102,7 +102,7 @@ class Card(Section):
 
     def shown(self) -> Schema:
         """The schema as prompts show it: without what is hidden, and without keys that name it."""
-        shown = {name: _shown(table) for name, table in self.tables.items() if not table.hidden}
+        tables = {name: _shown(table) for name, table in self.tables.items() if not table.hidden}
         return Schema(
             tuple(
                 Table(
@@ -111,11 +111,11 @@ class Card(Section):
                     tuple(
                         ForeignKey(key.column, key.to_table, key.to_column)
                         for key in self.tables[name].references
-                        if key.column in columns and key.to_column in shown.get(key.to_table, {})
+                        if key.column in columns and key.to_column in tables.get(key.to_table, {})
                     ),
                     _words(self.tables[name].description, self.tables[name].synonyms),
                 )
-                for name, columns in shown.items()
+                for name, columns in tables.items()
                 if columns
             )
         )
@@ -129,9 +129,9 @@ class Card(Section):
         for name in whole:
             tables[name] = tables[name].model_copy(update={"hidden": True})
         for name, columns in parts.items():
-            known = tables[name].columns
-            veiled = {each: known.get(each, ColumnCard()).model_copy(update={"hidden": True}) for each in columns}
-            tables[name] = tables[name].model_copy(update={"columns": {**known, **veiled}})
+            own = tables[name].columns
+            veiled = {column: own.get(column, ColumnCard()).model_copy(update={"hidden": True}) for column in columns}
+            tables[name] = tables[name].model_copy(update={"columns": {**own, **veiled}})
         return self.model_copy(update={"tables": tables})
 
     def deciding(self) -> list[Any]:
@@ -140,8 +140,8 @@ class Card(Section):
 
     def evidence(self, question: str) -> str:
         """What a prompt says beside the schema: the notes, and the metrics that the question names."""
-        asked = _plain(question)
-        metrics = [f"{name} = {said}" for name, said in self.metrics.items() if _plain(name) in asked]
+        words = _plain(question)
+        metrics = [f"{name} = {formula}" for name, formula in self.metrics.items() if _plain(name) in words]
         return "\n".join(filter(None, [self.notes.strip()[:NOTES_CHARS], *metrics]))
 
 
@@ -195,11 +195,11 @@ def by_database() -> dict[str, Card]:
     """
     cards: dict[str, Card] = {}
     for path in sorted(FOLDER.glob("*.yaml")):
-        known = read(path)
-        name = identity(known.location)
-        first = cards.setdefault(name, known)
-        if first is not known and known.hidden is not None:
-            cards[name] = first.also_hiding(known.hidden)
+        card = read(path)
+        name = identity(card.location)
+        first = cards.setdefault(name, card)
+        if first is not card and card.hidden is not None:
+            cards[name] = first.also_hiding(card.hidden)
     return cards
 
 
@@ -232,8 +232,8 @@ def write(path: Path, card: Card) -> None:
 def merged(fresh: Card, old: Card) -> Card:
     """A catalogue that was read again, with what a person wrote before: nothing that was hidden comes back."""
     tables = {name: _merged_table(table, old.tables.get(name)) for name, table in fresh.tables.items()}
-    said = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
-    return fresh.model_copy(update={**said, "tables": tables})
+    kept = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
+    return fresh.model_copy(update={**kept, "tables": tables})
 
 
 def _merged_table(fresh: TableCard, old: TableCard | None) -> TableCard:
@@ -247,5 +247,5 @@ def _kept(fresh: Part, old: Part | None) -> Part:
     """A table or a column with the words and the mark that a person gave it."""
     if old is None:
         return fresh
-    said: Mapping[str, Any] = {"synonyms": old.synonyms, "hidden": old.hidden}
-    return fresh.model_copy(update={**said, "description": old.description or fresh.description})
+    kept: Mapping[str, Any] = {"synonyms": old.synonyms, "hidden": old.hidden}
+    return fresh.model_copy(update={**kept, "description": old.description or fresh.description})

@@ -52,11 +52,11 @@ def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, i
         samples: by table; a table whose rows could not be read has none.
         rows: rows of each table; None where not counted.
     """
-    found = [one for table in schema.tables for one in _of_table(table, samples.get(table.name, {}), rows)]
+    findings = [finding for table in schema.tables for finding in _of_table(table, samples.get(table.name, {}), rows)]
     if len(schema.tables) > 1 and not any(table.foreign_keys for table in schema.tables):
-        said = "no foreign keys: say in the descriptions which columns join"
-        found.insert(0, Finding("no keys", "the database", said))
-    return found
+        advice = "no foreign keys: say in the descriptions which columns join"
+        findings.insert(0, Finding("no keys", "the database", advice))
+    return findings
 
 
 def _of_table(table: Table, samples: Samples, rows: Mapping[str, int | None]) -> Iterator[Finding]:
@@ -71,22 +71,22 @@ def _of_table(table: Table, samples: Samples, rows: Mapping[str, int | None]) ->
         where = f"{table.name}.{column.name}"
         is_key = column.primary_key or column.name in keys
         yield from (
-            Finding(*one[:1], where, one[1]) for one in _of_column(column, is_key, samples.get(column.name, ()))
+            Finding(*parts[:1], where, parts[1]) for parts in _of_column(column, is_key, samples.get(column.name, ()))
         )
 
 
 def _of_column(column: Column, is_key: bool, values: Sequence[Scalar]) -> Iterator[tuple[str, str]]:
-    given = [value for value in values if value is not None]
-    if is_personal(column.name, given):
+    present = [value for value in values if value is not None]
+    if is_personal(column.name, present):
         yield "personal data", "looks like personal data: set `hidden: true` unless questions may reach it"
     if _is_cryptic(column.name):
         yield "cryptic name", "a cryptic name: describe it"
-    texts = [value.strip() for value in given if isinstance(value, str) and value.strip()]
+    texts = [value.strip() for value in present if isinstance(value, str) and value.strip()]
     formats = [name for name, pattern in _DATES.items() if any(map(pattern.fullmatch, texts))]
     if len(formats) > 1:
         yield "mixed dates", f"dates in several forms ({', '.join(formats)}): comparing them as text goes wrong"
-    if not is_key and _are_codes(column.name, given):
-        codes = ", ".join(sorted({str(value) for value in given}))
+    if not is_key and _are_codes(column.name, present):
+        codes = ", ".join(sorted({str(value) for value in present}))
         yield "codes", f"holds codes ({codes}): say in its description what they mean"
 
 

@@ -55,8 +55,8 @@ class Named:
         from pipelines.sql.catalogs import introspect
 
         if self.card is None:
-            read = introspect(self.database, values)
-            return describe(read, self.database) if described else read
+            schema = introspect(self.database, values)
+            return describe(schema, self.database) if described else schema
         shown = self.card.shown()
         return shown if self.card.hidden is None else _readable(shown, self.database, sql)
 
@@ -76,19 +76,19 @@ def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
         return database, f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table.name)} LIMIT 0"
 
     whole = [probe(table, *(column.name for column in table.columns)) for table in schema.tables]
-    kept = []
+    tables = []
     for table, result in zip(schema.tables, sql.execute_many(whole), strict=True):
         if result.status is ExecutionStatus.UNAVAILABLE:
             raise DatabaseError(f"the database {database.id} is away: {result.error}")
         if result.error_class == "hidden":
-            each = sql.execute_many([probe(table, column.name) for column in table.columns])
-            columns = tuple(c for c, one in zip(table.columns, each, strict=True) if one.error_class != "hidden")
+            probes = sql.execute_many([probe(table, column.name) for column in table.columns])
+            columns = tuple(c for c, probe in zip(table.columns, probes, strict=True) if probe.error_class != "hidden")
             names = {column.name for column in columns}
             keys = tuple(key for key in table.foreign_keys if key.column in names)
             table = dataclasses.replace(table, columns=columns, foreign_keys=keys)
         if table.columns:
-            kept.append(table)
-    return Schema(tuple(kept))
+            tables.append(table)
+    return Schema(tuple(tables))
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> Named:
@@ -157,6 +157,6 @@ def sandbox(databases: Iterable[Named], execution: Execution, workers: int = 1, 
     """One sandbox for several databases, in which nothing hidden can be read; close it."""
     from pipelines.sql.engine import Limits, SqlEngine
 
-    told = ((each.database, each.card.hidden) for each in databases if each.card is not None)
-    hidden = {locate(database): names for database, names in told if names is not None}
+    pairs = ((database.database, database.card.hidden) for database in databases if database.card is not None)
+    hidden = {locate(database): names for database, names in pairs if names is not None}
     return SqlEngine(Limits.of(execution), workers, audit, hidden=hidden)

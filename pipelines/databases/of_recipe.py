@@ -28,17 +28,17 @@ def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
     Raises:
         DataError: a card cannot be read.
     """
-    known: dict[str, Schema] = {}
+    schemas_read: dict[str, Schema] = {}
     cards = card.by_database()
 
     def schema(database: Database) -> Schema:
-        if database.location not in known:
+        if database.location not in schemas_read:
             where = Named(database, database.location, cards.get(identity(database.location)))
             with sql_engine(recipe, 1) as sql:
-                known[database.location] = where.schema(
+                schemas_read[database.location] = where.schema(
                     sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions
                 )
-        return known[database.location]
+        return schemas_read[database.location]
 
     return schema
 
@@ -70,8 +70,8 @@ def noted(examples: Sequence[Example], root: Path) -> list[Example]:
 
 def _noted(example: Example, cards: dict[str, card.Card], root: Path) -> Example:
     location = example.database.location
-    known = cards.get(identity(location if "://" in location else str(root / location)))
-    said = "" if known is None else known.evidence(example.question)
-    if not said or said in example.evidence:  # a question that was invented with the card has it already
+    database_card = cards.get(identity(location if "://" in location else str(root / location)))
+    evidence = "" if database_card is None else database_card.evidence(example.question)
+    if not evidence or evidence in example.evidence:  # a question that was invented with the card has it already
         return example
-    return dataclasses.replace(example, evidence="\n".join(filter(None, (example.evidence, said))))
+    return dataclasses.replace(example, evidence="\n".join(filter(None, (example.evidence, evidence))))

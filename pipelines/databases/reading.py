@@ -61,11 +61,11 @@ def read(named: Named, password_env: str | None, on_tables: Bar = lambda done: N
         raise DataError(f"{database.id} has no tables that this role may read", "Grant it SELECT, or name its schema.")
     words = catalogs.comments(database) if DIALECTS[database.engine].comments_query else {}
     samples, rows = _look(named, schema, on_tables)
-    found = findings.examine(schema, samples, rows)
-    personal = {one.where for one in found if one.kind == "personal data"}
+    problems = findings.examine(schema, samples, rows)
+    personal = {problem.where for problem in problems if problem.kind == "personal data"}
     tables = {table.name: _table(table, samples.get(table.name, {}), rows, words, personal) for table in schema.tables}
-    known = Card(engine=database.engine, location=named.address, password_env=password_env, tables=tables)
-    return Found(known, found)
+    card = Card(engine=database.engine, location=named.address, password_env=password_env, tables=tables)
+    return Found(card, problems)
 
 
 def _look(named: Named, schema: Schema, on_tables: Bar) -> tuple[dict[str, Samples], dict[str, int | None]]:
@@ -80,9 +80,9 @@ def _look(named: Named, schema: Schema, on_tables: Bar) -> tuple[dict[str, Sampl
                 break
             jobs = [(named.database, text) for table in tables for text in _looks(table)]
             results = sql.execute_many(jobs)
-            for table, shown, counted in zip(tables, results[::2], results[1::2], strict=True):
-                if shown.ok:
-                    columns = zip(*shown.rows, strict=True) if shown.rows else ((),) * len(table.columns)
+            for table, sample, counted in zip(tables, results[::2], results[1::2], strict=True):
+                if sample.ok:
+                    columns = zip(*sample.rows, strict=True) if sample.rows else ((),) * len(table.columns)
                     samples[table.name] = dict(zip((c.name for c in table.columns), columns, strict=True))
                 rows[table.name] = _count(counted.rows) if counted.ok else None
             on_tables(start + len(tables))

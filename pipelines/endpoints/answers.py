@@ -43,9 +43,9 @@ class Answer:
 def from_record(record: Mapping[str, Any]) -> Answer:
     """An answer from what `record` gave."""
     names = {field.name for field in dataclasses.fields(Answer)}
-    kept: dict[str, Any] = {name: value for name, value in record.items() if name in names}
-    kept |= {name: whole(value) for name, value in kept.items() if isinstance(value, str)}
-    return Answer(**{**kept, "calls": tuple((whole(name), whole(text)) for name, text in record["calls"])})
+    fields: dict[str, Any] = {name: value for name, value in record.items() if name in names}
+    fields |= {name: whole(value) for name, value in fields.items() if isinstance(value, str)}
+    return Answer(**{**fields, "calls": tuple((whole(name), whole(text)) for name, text in record["calls"])})
 
 
 def whole(text: str) -> str:
@@ -87,8 +87,8 @@ def read(value: Mapping[str, Any]) -> Answer:
         kind = "refused"
     elif not text.strip() and not calls:
         kind = "empty"
-    said = whole(stopped) if isinstance(stopped, str) else None
-    return Answer(whole(text or refusal), kind, whole(reasoning), calls, said, *tokens)
+    stop = whole(stopped) if isinstance(stopped, str) else None
+    return Answer(whole(text or refusal), kind, whole(reasoning), calls, stop, *tokens)
 
 
 def _usage(value: Mapping[str, Any]) -> tuple[int, int]:
@@ -126,12 +126,12 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         agent: the protocol's tags, that of the reasoning block first; () leaves the text alone.
     """
     text, thought = answer.text, answer.reasoning
-    if agent and (found := _inline(text, agent)):
+    if agent and (opening := _inline(text, agent)):
         if "think" in agent:  # the protocol's own block: what it rehearses there is not its action
-            begin = text[: found.start("thought")] if found["opened"] else "<think>"
-            head = f"{begin}{_harmless(found['thought'], agent)}{text[found.end('thought') : found.end()]}"
-            return head + _turn(answer, text[found.end() :], stops, agent)
-        text, thought = text[found.end() :], thought or found["thought"]
+            begin = text[: opening.start("thought")] if opening["opened"] else "<think>"
+            head = f"{begin}{_harmless(opening['thought'], agent)}{text[opening.end('thought') : opening.end()]}"
+            return head + _turn(answer, text[opening.end() :], stops, agent)
+        text, thought = text[opening.end() :], thought or opening["thought"]
     text = _turn(answer, text, stops, agent)
     if agent and keep_reasoning and thought.strip() and f"<{agent[0]}>" not in text and text.strip():
         text = f"<{agent[0]}>\n{_harmless(thought.strip(), agent)}\n</{agent[0]}>\n{text}"
@@ -140,11 +140,11 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
 
 def _inline(text: str, agent: Sequence[str]) -> re.Match[str] | None:
     """The thought that a turn begins with, be its `<think>` the model's or in the prompt, by the chat template."""
-    found = _THINK.match(text)
-    if found is None or found["opened"]:
-        return found
+    match = _THINK.match(text)
+    if match is None or match["opened"]:
+        return match
     own = any(text.lstrip().startswith(f"<{name}>") for name in agent)
-    return None if own or "<think>" in found["thought"] else found
+    return None if own or "<think>" in match["thought"] else match
 
 
 def _turn(answer: Answer, text: str, stops: Sequence[str], agent: Sequence[str]) -> str:
@@ -164,8 +164,8 @@ def _written(name: str, arguments: str, agent: Sequence[str]) -> str:
     except (ValueError, RecursionError):
         value = arguments
     if "tool_call" in agent or "sql" not in agent:
-        said = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
-        return f"<tool_call>\n{said}\n</tool_call>"
+        call = whole(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
+        return f"<tool_call>\n{call}\n</tool_call>"
     sql = value.get("sql") if isinstance(value, Mapping) else None
     return f"<sql>{whole(sql)}</sql>" if isinstance(sql, str) else ""
 

@@ -124,8 +124,8 @@ class Asker:
         tokens = used["prompt_tokens"] + used["completion_tokens"]
         cost = f" for {used['cost']:.2f} {self.endpoint.currency}" if used["cost"] else ""
         unusable = "".join(f", {used[kind]:.0f} {kind}" for kind in UNUSABLE if used[kind])
-        said = f"{self.name}: {used['answers']:.0f} answers{unusable}, {tokens:.0f} tokens{cost}"
-        return f"{said}; {self.bought.requests} of them bought now"
+        line = f"{self.name}: {used['answers']:.0f} answers{unusable}, {tokens:.0f} tokens{cost}"
+        return f"{line}; {self.bought.requests} of them bought now"
 
     def ask_all(
         self,
@@ -219,7 +219,7 @@ class Asker:
         except EndpointError:
             if not unread:
                 raise
-            prompt, completion = (sum(one.used[place] for one in unread) for place in (0, 1))
+            prompt, completion = (sum(response.used[place] for response in unread) for place in (0, 1))
             malformed = Answer("", "malformed", prompt_tokens=prompt, completion_tokens=completion)
             answer = self._keep(malformed, key, sample)
         finally:
@@ -264,10 +264,10 @@ class Asker:
         self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int
     ) -> dict[str, Any]:
         settings = self.endpoint
-        said = _merged(messages) if settings.system == "merge" else messages
+        conversation = _merged(messages) if settings.system == "merge" else messages
         body = {
             "model": settings.model,
-            "messages": [{"role": role, "content": text} for role, text in said],
+            "messages": [{"role": role, "content": text} for role, text in conversation],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             settings.max_tokens_key: max_tokens,

@@ -259,8 +259,8 @@ class Connection:
         """
         client, self._client, self._loop = self._client, None, None
         on_way = set(self._on_way)
-        if left := on_way & self._left:
-            _, late = await asyncio.wait(left, timeout=LAST_WAIT_S)
+        if unfinished := on_way & self._left:
+            _, late = await asyncio.wait(unfinished, timeout=LAST_WAIT_S)
             for request in late:
                 request.cancel()
         await asyncio.gather(*on_way, return_exceptions=True)
@@ -293,32 +293,32 @@ class Connection:
         if not retried or quota:
             self._breaker.worked()
             raise self._explain(error) from None
-        asked = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
+        wait_s = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
         if status == 429:
             self._breaker.worked()  # it lives, and is busy
-            self.pace.hold(min(asked or 0.0, self.endpoint.patience_s))
+            self.pace.hold(min(wait_s or 0.0, self.endpoint.patience_s))
         else:
             self._breaker.failed()
-        if asked is not None and asked > self.endpoint.patience_s:
+        if wait_s is not None and wait_s > self.endpoint.patience_s:
             hint = "Run again later: nothing that was answered is asked again."
-            raise ResourceError(f"endpoint {self.name!r} wants {asked:.0f} s without requests ({status})", hint)
+            raise ResourceError(f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})", hint)
         if attempt >= self.endpoint.retries and not self._breaker.open:
             raise self._explain(error) from None
-        return delay(attempt, asked)
+        return delay(attempt, wait_s)
 
     def _explain(self, error: Any) -> SqltrainError:
         """An error of the client as one of ours: what repeating cannot mend is the user's."""
         status, code = getattr(error, "status_code", None), getattr(error, "code", None) or ""
-        said = self._said(error)
+        message = self._said(error)
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
-        about = f"{code} {getattr(error, 'type', None) or ''} {said}"
+        about = f"{code} {getattr(error, 'type', None) or ''} {message}"
         if status in (400, 403, 422) and FILTERED.search(about):
-            return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {said}")
+            return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {message}")
         if status in (401, 403):
             hint = f"Check the key in the environment variable {self.endpoint.key_env}."
             return ResourceError(f"endpoint {self.name!r} refused the key ({status})", hint)
         if code == "insufficient_quota" or status == 402:
-            return ResourceError(f"endpoint {self.name!r} has no quota left: {said}", "Add credit, or name another.")
+            return ResourceError(f"endpoint {self.name!r} has no quota left: {message}", "Add credit, or name another.")
         if status == 404:
             return RecipeError(
                 f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404)", f"{entry}: url, model."
@@ -326,16 +326,16 @@ class Connection:
         if status in (400, 413, 422, 500) and OVERFLOW.search(about):
             return ContextOverflow(f"the conversation is longer than the context of endpoint {self.name!r}")
         if 400 <= (status or 0) < 500 and status not in RETRIED:
-            knobs = "system: merge" if "system" in said.lower() else "max_tokens_key, omit, extra"
+            knobs = "system: merge" if "system" in message.lower() else "max_tokens_key, omit, extra"
             hint = f"{entry}: {knobs}; and the recipe's sampling."
-            return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {said}", hint)
+            return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {message}", hint)
         where = f"at {self.endpoint.base_url}" if status is None else f"(HTTP {status})"
-        return EndpointError(f"endpoint {self.name!r} {where} failed: {said}", "Is the server up?")
+        return EndpointError(f"endpoint {self.name!r} {where} failed: {message}", "Is the server up?")
 
     def _said(self, error: Any) -> str:
         """What the server said, on one line; a key that it repeats is left out."""
-        said = " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
-        return said.replace(self._key, "***")[:300] if self.endpoint.key_env else said[:300]
+        message = " ".join(str(getattr(error, "message", "") or error or type(error).__name__).split())
+        return message.replace(self._key, "***")[:300] if self.endpoint.key_env else message[:300]
 
 
 async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer:

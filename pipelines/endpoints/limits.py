@@ -66,8 +66,8 @@ class Budget:
         self._in_flight.remove(most)
 
     def _over(self, most: tuple[int, int]) -> str | None:
-        prompt = most[0] + sum(one[0] for one in self._in_flight)
-        completion = most[1] + sum(one[1] for one in self._in_flight)
+        prompt = most[0] + sum(reserved[0] for reserved in self._in_flight)
+        completion = most[1] + sum(reserved[1] for reserved in self._in_flight)
         if self._cap_tokens is not None and self._spent.tokens + prompt + completion > self._cap_tokens:
             return f"endpoint {self._name!r} has used {self._spent.tokens} tokens; its cap is {self._cap_tokens}"
         if self._cap_cost is not None and self.spent_cost + self.cost(prompt, completion) > self._cap_cost:

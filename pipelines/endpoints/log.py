@@ -129,12 +129,12 @@ class ResponseLog:
     async def claim(self, key: str) -> AsyncIterator[dict[str, Any] | None]:
         """The answer under a key, or None and the right to buy it: nobody else asks while the block runs."""
         pause = POLL_S
-        while (found := self.find(key)) is None and not self._take(key):
+        while (answer := self.find(key)) is None and not self._take(key):
             await asyncio.sleep(pause)
             pause = min(pause * 2, MOST_POLL_S)
             self.refresh()
-        if found is not None:
-            yield found
+        if answer is not None:
+            yield answer
             return
         try:
             self.refresh()  # another may have bought it between our look and our claim

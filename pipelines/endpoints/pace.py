@@ -42,8 +42,8 @@ class Pace:
 
     async def admit(self, tokens: int) -> None:
         """Wait until one more request of so many tokens may go out."""
-        while (left := self._held_until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
+        while (wait_s := self._held_until - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)
         await asyncio.sleep(max(self._requests.take(1), self._tokens.take(tokens)))
 
     def settle(self, expected: int, used: int) -> None:

@@ -22,19 +22,19 @@ async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()
     last: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
     usage: Any = None
     own = {"model", "messages"}
-    asked = {} if "stream_options" in omit else {"stream_options": {"include_usage": True}}
+    options = {} if "stream_options" in omit else {"stream_options": {"include_usage": True}}
     stream = await client.chat.completions.create(
         model=body["model"],
         messages=body["messages"],
         stream=True,
-        extra_body=asked | {k: v for k, v in body.items() if k not in own},
+        extra_body=options | {k: v for k, v in body.items() if k not in own},
     )
     async for chunk in stream:
         value = chunk.model_dump()
         usage = value.get("usage") or usage
         for choice in (value.get("choices") or ())[:1]:
             _add(choice.get("delta") or {}, parts, calls)
-            last = {name: choice.get(name) or kept for name, kept in last.items()}
+            last = {name: choice.get(name) or value for name, value in last.items()}
     if last["finish_reason"] is None:
         raise Malformed("the stream was cut")
     message = {name: "".join(texts) for name, texts in parts.items()}
@@ -46,6 +46,6 @@ def _add(delta: Mapping[str, Any], parts: dict[str, list[str]], calls: dict[int,
     parts["content"].append(delta.get("content") or delta.get("refusal") or "")
     parts["reasoning_content"].append(delta.get("reasoning_content") or delta.get("reasoning") or "")
     for call in delta.get("tool_calls") or ():
-        known = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
-        for name in known:
-            known[name] += (call.get("function") or {}).get(name) or ""
+        call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
+        for name in call_parts:
+            call_parts[name] += (call.get("function") or {}).get(name) or ""

@@ -190,7 +190,12 @@ class Environment:
     def pools(self) -> dict[str, tuple[Source, ...]]:
         """The recipe's questions by pool: `sft`, `rl`, `dev`, and each benchmark of `data.test` by its name."""
         data = self.recipe.data
-        return {"sft": (data.sft,), "rl": data.rl, "dev": (data.dev,), **{one.name: (one,) for one in data.test}}
+        return {
+            "sft": (data.sft,),
+            "rl": data.rl,
+            "dev": (data.dev,),
+            **{source.name: (source,) for source in data.test},
+        }
 
     def questions(self, pool: str) -> list[Example]:
         """The questions of a pool, ready for `reset`. They are read, and their gold SQL is not checked.
@@ -202,8 +207,8 @@ class Environment:
             raise DataError(f"the recipe has no pool {pool!r}", f"There are: {', '.join(self.pools)}.")
         folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # of links to databases
         root = Path(self._closing.enter_context(folder))
-        read = [base.read(source, self.recipe.seed, root).examples for source in self.pools[pool]]
-        return base.resolve([example for examples in read for example in examples], root)
+        pools = [base.read(source, self.recipe.seed, root).examples for source in self.pools[pool]]
+        return base.resolve([example for examples in pools for example in examples], root)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question; its first messages are `session.messages`.
@@ -230,7 +235,7 @@ class Environment:
 
     def equalities(self, pool: str) -> tuple[str, ...]:
         """The equalities under which answers to a pool's questions are evaluated, the headline's first."""
-        own = self.recipe.on(pool).equalities if pool in {one.name for one in self.recipe.data.test} else ()
+        own = self.recipe.on(pool).equalities if pool in {source.name for source in self.recipe.data.test} else ()
         return own or tuple(dict.fromkeys((self.recipe.execution.equality, *self.recipe.evaluation.equalities)))
 
     def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:

@@ -82,6 +82,6 @@ def execution(environment: Environment, equalities: Sequence[str]) -> Scorer:
     return score
 
 
-def _messages(said: Messages) -> list[ChatMessage]:
+def _messages(messages: Messages) -> list[ChatMessage]:
     kinds = {"system": ChatMessageSystem, "user": ChatMessageUser}
-    return [kinds[message["role"]](content=message["content"]) for message in said]
+    return [kinds[message["role"]](content=message["content"]) for message in messages]

@@ -102,8 +102,8 @@ class SqlClient(EnvClient[Turn, Seen, State]):  # type: ignore[misc]
         return {"text": action.text}
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Seen]:
-        told = {"done": payload.get("done", False), "reward": payload.get("reward")}
-        return StepResult(observation=Seen(**payload.get("observation", {}), **told), **told)
+        outcome = {"done": payload.get("done", False), "reward": payload.get("reward")}
+        return StepResult(observation=Seen(**payload.get("observation", {}), **outcome), **outcome)
 
     def _parse_state(self, payload: dict[str, Any]) -> State:
         return State(**payload)

@@ -56,8 +56,10 @@ class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
         environment = self.config.environment()
         for example in environment.questions(self.config.pool):
             messages = environment.reset(example).messages
-            said = {message["role"]: message["content"] for message in messages}
-            data = SqlData(id=example.id, row=row_of(example), prompt=said["user"], system_prompt=said.get("system"))
+            contents = {message["role"]: message["content"] for message in messages}
+            data = SqlData(
+                id=example.id, row=row_of(example), prompt=contents["user"], system_prompt=contents.get("system")
+            )
             yield SqlTask(data, self.config.task)
 
 

@@ -69,8 +69,8 @@ def compare(
     """
     names_after = question_matching.matched(question_matching.questions(before), question_matching.questions(after))
     first = by_question(record for record in before if record.mode == mode)
-    found = by_question(record for record in after if record.mode == mode)
-    second = {names_after[example]: records for example, records in found.items() if example in names_after}
+    records_after = by_question(record for record in after if record.mode == mode)
+    second = {names_after[example]: records for example, records in records_after.items() if example in names_after}
     shared = [example for example in first if example in second]
     old, new = ([_mean(groups[example], equality) for example in shared] for groups in (first, second))
     result = paired(old, new, [first[example][0].database for example in shared], seed)

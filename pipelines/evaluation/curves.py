@@ -11,8 +11,8 @@ Points = Sequence[tuple[float, float]]  # (step, value), by ascending step
 
 def series(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
     """One number's points; rows without it, with words in its place or without a finite value are left out."""
-    known = [row for row in rows if isinstance(row.get(name), int | float)]
-    return [(float(row["step"]), float(row[name])) for row in known if math.isfinite(row[name])]
+    rows_with_value = [row for row in rows if isinstance(row.get(name), int | float)]
+    return [(float(row["step"]), float(row[name])) for row in rows_with_value if math.isfinite(row[name])]
 
 
 def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, float]]:

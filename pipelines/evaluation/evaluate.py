@@ -68,14 +68,14 @@ def evaluate(
     if verdicts is None:
         verdicts = _verdicts(pairs, [examples[trajectory.example_id] for trajectory in trajectories], sql, equalities)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
-    asked = {trajectory.example_id: examples[trajectory.example_id] for trajectory in trajectories}
+    by_id = {trajectory.example_id: examples[trajectory.example_id] for trajectory in trajectories}
     answers = [
-        Answer(asked[trajectory.example_id], trajectory, verdict, signatures.get(pair))
+        Answer(by_id[trajectory.example_id], trajectory, verdict, signatures.get(pair))
         for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
     ]
     static = Analysis(schemas, gold_schemas)
     static.learn(pair for pair, answer in zip(pairs, answers, strict=True) if not answer.broken)
-    level, diagnoses = levels(asked.values()), _diagnoses(answers, schemas, sql)
+    level, diagnoses = levels(by_id.values()), _diagnoses(answers, schemas, sql)
     return [
         _record(answer, static, level[answer.example.id], diagnosis, mode)
         for answer, diagnosis in zip(answers, diagnoses, strict=True)
@@ -138,8 +138,8 @@ def accepted(example: Example) -> Preview | None:
     if gold is None:
         return None
     header, *rows = gold["results"][0]
-    shown = tuple(tuple(_cell(cell if cell else None) for cell in row) for row in rows[:PREVIEW_ROWS])
-    return Preview(tuple(header), shown, len(rows))
+    cells = tuple(tuple(_cell(cell if cell else None) for cell in row) for row in rows[:PREVIEW_ROWS])
+    return Preview(tuple(header), cells, len(rows))
 
 
 def _cell(value: Scalar) -> str:
@@ -168,8 +168,8 @@ def _signatures(
     ran = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.predicted is ExecutionStatus.OK]
     jobs = {(pair.database, pair.predicted_sql): pair for pair in ran}
     results = sql.execute_many([(database, text) for database, text in jobs if text is not None])
-    found = {job: signature(result, EQUALITIES[equality].form) for job, result in zip(jobs, results, strict=True)}
-    return {pair: found[pair.database, pair.predicted_sql] for pair in ran}
+    signatures = {job: signature(result, EQUALITIES[equality].form) for job, result in zip(jobs, results, strict=True)}
+    return {pair: signatures[pair.database, pair.predicted_sql] for pair in ran}
 
 
 def _diagnoses(answers: Sequence[Answer], schemas: Schemas, sql: SqlEngine) -> list[Diagnosis | None]:
@@ -181,19 +181,20 @@ def _diagnoses(answers: Sequence[Answer], schemas: Schemas, sql: SqlEngine) -> l
     failures = [_failure(answer, schemas(answer.example.database)) for answer in wrong]
     first = analyst.diagnose(failures)
     columns = [
-        [(answer.example.database, *column) for column in told[1]] for answer, told in zip(wrong, first, strict=True)
+        [(answer.example.database, *column) for column in diagnosed[1]]
+        for answer, diagnosed in zip(wrong, first, strict=True)
     ]
-    stored = _stored(list(dict.fromkeys(column for each in columns for column in each)), sql)
-    again = [index for index, each in enumerate(columns) if each]
+    stored = _stored(list(dict.fromkeys(column for group in columns for column in group)), sql)
+    again = [index for index, group in enumerate(columns) if group]
     second = analyst.diagnose(
         [
             dataclasses.replace(failures[index], values={column[1:]: stored[column] for column in columns[index]})
             for index in again
         ]
     )
-    found = {index: diagnosis for index, (diagnosis, _) in (*enumerate(first), *zip(again, second, strict=True))}
-    kept = iter(_told(answer.example, found[index]) for index, answer in enumerate(wrong))
-    return [next(kept) if answer.wrong else None for answer in answers]
+    diagnoses = {index: diagnosis for index, (diagnosis, _) in (*enumerate(first), *zip(again, second, strict=True))}
+    remaining = iter(_told(answer.example, diagnoses[index]) for index, answer in enumerate(wrong))
+    return [next(remaining) if answer.wrong else None for answer in answers]
 
 
 def _told(example: Example, diagnosis: Diagnosis) -> Diagnosis | None:
@@ -233,7 +234,7 @@ def _record(
 ) -> EpisodeRecord:
     example, trajectory, verdict, broken = answer.example, answer.trajectory, answer.verdict, answer.broken
     calls = [turn for turn in trajectory.turns if turn.status is not None]
-    known = bool(trajectory.token_ids)
+    has_tokens = bool(trajectory.token_ids)
     final = trajectory.final_sql
     return EpisodeRecord(
         example_id=example.id,
@@ -255,8 +256,8 @@ def _record(
         turns=len(trajectory.turns),
         tool_calls=len(calls),
         failed_calls=sum(turn.status is not ExecutionStatus.OK for turn in calls),
-        tokens_in=len(trajectory.token_ids) - trajectory.n_agent_tokens if known else None,
-        tokens_out=trajectory.n_agent_tokens if known else None,
+        tokens_in=len(trajectory.token_ids) - trajectory.n_agent_tokens if has_tokens else None,
+        tokens_out=trajectory.n_agent_tokens if has_tokens else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
         linking=None if broken else _linking(static, example, final),  # a database that is gone has no schema
         bigrams=jaccard(static.bigrams(final), static.bigrams(example.gold_sql)),

@@ -114,8 +114,8 @@ def measure(name: str) -> Measure:
         return Measure(name, "mean", lambda run: _of_episodes(run, plain, COSTS[plain], level), fold)
     if base in SHARES and not k:
         return Measure(name, "percent", lambda run: _of_episodes(run, base, SHARES[base], level))
-    known = ", ".join([*SHARES, *COSTS, *(f"{each}@K" for each in OVER_SAMPLES)])
-    raise RecipeError(f"there is no measure {name!r}", f"Known: {known}; with a level behind it: greedy [simple].")
+    names = ", ".join([*SHARES, *COSTS, *(f"{each}@K" for each in OVER_SAMPLES)])
+    raise RecipeError(f"there is no measure {name!r}", f"Known: {names}; with a level behind it: greedy [simple].")
 
 
 def title(name: str) -> str:
@@ -132,23 +132,23 @@ def _within(records: Sequence[EpisodeRecord], level: str | None) -> list[Episode
 def _of_episodes(run: Run, name: str, value: Value, level: str | None) -> Scores:
     """Each question's mean over its episodes of the measure's pass; those whose value is not known are left out."""
     mode = "sampled" if name == "sampled" else "greedy"
-    asked = run.once if name == "at once" else [record for record in run.records if record.mode == mode]
-    found: dict[str, tuple[str, float]] = {}
-    for question, members in metrics.by_question(_within(asked, level)).items():
-        known = [each for record in members if (each := value(record, run.equality)) is not None]
-        if known:
-            found[question] = members[0].database, math.fsum(known) / len(known)
-    return found
+    chosen = run.once if name == "at once" else [record for record in run.records if record.mode == mode]
+    by_question: dict[str, tuple[str, float]] = {}
+    for question, members in metrics.by_question(_within(chosen, level)).items():
+        figures = [figure for record in members if (figure := value(record, run.equality)) is not None]
+        if figures:
+            by_question[question] = members[0].database, math.fsum(figures) / len(figures)
+    return by_question
 
 
 def _over_samples(records: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> Scores:
     """pass@k, average@k or majority@k of each question that has k unbroken samples (see `metrics.k_point`)."""
     groups = metrics.by_question(record for record in records if record.mode == "sampled")
-    found: dict[str, tuple[str, float]] = {}
+    by_question: dict[str, tuple[str, float]] = {}
     for question, members in groups.items():
         if len(members) >= k:
-            found[question] = members[0].database, _of_samples(members, run, what, k)
-    return found
+            by_question[question] = members[0].database, _of_samples(members, run, what, k)
+    return by_question
 
 
 def _of_samples(members: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> float:

@@ -122,11 +122,11 @@ def k_point(
     passed = [pass_at_k(len(members), sum(record.right(equality) for record in members), k) for members in groups]
     average = [math.fsum(record.score(equality) for record in members[:k]) / k for members in groups]
     pass_at, average_at, majority_at = (
-        estimate(scores, databases, seed) for scores in (passed, average, [each.score for each in votes])
+        estimate(scores, databases, seed) for scores in (passed, average, [vote.score for vote in votes])
     )
     if pass_at is None or average_at is None or majority_at is None:
         return None
-    return KPoint(k, pass_at, average_at, majority_at, sum(each.tied for each in votes) / len(votes))
+    return KPoint(k, pass_at, average_at, majority_at, sum(vote.tied for vote in votes) / len(votes))
 
 
 def candidates(members: Iterable[EpisodeRecord], equality: str) -> list[Candidate]:
@@ -150,8 +150,8 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 def cost(records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float | None]) -> Spread | None:
     """The spread of a cost over the unbroken episodes that were asked and know it; None when none does."""
-    known = (value(record) for record in scored(records) if record.stop is not StopReason.UNASKED)
-    return spread([each for each in known if each is not None])
+    figures = (value(record) for record in scored(records) if record.stop is not StopReason.UNASKED)
+    return spread([figure for figure in figures if figure is not None])
 
 
 Measure = Estimate | Spread | float
@@ -169,8 +169,8 @@ def measured(
 ) -> dict[str, Measure]:
     """Every metric of ours, and those named in `more`, that these records have a value of."""
     names = dict.fromkeys([name for name in METRICS if METRICS.entry(name).module == __name__] + list(more))
-    found = {name: METRICS[name].measure(records, equality, seed) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    estimates = {name: METRICS[name].measure(records, equality, seed) for name in names}
+    return {name: value for name, value in estimates.items() if value is not None}
 
 
 @metric("turns", unit="mean", title="turns", about="mean agent turns a question")
@@ -182,8 +182,8 @@ def turns(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -
 @metric("turns_deviation", unit="mean", title="± turns", about="their standard deviation over the questions")
 def turns_deviation(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
     """How far apart episodes are in their turns: a budget by difficulty shows here."""
-    found = turns(records)
-    return None if found is None else found.std
+    estimate = turns(records)
+    return None if estimate is None else estimate.std
 
 
 @metric("tool_calls", unit="mean", title="tool calls", about="mean executions before the answer")

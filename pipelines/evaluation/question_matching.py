@@ -27,8 +27,10 @@ Same = Callable[[Question, Question], bool]
 
 def questions(records: Iterable[EpisodeRecord]) -> list[Question]:
     """Each question of some records once, in their order."""
-    found = {one.example_id: one for one in records}
-    return [Question(name, one.database, one.gold_digest, one.question_digest) for name, one in found.items()]
+    by_name = {record.example_id: record for record in records}
+    return [
+        Question(name, record.database, record.gold_digest, record.question_digest) for name, record in by_name.items()
+    ]
 
 
 def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, str]:
@@ -45,9 +47,9 @@ def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, 
     pairs: dict[str, str] = {}
     for same in passes:
         _match(first, second, pairs, same)
-    left = _by_gold(first, set(pairs.values())), _by_gold(second, set(pairs))
-    for key, theirs in left[1].items():
-        ours = left[0].get(key, [])
+    unmatched = _by_gold(first, set(pairs.values())), _by_gold(second, set(pairs))
+    for key, theirs in unmatched[1].items():
+        ours = unmatched[0].get(key, [])
         if len(ours) == len(theirs) and all(not (a.words and b.words) for a in ours for b in theirs):
             pairs |= {b.id: a.id for a, b in zip(ours, theirs, strict=True)}
     return pairs
@@ -57,24 +59,24 @@ def _match(first: Sequence[Question], second: Sequence[Question], pairs: dict[st
     """Add the pairs of questions that are the same in this sense and not in any yet, in their order."""
     taken = set(pairs.values())
     waiting: dict[tuple[str, str, str], list[Question]] = {}
-    for one in first:
-        if one.id not in taken:
-            waiting.setdefault((one.database, one.gold, one.words), []).append(one)
-    for one in second:
-        if one.id in pairs:
+    for question in first:
+        if question.id not in taken:
+            waiting.setdefault((question.database, question.gold, question.words), []).append(question)
+    for question in second:
+        if question.id in pairs:
             continue
-        group = waiting.get((one.database, one.gold, one.words), [])
-        found = next((other for other in group if same(other, one)), None)
-        if found is not None:
-            group.remove(found)
-            pairs[one.id] = found.id
+        group = waiting.get((question.database, question.gold, question.words), [])
+        partner = next((other for other in group if same(other, question)), None)
+        if partner is not None:
+            group.remove(partner)
+            pairs[question.id] = partner.id
 
 
-def _by_gold(found: Sequence[Question], taken: set[str]) -> dict[tuple[str, str], list[Question]]:
+def _by_gold(asked: Sequence[Question], taken: set[str]) -> dict[tuple[str, str], list[Question]]:
     groups: dict[tuple[str, str], list[Question]] = {}
-    for one in found:
-        if one.id not in taken and one.gold:
-            groups.setdefault((one.database, one.gold), []).append(one)
+    for question in asked:
+        if question.id not in taken and question.gold:
+            groups.setdefault((question.database, question.gold), []).append(question)
     return groups
 
 
@@ -83,17 +85,17 @@ def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, s
 
     A question keeps the id that the first evaluation with it has, and gets a number where another one has that id.
     """
-    known: list[Question] = []
+    earlier: list[Question] = []
     names: list[Mapping[str, str]] = []
     taken: set[str] = set()
     for records in runs:
-        found = questions(records)
-        pairs = matched(known, found)
-        for one in found:
-            if one.id not in pairs:
-                pairs[one.id] = _free(one.id, taken)
-                taken.add(pairs[one.id])
-                known.append(one._replace(id=pairs[one.id]))
+        later = questions(records)
+        pairs = matched(earlier, later)
+        for question in later:
+            if question.id not in pairs:
+                pairs[question.id] = _free(question.id, taken)
+                taken.add(pairs[question.id])
+                earlier.append(question._replace(id=pairs[question.id]))
         names.append(pairs)
     return names
 

@@ -71,10 +71,10 @@ class Linking:
         """None without a gold schema; a prediction without items (absent, or not parsable) has found nothing."""
         if gold is None:
             return None
-        found = predicted or SchemaItems(frozenset(), frozenset())
+        items = predicted or SchemaItems(frozenset(), frozenset())
         return cls(
-            Overlap.of(frozenset(found.tables), frozenset(gold.tables)),
-            Overlap.of(frozenset(found.columns), frozenset(gold.columns)),
+            Overlap.of(frozenset(items.tables), frozenset(gold.tables)),
+            Overlap.of(frozenset(items.columns), frozenset(gold.columns)),
         )
 
     @property

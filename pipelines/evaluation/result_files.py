@@ -37,28 +37,28 @@ def is_asked_for(examples: Sequence[Example], equalities: Sequence[str]) -> bool
     Raises:
         DataError: the equalities ask for both, or for what some example does not have.
     """
-    asked = EQUALITY in equalities
-    if asked and len(set(equalities)) > 1:
+    by_files = EQUALITY in equalities
+    if by_files and len(set(equalities)) > 1:
         raise DataError(
             f"equality {EQUALITY} stands alone, beside it is {', '.join(equalities)}", "Take include=data/spider2_lite."
         )
-    wrong = [one.id for one in examples if (META not in one.meta if asked else not one.gold_sql)]
+    wrong = [example.id for example in examples if (META not in example.meta if by_files else not example.gold_sql)]
     if wrong:
-        lack = "accepted results" if asked else "gold SQL"
+        lack = "accepted results" if by_files else "gold SQL"
         raise DataError(
             f"{len(wrong)} examples have no {lack}, the first is {wrong[0]}",
             f"Equality {EQUALITY} is for Spider 2.0's questions, and only it: include=data/spider2_lite.",
         )
-    return asked
+    return by_files
 
 
 def verdicts(pairs: Sequence[Pair], golds: Sequence[Gold], sql: SqlEngine) -> list[Verdict]:
     """Verdicts under this equality, in order; each different answer runs once."""
-    asked = [(pair.database, pair.predicted_sql) for pair in pairs]
-    jobs = list(dict.fromkeys((database, text) for database, text in asked if text is not None))
+    queries = [(pair.database, pair.predicted_sql) for pair in pairs]
+    jobs = list(dict.fromkeys((database, text) for database, text in queries if text is not None))
     results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
-    found = [None if pair.predicted_sql is None else results[pair.database, pair.predicted_sql] for pair in pairs]
-    return [_verdict(result, gold) for result, gold in zip(found, golds, strict=True)]
+    ran = [None if pair.predicted_sql is None else results[pair.database, pair.predicted_sql] for pair in pairs]
+    return [_verdict(result, gold) for result, gold in zip(ran, golds, strict=True)]
 
 
 def _verdict(result: ExecutionResult | None, gold: Gold) -> Verdict:
@@ -95,11 +95,11 @@ def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:
 
 
 def _typed(column: Sequence[str]) -> list[Cell]:
-    known = [cell for cell in column if cell not in MISSING]
-    if known and all(cell in _TRUTH for cell in known):
+    present = [cell for cell in column if cell not in MISSING]
+    if present and all(cell in _TRUTH for cell in present):
         return [float(_TRUTH[cell]) if cell in _TRUTH else None for cell in column]
-    if all(_NUMBER.fullmatch(cell) for cell in known):
-        whole = len(known) == len(column) and all(_INTEGER.fullmatch(cell) for cell in known)
+    if all(_NUMBER.fullmatch(cell) for cell in present):
+        whole = len(present) == len(column) and all(_INTEGER.fullmatch(cell) for cell in present)
         return [None if cell in MISSING else int(cell) if whole else float(cell) for cell in column]
     return [None if cell in MISSING else cell for cell in column]
 

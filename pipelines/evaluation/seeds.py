@@ -30,16 +30,16 @@ def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
         runs: one a seed.
         seed: of the bootstrap.
     """
-    known = [run for run in runs if run]
-    if not known:
+    nonempty = [run for run in runs if run]
+    if not nonempty:
         return None
-    databases, rows = _by_question(known)
+    databases, rows = _by_question(nonempty)
     averages = [math.fsum(row.values()) / len(row) for row in rows]
     plain = stats.estimate(averages, databases, seed)
     values = [value for row in rows for value in row.values()]
-    if plain is None or len(known) == 1 or min(values) == max(values):
+    if plain is None or len(nonempty) == 1 or min(values) == max(values):
         return plain
-    low, high, method = _crossed(databases, rows, len(known), seed)
+    low, high, method = _crossed(databases, rows, len(nonempty), seed)
     return Estimate(math.fsum(values) / len(values), low, high, plain.n, plain.n_clusters, method)
 
 
@@ -60,16 +60,16 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
         }
         for old, new in zip(before, after, strict=True)
     ]
-    known = [run for run in runs if run]
-    if not known:
+    nonempty = [run for run in runs if run]
+    if not nonempty:
         return None
-    databases, rows = _by_question(known)
+    databases, rows = _by_question(nonempty)
     averages = [math.fsum(row.values()) / len(row) for row in rows]
     plain = stats.paired([0.0] * len(averages), averages, databases, seed)
     values = [value for row in rows for value in row.values()]
-    if plain is None or len(known) == 1 or min(values) == max(values):
+    if plain is None or len(nonempty) == 1 or min(values) == max(values):
         return plain
-    low, high, method = _crossed(databases, rows, len(known), seed)
+    low, high, method = _crossed(databases, rows, len(nonempty), seed)
     total = math.fsum(values) / len(values)
     return Paired(total, low, high, plain.p_permutation, plain.n, plain.n_clusters, method)
 

@@ -159,8 +159,8 @@ def bootstrap(
     draw = random.Random(seed)
     means = []
     for _ in range(resamples):
-        drawn = draw.choices(units, k=len(units))
-        means.append(sum(total for total, _ in drawn) / sum(count for _, count in drawn))
+        resample = draw.choices(units, k=len(units))
+        means.append(sum(total for total, _ in resample) / sum(count for _, count in resample))
     means.sort()
     return _rank(means, (1 - confidence) / 2), _rank(means, (1 + confidence) / 2)
 

@@ -120,7 +120,7 @@ def summarise(
         points=tuple(_points(sampled, equality, ks, rule, seed)),
         measured=metrics.measured(chief, equality, seed, more),
         errors=_errors(wrong),
-        hints=_counts(kind for each in wrong for kind in {hint.kind for hint in each.hints}),
+        hints=_counts(kind for diagnosis in wrong for kind in {hint.kind for hint in diagnosis.hints}),
         by_hardness=_levels(good, lambda record: record.hardness, HARDNESS_LEVELS, equality, seed),
         by_difficulty=_levels(good, lambda record: record.difficulty, BIRD_LEVELS, equality, seed),
         by_database=_levels(good, lambda record: record.database, (), equality, seed),
@@ -140,8 +140,8 @@ def _with_broken(records: Sequence[EpisodeRecord], equality: str) -> float:
 
 def _accuracies(greedy: Sequence[EpisodeRecord], seed: int) -> dict[str, Estimate]:
     names = greedy[0].scores if greedy else ()
-    found = {name: metrics.execution_accuracy(greedy, name, seed) for name in names}
-    return {name: each for name, each in found.items() if each is not None}
+    estimates = {name: metrics.execution_accuracy(greedy, name, seed) for name in names}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 def _points(
@@ -160,8 +160,8 @@ def _counts(words: Iterator[str]) -> dict[str, int]:
 
 def _errors(wrong: Sequence[Diagnosis]) -> dict[str, int]:
     """Wrong episodes by class; every class is there, so that tables of two systems line up."""
-    found = Counter(diagnosis.error for diagnosis in wrong)
-    return {name: found[name] for name in ERROR_CLASSES}
+    counts = Counter(diagnosis.error for diagnosis in wrong)
+    return {name: counts[name] for name in ERROR_CLASSES}
 
 
 def _links(record: EpisodeRecord) -> str:

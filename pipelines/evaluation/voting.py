@@ -157,8 +157,8 @@ def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, s
         raise ValueError(f"no majority@{k} of {len(candidates)} candidates")
     votes = [vote(subset, rule) for subset in _subsets(candidates, k, seed)]
     return Consensus(
-        score=math.fsum(each.winner.score for each in votes) / len(votes),
-        tied=sum(each.tied for each in votes) / len(votes),
+        score=math.fsum(vote.winner.score for vote in votes) / len(votes),
+        tied=sum(vote.tied for vote in votes) / len(votes),
     )
 
 

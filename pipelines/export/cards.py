@@ -94,7 +94,7 @@ def _metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
     }
     if base is not None:
         about["base_model"] = base
-    results = [_result(each) for each in lineage.evaluations if each.summary.ex]
+    results = [_result(evaluation) for evaluation in lineage.evaluations if evaluation.summary.ex]
     return about | ({"model-index": [{"name": name, "results": results}]} if results else {})
 
 
@@ -110,18 +110,18 @@ def _result(evaluated: Evaluated) -> dict[str, Any]:
 def _about(lineage: Lineage) -> str:
     base = hub_name(_settings(lineage, "model").get("source"))
     source = _settings(lineage, "model").get("source")
-    made = f"`{base}`" if base else "a small model made from scratch" if source == "tiny" else LOCAL
+    origin = f"`{base}`" if base else "a small model made from scratch" if source == "tiny" else LOCAL
     stage = f", after its stage `{lineage.card.stage}`" if lineage.card else ""
     recipe = f" with the recipe `{lineage.card.recipe}`" if lineage.card else ""
     return (
         f"An agent that answers questions about a database in SQL, over several turns in which it runs queries and "
-        f"reads their results. Post-trained by sqltrain{recipe}{stage}, from {made}."
+        f"reads their results. Post-trained by sqltrain{recipe}{stage}, from {origin}."
     )
 
 
 def _asking(card: Card, name: str) -> Iterator[str]:
     """The prompt, the tool protocol, and code that has one turn."""
-    protocol, said = build(card.protocol), card.protocol
+    protocol, settings = build(card.protocol), card.protocol
     yield "## How it is asked"
     for role, text in protocol.sections().items():
         words = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
@@ -130,12 +130,12 @@ def _asking(card: Card, name: str) -> Iterator[str]:
         ("tags that it writes", _codes(f"<{tag}>" for tag in protocol.agent)),
         ("tags that the database's side writes", _codes(f"<{tag}>" for tag in protocol.environment)),
         ("what ends its turn", _codes(protocol.stop)),
-        ("turns at most", f"{said.max_turns_eval}{', the last one an answer' if said.forced_final else ''}"),
-        ("schema in the prompt", f"{said.schema_view}, {said.schema_values} example values a column"),
-        ("rows and characters of a result", f"{said.observation_rows}, {said.observation_chars:,}"),
+        ("turns at most", f"{settings.max_turns_eval}{', the last one an answer' if settings.forced_final else ''}"),
+        ("schema in the prompt", f"{settings.schema_view}, {settings.schema_values} example values a column"),
+        ("rows and characters of a result", f"{settings.observation_rows}, {settings.observation_chars:,}"),
         ("tokens of a turn and of all", f"{card.sampling.turn_tokens:,}, {card.sampling.episode_tokens:,}"),
     ]
-    yield _table(("protocol", f"`{said.name}`, prompt `{said.prompt}`"), rows)
+    yield _table(("protocol", f"`{settings.name}`, prompt `{settings.prompt}`"), rows)
     example = _observation(protocol)
     if example:
         yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_fenced(example)}"
@@ -148,16 +148,16 @@ def _observation(protocol: Protocol) -> str:
     """How a result of one made-up row is shown; "" for a protocol without results."""
     result = ExecutionResult(ExecutionStatus.OK, ("name", "price"), (("pen", 3),))
     actions = (Action(kind, "SELECT name, price FROM product") for kind in QUERIES)
-    shown = next((action for action in actions if protocol.query(action) is not None), None)
-    return "" if shown is None else protocol.observe(shown, result, 2)
+    example_action = next((action for action in actions if protocol.query(action) is not None), None)
+    return "" if example_action is None else protocol.observe(example_action, result, 2)
 
 
 def _recipe(lineage: Lineage) -> Iterator[str]:
-    shown = {name: value for name in RECIPE if (value := lineage.setting(name)) is not None}
-    if shown:
-        if "model" in shown:
-            shown["model"] = _settings(lineage, "model")
-        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100).rstrip()
+    settings = {name: value for name in RECIPE if (value := lineage.setting(name)) is not None}
+    if settings:
+        if "model" in settings:
+            settings["model"] = _settings(lineage, "model")
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100).rstrip()
         yield f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}"
 
 
@@ -194,11 +194,11 @@ def _kinds(lineage: Lineage, pool: str) -> str:
 def _figures(lineage: Lineage) -> Iterator[str]:
     if lineage.evaluations:
         yield "## Figures\n\nExecution accuracy of greedy answers to held-out questions, with its 95 % interval."
-    for each in lineage.evaluations:
-        rows = [(f"all, equality `{name}`", _figure(ex)) for name, ex in each.summary.ex.items()]
-        rows += [(level.name, _figure(level.ex)) for level in each.summary.by_hardness if level.ex is not None]
-        rows += [("questions that could not be asked", str(sum(each.summary.left_out.values())))]
-        yield _table((each.benchmark, "EX"), rows)
+    for evaluation in lineage.evaluations:
+        rows = [(f"all, equality `{name}`", _figure(ex)) for name, ex in evaluation.summary.ex.items()]
+        rows += [(level.name, _figure(level.ex)) for level in evaluation.summary.by_hardness if level.ex is not None]
+        rows += [("questions that could not be asked", str(sum(evaluation.summary.left_out.values())))]
+        yield _table((evaluation.benchmark, "EX"), rows)
 
 
 def _figure(ex: Estimate) -> str:
@@ -216,8 +216,8 @@ def _licence(lineage: Lineage) -> str:
 
 def _versions(lineage: Lineage) -> str:
     own = [manifest.get("made_by", {}) for manifest in lineage.manifests.values()]
-    told = provenance.as_tags(own[0]) if own else {}
-    lines = [f"- {name}: {text}" for name, text in told.items()]
+    facts = provenance.as_tags(own[0]) if own else {}
+    lines = [f"- {name}: {text}" for name, text in facts.items()]
     return "## Made by\n\n" + "\n".join([f"- sqltrain {importlib.metadata.version('sqltrain')}", *lines])
 
 

@@ -50,7 +50,7 @@ class Lineage:
     def setting(self, path: str) -> Any:
         """What the recipe said at a path that one of the stages reads whole; None where none does."""
         slices = (manifest.get("recipe", {}) for manifest in self.manifests.values())
-        return next((each[path] for each in slices if path in each), None)
+        return next((benchmarks[path] for benchmarks in slices if path in benchmarks), None)
 
 
 def trace(folder: Path) -> Lineage:
@@ -68,16 +68,16 @@ def trace(folder: Path) -> Lineage:
         return Lineage(folder, None, card)
     store, stage, key = Store(place.parent.parent), place.parent.name, place.name
     keys = dict(_made_of(store, stage, key))
-    places = {kind: store.folder(kind, each) for kind, each in keys.items()}
-    shown = places["filter"] / QUESTIONS_CARD if "filter" in places else None
+    places = {kind: store.folder(kind, input_key) for kind, input_key in keys.items()}
+    questions_card = places["filter"] / QUESTIONS_CARD if "filter" in places else None
     return Lineage(
         folder,
         adapter,
         card,
-        {kind: store.manifest(kind, each) for kind, each in keys.items()},
-        {kind: read_json(each / "metrics.json") for kind, each in places.items()},
+        {kind: store.manifest(kind, input_key) for kind, input_key in keys.items()},
+        {kind: read_json(made / "metrics.json") for kind, made in places.items()},
         tuple(_evaluations(store, stage, key)),
-        shown.read_text(encoding="utf-8") if shown is not None and shown.is_file() else "",
+        questions_card.read_text(encoding="utf-8") if questions_card is not None and questions_card.is_file() else "",
     )
 
 
@@ -85,20 +85,20 @@ def _made_of(store: Store, stage: str, key: str) -> Iterator[tuple[str, str]]:
     """The stages behind a stage that the store still has, itself first; of two of a kind the nearest."""
     waiting, seen = [(stage, key)], set[str]()
     while waiting:
-        kind, each = waiting.pop(0)
-        if kind not in seen and store.has(kind, each):
+        kind, input_key = waiting.pop(0)
+        if kind not in seen and store.has(kind, input_key):
             seen.add(kind)
-            yield kind, each
-            waiting += store.manifest(kind, each).get("inputs", {}).items()
+            yield kind, input_key
+            waiting += store.manifest(kind, input_key).get("inputs", {}).items()
 
 
 def _evaluations(store: Store, stage: str, key: str) -> Iterator[Evaluated]:
     kind = f"evaluate_{stage}"
-    for each in folders(store.root / kind):
+    for evaluation_key in folders(store.root / kind):
         with contextlib.suppress(DataError):  # one that is not finished, or damaged, says nothing
-            inputs = store.manifest(kind, each).get("inputs", {})
+            inputs = store.manifest(kind, evaluation_key).get("inputs", {})
             if inputs.get(stage) != key:
                 continue
-            asked = store.manifest("test", inputs["test"])["recipe"] if "test" in inputs else {}
-            summary = from_dict(Summary, read_json(store.folder(kind, each) / "summary.json"))
-            yield Evaluated(f"{asked.get('benchmark.kind')}, {asked.get('benchmark.split')}", summary)
+            recipe = store.manifest("test", inputs["test"])["recipe"] if "test" in inputs else {}
+            summary = from_dict(Summary, read_json(store.folder(kind, evaluation_key) / "summary.json"))
+            yield Evaluated(f"{recipe.get('benchmark.kind')}, {recipe.get('benchmark.split')}", summary)

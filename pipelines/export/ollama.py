@@ -43,8 +43,8 @@ def modelfile(folder: Path, tokenizer: Any, card: Card | None) -> str:
         DataError: the chat template does more than put each message between fixed texts.
     """
     protocol = None if card is None else build(card.protocol)
-    said = template(tokenizer, protocol.thought if protocol is not None else "think")
-    lines = ["FROM .", f'TEMPLATE """{said}"""']
+    chat_template = template(tokenizer, protocol.thought if protocol is not None else "think")
+    lines = ["FROM .", f'TEMPLATE """{chat_template}"""']
     limits: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}  # its own default of 1.1 changes greedy turns
     if card is not None:
         limits |= {"num_ctx": _context(folder, card), "num_predict": card.sampling.turn_tokens}
@@ -104,8 +104,8 @@ def _around(tokenizer: Any, role: str) -> tuple[str, str]:
     """What stands before and behind a message of a role."""
     chat = [("user", "first"), (role, MARK)] if role == "assistant" else [(role, MARK)]
     first = _render(tokenizer, chat[:-1], False) if len(chat) > 1 else ""
-    before, found, after = _render(tokenizer, chat, False).removeprefix(first).partition(MARK)
-    return (before, after) if found else ("", "")
+    before, marked, after = _render(tokenizer, chat, False).removeprefix(first).partition(MARK)
+    return (before, after) if marked else ("", "")
 
 
 def _opening(tokenizer: Any) -> str:

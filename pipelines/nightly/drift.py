@@ -19,10 +19,10 @@ def drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict[str, flo
     """
     if min(len(learned), len(fresh)) < ENOUGH:
         return {}
-    old, new = ([len(one.question.split()) for one in side] for side in (learned, fresh))
+    old, new = ([len(example.question.split()) for example in side] for side in (learned, fresh))
     cuts = quantiles(old, n=4)
     return {
-        "hardness": distance([one.hardness for one in learned], [one.hardness for one in fresh]),
+        "hardness": distance([example.hardness for example in learned], [example.hardness for example in fresh]),
         "length": distance([bisect_right(cuts, count) for count in old], [bisect_right(cuts, count) for count in new]),
     }
 

@@ -37,8 +37,8 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
     if settings.inbox is None:
         raise DataError("the recipe names no inbox", "Set nightly.inbox=FOLDER.")
     inbox = Path(settings.inbox).expanduser().resolve()
-    known = {row for path in batches.glob(f"[!.]*/{ROWS}") for row in read_json(path)}
-    fresh = {digest(row): (name, row) for name, row in _rows(inbox, settings.table) if digest(row) not in known}
+    taken = {row for path in batches.glob(f"[!.]*/{ROWS}") for row in read_json(path)}
+    fresh = {digest(row): (name, row) for name, row in _rows(inbox, settings.table) if digest(row) not in taken}
     if not fresh:
         return None
     number = max((int(path.name[:4]) for path in batches.glob("[0-9]*")), default=0) + 1
@@ -88,8 +88,8 @@ def _table(path: Path, table: str) -> list[dict[str, Any]]:
             import duckdb
 
             with duckdb.connect(str(path), read_only=True) as lake:
-                found = lake.execute(f"SELECT * FROM {quoted}")
-                names, rows = [column[0] for column in found.description or ()], found.fetchall()
+                result = lake.execute(f"SELECT * FROM {quoted}")
+                names, rows = [column[0] for column in result.description or ()], result.fetchall()
         else:
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
                 file.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -103,9 +103,9 @@ def _table(path: Path, table: str) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """A table's value as JSON has it: a time as its text; bytes as an object, which no reader takes for a text."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(inner) for inner in value]
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     return value if value is None or isinstance(value, str | int | float) else str(value)
@@ -115,8 +115,8 @@ def _line(row: Row, name: str, home: Path, work: Path) -> str:
     """A row as a line of the batch: under a name that no other row has, its database within reach."""
     if isinstance(row, str):
         return WITHHELD if has_password(row) else row
-    given = row.get("id")
-    row = {**row, "id": f"{given}-{name[-8:]}" if isinstance(given, str) and given else name}
+    own_id = row.get("id")
+    row = {**row, "id": f"{own_id}-{name[-8:]}" if isinstance(own_id, str) and own_id else name}
     for field in (name for name in DATABASE if isinstance(row.get(name), str)):
         row[field] = _reach(row[field], home, work)
     return json.dumps(row, ensure_ascii=False, sort_keys=True)

@@ -96,8 +96,8 @@ class Ledger:
         stack: list[Champion] = []
         for number, row in enumerate(self.lines()):
             if row["event"] == "night" and row["decision"] == "promoted":
-                made = row["challenger"]
-                stack.append(Champion(made["stage"], made["key"], tuple(row["learned"]), number))
+                challenger = row["challenger"]
+                stack.append(Champion(challenger["stage"], challenger["key"], tuple(row["learned"]), number))
             elif row["event"] == "rollback" and stack:
                 stack.pop()
         return stack
@@ -151,12 +151,12 @@ class Ledger:
         champions = self.champions()
         if len(champions) < 2:
             raise DataError(f"there is no earlier champion of {self.folder.name} to go back to")
-        left, came = champions[-1], champions[-2]
-        self.add("rollback", **{"from": left.key, "to": came.key})
-        return left, came
+        former, came = champions[-1], champions[-2]
+        self.add("rollback", **{"from": former.key, "to": came.key})
+        return former, came
 
 
 def ledgers(store: Store) -> Mapping[str, Ledger]:
     """Every recipe of a store that has had a night."""
-    found = sorted((store.root / HOME).glob(f"*/{LINES}"))
-    return {path.parent.name: Ledger(store, path.parent.name) for path in found}
+    paths = sorted((store.root / HOME).glob(f"*/{LINES}"))
+    return {path.parent.name: Ledger(store, path.parent.name) for path in paths}

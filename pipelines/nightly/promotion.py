@@ -48,67 +48,67 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
     """
     whole = _compare(test, seed)
     parts = {f"level/{level}": _level(test, level) for level in HARDNESS_LEVELS}
-    parts |= {f"guard/{name}": held for name, held in guards.items()}
-    differences = {name: _difference(held, seed) for name, held in parts.items() if held.before and held.after}
+    parts |= {f"guard/{name}": pairs for name, pairs in guards.items()}
+    differences = {name: _difference(pairs, seed) for name, pairs in parts.items() if pairs.before and pairs.after}
     numbers = {**_numbers(whole), **differences}
     lost = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
-    said = f"{100 * whole.accuracy_before:.1f} to {100 * whole.accuracy_after:.1f} % of {whole.paired.n} questions"
+    change = f"{100 * whole.accuracy_before:.1f} to {100 * whole.accuracy_after:.1f} % of {whole.paired.n} questions"
     how = _how(whole, settings)
     if _sure(whole, settings, -1):
-        return Verdict("worse", f"worse: {said} ({how})", numbers)
+        return Verdict("worse", f"worse: {change} ({how})", numbers)
     if lost:
         where = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in lost.items())
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
-        return Verdict("kept", f"it loses on {where} ({bound}); {said}", numbers)
+        return Verdict("kept", f"it loses on {where} ({bound}); {change}", numbers)
     if not _sure(whole, settings, +1):
-        return Verdict("kept", f"not shown to be better: {said} ({how})", numbers)
-    return Verdict("promoted", f"better: {said} ({how})", numbers)
+        return Verdict("kept", f"not shown to be better: {change} ({how})", numbers)
+    return Verdict("promoted", f"better: {change} ({how})", numbers)
 
 
-def _compare(held: Held, seed: int) -> Comparison:
-    found = compare(held.before, held.after, held.equality, ("champion", "challenger"), seed=seed)
-    if found is None:
+def _compare(pairs: Held, seed: int) -> Comparison:
+    comparison = compare(pairs.before, pairs.after, pairs.equality, ("champion", "challenger"), seed=seed)
+    if comparison is None:
         raise DataError("champion and challenger share no held-out question")
-    return found
+    return comparison
 
 
-def _level(held: Held, level: str) -> Held:
-    before, after = ([one for one in side if one.hardness == level] for side in (held.before, held.after))
-    return Held(before, after, held.equality)
+def _level(pairs: Held, level: str) -> Held:
+    before, after = ([record for record in side if record.hardness == level] for side in (pairs.before, pairs.after))
+    return Held(before, after, pairs.equality)
 
 
-def _difference(held: Held, seed: int) -> float:
-    return _compare(held, seed).paired.difference
+def _difference(pairs: Held, seed: int) -> float:
+    return _compare(pairs, seed).paired.difference
 
 
-def _sure(found: Comparison, settings: Nightly, sign: int) -> bool:
+def _sure(comparison: Comparison, settings: Nightly, sign: int) -> bool:
     """Whether the test shows a difference of that sign."""
     if settings.test == "mcnemar":
-        return sign * (found.gained - found.lost) > 0 and _mcnemar(found) <= ALPHA
-    return found.paired.low > 0 if sign > 0 else found.paired.high < 0
+        return sign * (comparison.gained - comparison.lost) > 0 and _mcnemar(comparison) <= ALPHA
+    return comparison.paired.low > 0 if sign > 0 else comparison.paired.high < 0
 
 
-def _mcnemar(found: Comparison) -> float:
-    return 1.0 if found.p_mcnemar is None else found.p_mcnemar
+def _mcnemar(comparison: Comparison) -> float:
+    return 1.0 if comparison.p_mcnemar is None else comparison.p_mcnemar
 
 
-def _how(found: Comparison, settings: Nightly) -> str:
+def _how(comparison: Comparison, settings: Nightly) -> str:
     if settings.test == "mcnemar":
-        return f"gained {found.gained}, lost {found.lost}, McNemar p {_mcnemar(found):.3g}"
-    low, high = 100 * found.paired.low, 100 * found.paired.high
-    return f"95 % interval [{low:+.1f}, {high:+.1f}] points, {found.paired.method}"
+        return f"gained {comparison.gained}, lost {comparison.lost}, McNemar p {_mcnemar(comparison):.3g}"
+    low, high = 100 * comparison.paired.low, 100 * comparison.paired.high
+    return f"95 % interval [{low:+.1f}, {high:+.1f}] points, {comparison.paired.method}"
 
 
-def _numbers(found: Comparison) -> dict[str, Any]:
+def _numbers(comparison: Comparison) -> dict[str, Any]:
     return {
-        "champion_ex": found.accuracy_before,
-        "challenger_ex": found.accuracy_after,
-        "difference": found.paired.difference,
-        "low": found.paired.low,
-        "high": found.paired.high,
-        "p_mcnemar": _mcnemar(found),
-        "p_sign_flip": found.paired.p_permutation,
-        "gained": found.gained,
-        "lost": found.lost,
-        "questions": found.paired.n,
+        "champion_ex": comparison.accuracy_before,
+        "challenger_ex": comparison.accuracy_after,
+        "difference": comparison.paired.difference,
+        "low": comparison.paired.low,
+        "high": comparison.paired.high,
+        "p_mcnemar": _mcnemar(comparison),
+        "p_sign_flip": comparison.paired.p_permutation,
+        "gained": comparison.gained,
+        "lost": comparison.lost,
+        "questions": comparison.paired.n,
     }

@@ -42,16 +42,16 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
     Raises:
         DataError: the ledger there is not one that continues this store's, or a file is too long.
     """
-    found = remote.files_below(HOME)
-    for recipe in sorted({name.partition("/")[0] for name in found if arrival.is_plain(name.partition("/")[0])}):
-        if f"{recipe}/{LINES}" not in found:
+    sizes = remote.files_below(HOME)
+    for recipe in sorted({name.partition("/")[0] for name in sizes if arrival.is_plain(name.partition("/")[0])}):
+        if f"{recipe}/{LINES}" not in sizes:
             continue
         ledger = Ledger(store, recipe)
         own, lines = ledger.folder / LINES, _lines(remote, recipe)
         with ledger.locked():
             if own.is_file() and not _continues(lines, own.read_bytes(), recipe):
                 continue
-            for name, size in found.items():
+            for name, size in sizes.items():
                 _take(remote, ledger, recipe, name, size)
             write_atomic(own, lines.decode("utf-8"))
         say(f"pulled {len(ledger.lines())} nights of {recipe}")

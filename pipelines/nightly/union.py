@@ -49,11 +49,11 @@ def unite(store: Store, parts: Sequence[Part], replay: float | None, seed: int) 
         replay: old demonstrations for each fresh one; None takes all.
     """
     makers: dict[str, Callable[[Path, Sequence[Path]], None]] = {
-        "data": lambda folder, found: _data(folder, found, parts),
-        "filter": lambda folder, found: _filter(folder, found, parts, replay, seed),
-        "gold_schema": lambda folder, found: _gold_schema(folder, found),
+        "data": lambda folder, folders: _data(folder, folders, parts),
+        "filter": lambda folder, folders: _filter(folder, folders, parts, replay, seed),
+        "gold_schema": lambda folder, folders: _gold_schema(folder, folders),
     }
-    made = {}
+    united = {}
     for stage in (name for name in makers if name in parts[0].keys):
         keys = [[stage, part.keys[stage]] for part in parts]
         about = {"version": VERSION, "parts": keys, "fresh": [part.fresh for part in parts]}
@@ -66,16 +66,16 @@ def unite(store: Store, parts: Sequence[Part], replay: float | None, seed: int) 
             makers[stage](work, folders)
 
         store.make(stage, key, build, about, lambda: None)
-        made[stage] = key
-    return made
+        united[stage] = key
+    return united
 
 
-def _data(folder: Path, found: Sequence[Path], parts: Sequence[Part]) -> None:
+def _data(folder: Path, folders: Sequence[Path], parts: Sequence[Part]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
     whole: Frames = []
     sources = 0  # of the RL pool: each keeps a number of its own
-    for index, (part, source) in enumerate(zip(parts, found, strict=True)):
+    for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
         link = folder / PARTS / str(index)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.join("..", "..", source.name))
@@ -88,7 +88,7 @@ def _data(folder: Path, found: Sequence[Path], parts: Sequence[Part]) -> None:
     frame = pl.concat(whole, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
     note_leakage(folder)
-    _join_quarantines(folder, found)
+    _join_quarantines(folder, folders)
     counts = {f"{pool}_examples": float((frame["pool"] == pool).sum()) for pool in (*TRAINED, *HELD_OUT)}
     write_json(folder / "metrics.json", {**counts, "parts": len(parts), "rl_sources": sources})
 
@@ -103,38 +103,43 @@ def _located(frame: pl.DataFrame, index: int) -> pl.DataFrame:
     )
 
 
-def _filter(folder: Path, found: Sequence[Path], parts: Sequence[Part], replay: float | None, seed: int) -> None:
+def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[Part], replay: float | None, seed: int) -> None:
     """All fresh demonstrations, and as many of the old ones as are replayed."""
-    made = [frames.read(source / DATA) for source in found]
-    fresh = sum(frame.height for frame, part in zip(made, parts, strict=True) if part.fresh)
-    old = [(index, row) for index, part in enumerate(parts) if not part.fresh for row in range(made[index].height)]
+    frames_of_parts = [frames.read(source / DATA) for source in folders]
+    fresh = sum(frame.height for frame, part in zip(frames_of_parts, parts, strict=True) if part.fresh)
+    old = [
+        (index, row)
+        for index, part in enumerate(parts)
+        if not part.fresh
+        for row in range(frames_of_parts[index].height)
+    ]
     wanted = len(old) if replay is None else min(len(old), round(replay * fresh))
     taken = set(random.Random(f"{seed}/replay").sample(old, wanted))
-    kept: Frames = [
+    selected: Frames = [
         frame if parts[index].fresh else frame[[row for row in range(frame.height) if (index, row) in taken]]
-        for index, frame in enumerate(made)
+        for index, frame in enumerate(frames_of_parts)
     ]
-    frame = pl.concat(kept, how="diagonal_relaxed")
+    frame = pl.concat(selected, how="diagonal_relaxed")
     frames.write(folder / DATA, frame)
-    rejected = _join_quarantines(folder, found)
+    rejected = _join_quarantines(folder, folders)
     whole = frame.height + rejected
     write_json(folder / "metrics.json", {"kept": frame.height, "acceptance": frame.height / max(1, whole)})
 
 
-def _gold_schema(folder: Path, found: Sequence[Path]) -> None:
+def _gold_schema(folder: Path, folders: Sequence[Path]) -> None:
     """Gold schemas of all parts; of the held-out questions, which all have, once."""
-    frame = pl.concat([frames.read(source / DATA) for source in found], how="diagonal_relaxed")
+    frame = pl.concat([frames.read(source / DATA) for source in folders], how="diagonal_relaxed")
     frame = frame.unique("example_id", keep="first", maintain_order=True)
     frames.write(folder / DATA, frame)
     accepted = sum(json.loads(value) for value in frame["accepted"])
     write_json(folder / "metrics.json", {"examples": frame.height, "agreement": accepted / max(1, frame.height)})
 
 
-def _join_quarantines(folder: Path, found: Sequence[Path]) -> int:
+def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
     """The lines of `quarantine.jsonl` of all parts, in order; returns how many."""
     count = 0
     with (folder / "quarantine.jsonl").open("wb") as out:
-        for source in found:
+        for source in folders:
             for line in (source / "quarantine.jsonl").read_bytes().splitlines():
                 out.write(line + b"\n")
                 count += 1

@@ -176,11 +176,11 @@ class Protocol(abc.ABC):
         """
         parts = [(self.thought, action.reasoning)] if action.reasoning else []
         space, between = (" ", "") if self.brief else ("", "\n")
-        said = between.join(f"<{tag}>{space}{text}</{tag}>" for tag, text in (*parts, *self.blocks(action)))
-        read = self.parse(said)
-        if read != action:
-            raise ValueError(f"{self.name} has no words for this action; it reads back as {read.format_error}")
-        return said
+        turn = between.join(f"<{tag}>{space}{text}</{tag}>" for tag, text in (*parts, *self.blocks(action)))
+        parsed = self.parse(turn)
+        if parsed != action:
+            raise ValueError(f"{self.name} has no words for this action; it reads back as {parsed.format_error}")
+        return turn
 
 
 def _linked(example: Example) -> SchemaItems:
@@ -222,7 +222,7 @@ def build(config: config.Protocol) -> Protocol:
     return built
 
 
-def at_once(given: config.Protocol) -> tuple[config.Protocol, int]:
+def at_once(protocol: config.Protocol) -> tuple[config.Protocol, int]:
     """The same protocol for an agent that must answer in one turn, and the turn cap to run it under.
 
     Its prompt is one of its own: it tells of one turn, and asks for the reasoning first. A brief prompt has no words
@@ -231,7 +231,7 @@ def at_once(given: config.Protocol) -> tuple[config.Protocol, int]:
     Raises:
         RecipeError: the protocol has no such prompt.
     """
-    if given.prompt.startswith("brief"):
-        return given.model_copy(update={"forced_final": True}), 0
-    prompt = PROTOCOLS[given.name].single(given)
-    return given.model_copy(update={"prompt": prompt, "max_turns_eval": 1, "forced_final": False}), 1
+    if protocol.prompt.startswith("brief"):
+        return protocol.model_copy(update={"forced_final": True}), 0
+    prompt = PROTOCOLS[protocol.name].single(protocol)
+    return protocol.model_copy(update={"prompt": prompt, "max_turns_eval": 1, "forced_final": False}), 1

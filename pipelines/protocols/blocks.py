@@ -113,25 +113,25 @@ def _misplaced(name: str | None, closing: bool, opened: str, environment: Sequen
     return None
 
 
-def invalid(error: str, found: Scan | None = None, reasoning_tag: str = "") -> Action:
+def invalid(error: str, scan: Scan | None = None, reasoning_tag: str = "") -> Action:
     """The action that a format error leaves: nothing to execute, the reasoning kept where it was closed."""
-    thoughts = found.bodies(reasoning_tag) if found else []
+    thoughts = scan.bodies(reasoning_tag) if scan else []
     return Action(ActionKind.INVALID, reasoning=thoughts[0] if thoughts else "", format_error=error)
 
 
-def reasoning_error(found: Scan, tag: str, demanded: bool, strict: bool) -> str | None:
+def reasoning_error(scan: Scan, tag: str, demanded: bool, strict: bool) -> str | None:
     """What is wrong with the reasoning block of an otherwise usable turn.
 
     Errors, by name: `missing_reasoning`, `empty_reasoning`, `two_reasonings`; if strict, also `wrong_order` (it must
     come first) and `text_outside_tags`.
     """
-    thoughts = found.bodies(tag)
+    thoughts = scan.bodies(tag)
     if demanded and not thoughts:
         return "missing_reasoning"
     if demanded and not thoughts[0]:
         return "empty_reasoning"
     if len(thoughts) > 1:
         return "two_reasonings"
-    if strict and thoughts and found.blocks[0].tag != tag:
+    if strict and thoughts and scan.blocks[0].tag != tag:
         return "wrong_order"
-    return "text_outside_tags" if strict and found.stray else None
+    return "text_outside_tags" if strict and scan.stray else None

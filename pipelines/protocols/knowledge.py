@@ -127,12 +127,12 @@ def schema_of(action: Action) -> SchemaItems:
 
 def unverified(trajectory: Trajectory) -> frozenset[str]:
     """Names in the last proposal that no earlier turn had verified: hallucinated, or guessed."""
-    last, found = proposed_turn(trajectory), proposed(trajectory)
-    if last is None or found is None:
+    last, items = proposed_turn(trajectory), proposed(trajectory)
+    if last is None or items is None:
         return frozenset()
     seen = list(_evidence(trajectory, last))
     words = {word for text in seen for word in _WORD.findall(text)}
-    names = found.tables | {column for _, column in found.columns}
+    names = items.tables | {column for _, column in items.columns}
     return frozenset(name for name in names if not _shown(name, words, seen))
 
 
@@ -142,8 +142,8 @@ def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
         yield trajectory.prompt[-1][1].lower()
     for turn in trajectory.turns[:before]:
         if turn.status is ExecutionStatus.OK:
-            read, own, made_up = _taken_apart(turn.action.content)
-            yield "\n".join(read)
+            names_read, own, made_up = _taken_apart(turn.action.content)
+            yield "\n".join(names_read)
             shown = (turn.observation or "").lower()
             if not made_up:
                 yield " ".join(part for part in re.split(r"(\W+)", shown) if part not in own) if own else shown
@@ -153,7 +153,7 @@ def _taken_apart(sql: str) -> tuple[list[str], set[str], bool]:
     """What a query reads by name; the words that it writes into its result itself, as aliases and literals; and whether
     it puts text together there. By its tokens, lower-cased: any text can be taken apart.
     """
-    read: list[str] = []
+    names_read: list[str] = []
     own: set[str] = set()
     listing = made_up = ends = False  # in a SELECT list; whether an operand has just ended
     before = ""
@@ -168,7 +168,7 @@ def _taken_apart(sql: str) -> tuple[list[str], set[str], bool]:
             if is_alias:
                 own.update(_WORD.findall(name))
             elif not name.isdigit():
-                read.append(name)
+                names_read.append(name)
             ends = True
         elif kind == "text":
             own.update(_WORD.findall(token) if listing else ())
@@ -178,7 +178,7 @@ def _taken_apart(sql: str) -> tuple[list[str], set[str], bool]:
             made_up |= listing and token == "||"
             ends = token in (")", "end", "null", "*") and before != "select"
         before = token
-    return read, own, made_up
+    return names_read, own, made_up
 
 
 def _shown(name: str, words: set[str], texts: list[str]) -> bool:

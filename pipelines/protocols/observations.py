@@ -119,7 +119,7 @@ def json_text(value: Any) -> str:
     dumped = json.dumps(value, ensure_ascii=False)
     if not dumped.isprintable():
         dumped = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in dumped)
-    return _OPENING.sub(lambda found: f"\\u{ord(found[0]):04x}", dumped)
+    return _OPENING.sub(lambda match: f"\\u{ord(match[0]):04x}", dumped)
 
 
 def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int) -> dict[str, Any]:

@@ -33,16 +33,16 @@ class OneAction(Protocol):
         `two_actions`, `empty_action`. A turn whose only fault is its reasoning block, text outside the tags or a
         missing fence is executed, and its format error kept (the last two only where the recipe's format is strict).
         """
-        found = self.scan(text)
-        actions = [block for block in found.blocks if block.tag in self.kinds]
-        if found.error or len(actions) != 1:
-            problem = found.error or ("two_actions" if actions else "no_action")
-            return invalid(problem, found, self.thought)
+        scan = self.scan(text)
+        actions = [block for block in scan.blocks if block.tag in self.kinds]
+        if scan.error or len(actions) != 1:
+            problem = scan.error or ("two_actions" if actions else "no_action")
+            return invalid(problem, scan, self.thought)
         sql, fault = self.read_content(actions[0].tag, actions[0].body)
         if not sql:
-            return invalid(fault or "empty_action", found, self.thought)
-        reasoning = "".join(found.bodies(self.thought)[:1])
-        error = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+            return invalid(fault or "empty_action", scan, self.thought)
+        reasoning = "".join(scan.bodies(self.thought)[:1])
+        error = reasoning_error(scan, self.thought, self.config.reasoning, self.strict)
         error = error or (fault if self.strict else None)
         return Action(self.kinds[actions[0].tag], sql, reasoning, error)
 

@@ -90,30 +90,30 @@ class Phases(Protocol):
         asks for), `bad_schema`, `empty_action`, `not_a_probe`. A fault of the thinking block and, where the recipe's
         format is strict, text outside the tags or a wrong order leave the action usable.
         """
-        found = self.scan(text)
-        kind, error = self._kind(found)
+        scan = self.scan(text)
+        kind, error = self._kind(scan)
         if error or kind is None:
-            return invalid(error or "no_action", found, self.thought)
-        content, error = self._content(kind, found.bodies(CONTENT[kind])[0])
+            return invalid(error or "no_action", scan, self.thought)
+        content, error = self._content(kind, scan.bodies(CONTENT[kind])[0])
         if error:
-            return invalid(error, found, self.thought)
-        tags = [block.tag for block in found.blocks]
-        fault = reasoning_error(found, self.thought, self.config.reasoning, self.strict)
+            return invalid(error, scan, self.thought)
+        tags = [block.tag for block in scan.blocks]
+        fault = reasoning_error(scan, self.thought, self.config.reasoning, self.strict)
         if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
             fault = "wrong_order"
-        return Action(kind, content, "".join(found.bodies(self.thought)[:1]), fault)
+        return Action(kind, content, "".join(scan.bodies(self.thought)[:1]), fault)
 
-    def _kind(self, found: Scan) -> tuple[ActionKind | None, str | None]:
+    def _kind(self, scan: Scan) -> tuple[ActionKind | None, str | None]:
         """The action that a scanned turn names, when it has exactly one content block and the right one."""
-        if found.error:
-            return None, found.error
-        named = found.bodies("action")
-        if len(named) != 1:
-            return None, "two_actions" if named else "no_action"
-        kind = self.names.get(named[0])
+        if scan.error:
+            return None, scan.error
+        names = scan.bodies("action")
+        if len(names) != 1:
+            return None, "two_actions" if names else "no_action"
+        kind = self.names.get(names[0])
         if kind is None:
             return None, "unknown_action"
-        contents = [block.tag for block in found.blocks if block.tag in TAGS]
+        contents = [block.tag for block in scan.blocks if block.tag in TAGS]
         if len(contents) != 1:
             return None, "two_contents" if contents else "missing_content"
         return kind, None if contents[0] == CONTENT[kind] else "wrong_content"

@@ -90,8 +90,10 @@ def lists_everything(sql: str) -> bool:
         return False
     listing = len([token for token in tokens if _is_catalogue(token)]) > 1 and any("_INFO" in t for t in tokens)
     details = listing or "SQL" in tokens or "COLUMNS" in tokens or "DUCKDB_COLUMNS" in tokens or _star(tokens)
-    named = any(token in _TABLE_NAMES and after in ("=", "IN", "LIKE") for token, after in itertools.pairwise(tokens))
-    return details and not named and tokens[0] not in _COMMANDS
+    names_table = any(
+        token in _TABLE_NAMES and after in ("=", "IN", "LIKE") for token, after in itertools.pairwise(tokens)
+    )
+    return details and not names_table and tokens[0] not in _COMMANDS
 
 
 def _star(tokens: list[str]) -> bool:

@@ -37,11 +37,11 @@ class StopStrings:
 
 def cut(text: str, stops: Sequence[str]) -> str:
     """The text up to the end of its first stop string: a last token, or a server, may say more than that."""
-    ends = [found + len(stop) for stop in stops if (found := text.find(stop)) >= 0]
+    ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
-def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
+def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:
     """The text with the stop string that the server took away.
 
     Args:
@@ -50,8 +50,8 @@ def close_tag(text: str, stops: tuple[str, ...], said: object) -> str:
     """
     if text.endswith(stops):
         return text
-    if isinstance(said, str) and said in stops:
-        return text + said
+    if isinstance(matched, str) and matched in stops:
+        return text + matched
     opened = {text.rfind(stop.replace("</", "<", 1)): stop for stop in stops if stop.startswith("</")}
     last = max(opened, default=-1)
     return text + opened[last] if last >= 0 else text

@@ -100,9 +100,9 @@ class ReportData:
         pairs = list(zip(self.systems, self.systems[1:], strict=False))
         if len(self.systems) > 2:
             pairs.append((self.systems[0], self.systems[-1]))
-        found = (
+        results = (
             compare(old.records, new.records, self.equality, (old.name, new.name), mode, self.seed)
             for old, new in pairs
             for mode in ("greedy", "sampled")
         )
-        return tuple(each for each in found if each is not None)
+        return tuple(result for result in results if result is not None)

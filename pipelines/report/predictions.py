@@ -48,8 +48,8 @@ def as_report(
         return Named(database, database.location, cards.get(identity(database.location))).schema(sql)
 
     if verdicts is not None:
-        known = zip(verdicts, predictions.values(), strict=True)
-        verdicts = [_of_equalities(verdict, text, equalities) for verdict, text in known]
+        pairs = zip(verdicts, predictions.values(), strict=True)
+        verdicts = [_of_equalities(verdict, text, equalities) for verdict, text in pairs]
     records = evaluate.evaluate(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
     usable = {examples[record.example_id].database for record in records if not record.broken}
     return ReportData(

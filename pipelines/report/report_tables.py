@@ -71,15 +71,15 @@ def leader(data: ReportData) -> Table:
 
 def left_out(data: ReportData) -> list[str]:
     """Which questions could not be asked, in a sentence for each system, or in one for all."""
-    said = [
+    notes = [
         f"{sum(reasons.values()):,} questions are left out ({', '.join(f'{n:,} {why}' for why, n in reasons.items())})."
         if (reasons := system.left_out)
         else ""
         for system in data.systems
     ]
-    if len(set(said)) == 1:
-        return [said[0]] if said[0] else []
-    return [f"{system.name}: {words}" for system, words in zip(data.systems, said, strict=True) if words]
+    if len(set(notes)) == 1:
+        return [notes[0]] if notes[0] else []
+    return [f"{system.name}: {words}" for system, words in zip(data.systems, notes, strict=True) if words]
 
 
 def _point(summary: Summary, k: int) -> KPoint | None:
@@ -116,11 +116,11 @@ def behaviour(data: ReportData) -> Table:
 def _metrics(data: ReportData, table: str) -> tuple[list[Column], list[tuple[Cell, ...]]]:
     """A column for each metric of a table that some system has a value of, and a row of values for each system."""
     names = [name for name in METRICS if METRICS[name].table == table]
-    shown = [name for name in names if any(name in summary.measured for summary in data.summaries)]
-    parts = [METRICS[name] for name in shown]
+    measured = [name for name in names if any(name in summary.measured for summary in data.summaries)]
+    parts = [METRICS[name] for name in measured]
     columns = [Column("system"), *(Column(part.title, part.unit, part.about) for part in parts)]
     rows: list[tuple[Cell, ...]] = [
-        (system.name, *(value_of(summary.measured.get(name)) for name in shown))
+        (system.name, *(value_of(summary.measured.get(name)) for name in measured))
         for system, summary in zip(data.systems, data.summaries, strict=True)
     ]
     return columns, rows
@@ -180,19 +180,19 @@ def paired(data: ReportData) -> Table:
     )
     rows = tuple(
         (
-            f"{each.before} → {each.after}",
-            each.mode,
-            each.paired.n,
-            each.accuracy_before,
-            each.accuracy_after,
-            each.paired,
-            *((each.gained, each.lost) if each.mode == "greedy" else (None, None)),
-            each.p_mcnemar,
-            each.paired.p_permutation,
-            each.needed,
-            each.detectable,
+            f"{comparison.before} → {comparison.after}",
+            comparison.mode,
+            comparison.paired.n,
+            comparison.accuracy_before,
+            comparison.accuracy_after,
+            comparison.paired,
+            *((comparison.gained, comparison.lost) if comparison.mode == "greedy" else (None, None)),
+            comparison.p_mcnemar,
+            comparison.paired.p_permutation,
+            comparison.needed,
+            comparison.detectable,
         )
-        for each in data.comparisons
+        for comparison in data.comparisons
     )
     return Table("paired", "Paired differences", columns, rows, "The same questions, before and after.")
 
@@ -207,14 +207,14 @@ def samples(data: ReportData) -> Table:
         Column("average@k", "estimate"),
         Column("ties", "percent", "share of the votes that were ties"),
     )
-    found = [
+    numbered = [
         (index, (system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
         for index, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True))
         for point in summary.points
     ]
     note = "pass@k is the unbiased estimate over all samples; majority@k averages the votes of all k-subsets."
-    styles = tuple(index for index, _ in found)
-    return Table("samples", "Several samples", columns, tuple(row for _, row in found), note, styles)
+    styles = tuple(index for index, _ in numbered)
+    return Table("samples", "Several samples", columns, tuple(row for _, row in numbered), note, styles)
 
 
 def hardness(data: ReportData) -> Table:
@@ -254,14 +254,14 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
         {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
     ]
     names = list(dict.fromkeys(name for levels in by_system for name in levels))
-    found = [
+    numbered = [
         (index, _slice(system.name, levels[name]))
         for name in names
         for index, (system, levels) in enumerate(zip(data.systems, by_system, strict=True))
         if name in levels
     ]
-    styles = tuple(index for index, _ in found)
-    return Table(attribute, title, columns, tuple(row for _, row in found), "", styles)
+    styles = tuple(index for index, _ in numbered)
+    return Table(attribute, title, columns, tuple(row for _, row in numbered), "", styles)
 
 
 def _slice(system: str, level: Level) -> tuple[Cell, ...]:
@@ -274,28 +274,28 @@ def _slice(system: str, level: Level) -> tuple[Cell, ...]:
 def thresholds(data: ReportData) -> Table:
     """After how many steps a training's accuracy first reached a tenth and its multiples (SkyRL-SQL, figure 6)."""
     levels = [tenth / 10 for tenth in range(1, 11)]
-    found = {
+    steps_of = {
         f"{stage}: {words}": [steps_to(points, level, window) for level in levels]
         for stage, rows in data.curves.items()
         for name, (words, window) in WATCHED.items()
         if (points := series(rows, name))
     }
-    reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in found.values())]
+    reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in steps_of.values())]
     columns = (Column("curve"), *(Column(f"{100 * levels[place]:.0f} %", "count") for place in reached))
-    rows = tuple((name, *(steps[place] for place in reached)) for name, steps in found.items()) if reached else ()
+    rows = tuple((name, *(steps[place] for place in reached)) for name, steps in steps_of.items()) if reached else ()
     note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
     return Table("thresholds", "Steps to an accuracy", columns, rows, note)
 
 
 def errors(data: ReportData) -> Table:
     """How many wrong greedy answers fall in each error class."""
-    named = ((Column(each.name, "count"), Column(f"{each.name} %", "percent")) for each in data.systems)
+    column_pairs = ((Column(system.name, "count"), Column(f"{system.name} %", "percent")) for system in data.systems)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name.replace("_", " "), *_shares([summary.errors[name] for summary in data.summaries], data))
         for name in ERROR_CLASSES
     )
     total = ("all", *_shares([sum(summary.errors.values()) for summary in data.summaries], data))
-    columns = (Column("error class"), *(column for pair in named for column in pair))
+    columns = (Column("error class"), *(column for pair in column_pairs for column in pair))
     note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
     return Table("errors", "Wrong answers by error class", columns, (*rows, total), note)
 
@@ -325,14 +325,16 @@ def clues(data: ReportData) -> Table:
 def verdicts(data: ReportData) -> Iterator[str]:
     """What the paired tests say of each system and the one before it, one plain sentence each."""
     for old, new in pairwise(system.name for system in data.systems):
-        found = [each for each in data.comparisons if (each.before, each.after) == (old, new)]
-        if found:
-            yield f"From {old} to {new}: {'; '.join(map(_verdict, found))}."
+        comparisons = [
+            comparison for comparison in data.comparisons if (comparison.before, comparison.after) == (old, new)
+        ]
+        if comparisons:
+            yield f"From {old} to {new}: {'; '.join(map(_verdict, comparisons))}."
 
 
-def _verdict(each: Comparison) -> str:
-    measure = "greedy EX" if each.mode == "greedy" else "mean sampled EX"
-    result = each.paired
+def _verdict(comparison: Comparison) -> str:
+    measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
+    result = comparison.paired
     size = f"{digits.points(result.difference)} points of {measure}"
     bounds = f"[{digits.points(result.low)}, {digits.points(result.high)}]"
     unsure = " (may be chance)" if result.low <= 0 <= result.high else ""

@@ -74,10 +74,10 @@ class Sweep:
 
     def rows(self) -> list[Row]:
         """The rows in the order of their first cells."""
-        found: dict[tuple[str, ...], list[Filled]] = {}
+        groups: dict[tuple[str, ...], list[Filled]] = {}
         for cell in self.cells:
-            found.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
-        return [Row(dict(zip(self.axes, values, strict=True)), tuple(cells)) for values, cells in found.items()]
+            groups.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
+        return [Row(dict(zip(self.axes, values, strict=True)), tuple(cells)) for values, cells in groups.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Row:
         for cell in self.cells:
             if cell.error:
                 errors.setdefault(cell.error, []).append(cell.values.get(SEED, ""))
-        return "; ".join(f"seed {', '.join(at)}: {said}" if at[0] else said for said, at in errors.items())
+        return "; ".join(f"seed {', '.join(at)}: {message}" if at[0] else message for message, at in errors.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +135,11 @@ def table(sweep: Sweep) -> Table:
 
 def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Column]:
     yield from (Column(axis) for axis in sweep.axes)
-    for place, each in enumerate(chosen):
-        heading = measures.title(each.name)
-        share = each.kind == "percent"
+    for place, measure in enumerate(chosen):
+        heading = measures.title(measure.name)
+        share = measure.kind == "percent"
         yield Column(heading, "estimate" if share else "mean")
-        if _is_reported(sweep, each):
+        if _is_reported(sweep, measure):
             yield Column(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure")
         if not place:
             yield Column("difference", "difference", "from the baseline's row, question by question, in points")
@@ -152,18 +152,18 @@ def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Column]:
 
 def _cells(row: Row, rows: Sequence[Row], sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Cell]:
     yield from row.values.values()
-    for place, each in enumerate(chosen):
-        yield figure(row, each)
-        if _is_reported(sweep, each):
-            yield paper(row, sweep, each)
+    for place, measure in enumerate(chosen):
+        yield figure(row, measure)
+        if _is_reported(sweep, measure):
+            yield paper(row, sweep, measure)
         if not place:
-            yield _difference(row, rows, sweep, each)
+            yield _difference(row, rows, sweep, measure)
             if len(sweep.seeds) > 1:
-                yield seeds.deviation([value for run in row.runs if (value := _folded(run, each)) is not None])
+                yield seeds.deviation([value for run in row.runs if (value := _folded(run, measure)) is not None])
     if len(sweep.seeds) > 1:
         yield float(len(row.runs))
     yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
-    yield float(max((len({one.example_id for one in run.records}) for run in row.runs), default=0)) or None
+    yield float(max((len({record.example_id for record in run.records}) for run in row.runs), default=0)) or None
     yield row.error or None
 
 
@@ -171,8 +171,8 @@ def figure(row: Row, of: Measure) -> Estimate | float | None:
     """A row's figure: a share with its interval, or the mean over seeds of a count; None where nothing says it."""
     if of.kind == "percent":
         return seeds.mean([of.scores(run) for run in row.runs], _seed(row))
-    known = [value for run in row.runs if (value := _folded(run, of)) is not None]
-    return math.fsum(known) / len(known) if known else None
+    values = [value for run in row.runs if (value := _folded(run, of)) is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def _folded(run: Run, of: Measure) -> float | None:
@@ -193,7 +193,7 @@ def paper(row: Row, sweep: Sweep, of: Measure) -> float | None:
 
 
 def _is_reported(sweep: Sweep, of: Measure) -> bool:
-    return any(of.name in each for benchmarks in sweep.reported.values() for each in benchmarks.values())
+    return any(of.name in figures for benchmarks in sweep.reported.values() for figures in benchmarks.values())
 
 
 def _difference(row: Row, rows: Sequence[Row], sweep: Sweep, of: Measure) -> Paired | None:
@@ -211,12 +211,12 @@ def _difference(row: Row, rows: Sequence[Row], sweep: Sweep, of: Measure) -> Pai
 def _note(sweep: Sweep) -> str:
     parts = ["Intervals are 95 %."]
     if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
-        said = sweep.baseline.get(ROW) or named(sweep.baseline)
-        parts.append(f"The difference is from {said}, question by question.")
+        baseline = sweep.baseline.get(ROW) or named(sweep.baseline)
+        parts.append(f"The difference is from {baseline}, question by question.")
     if len(sweep.seeds) > 1:
         parts.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
     if sweep.reported and BENCHMARK not in sweep.axes:
-        named_first = dict.fromkeys(next(iter(each), "") for each in sweep.reported.values())
+        named_first = dict.fromkeys(next(iter(benchmarks), "") for benchmarks in sweep.reported.values())
         parts.append(f"The paper's figures are of {', '.join(named_first)}.")
     return " ".join(parts)
 
@@ -226,10 +226,10 @@ def curves(sweep: Sweep) -> dict[str, list[Line]]:
     rows = sweep.rows()
     names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
     ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
-    found = {
+    charts = {
         name: [line for row in rows if (line := _line(row, name)) is not None] for name in ordered if name != "step"
     }
-    return {name: lines for name, lines in found.items() if lines}
+    return {name: lines for name, lines in charts.items() if lines}
 
 
 def _line(row: Row, name: str) -> Line | None:

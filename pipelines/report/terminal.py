@@ -21,13 +21,13 @@ SHOWN_FLIPS = 10
 
 def render(table: Table) -> RichTable:
     """Any of the report's tables; figures are aligned, and text from outside can hold no markup."""
-    drawn = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
+    rich_table = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
     for column in table.columns:
-        drawn.add_column(_line(column.name), justify="left" if column.kind == "text" else "right")
+        rich_table.add_column(_line(column.name), justify="left" if column.kind == "text" else "right")
     for row in table.rows:
         cells = zip(row, table.columns, strict=True)
-        drawn.add_row(*(_line(formats.show(cell, column.kind)) for cell, column in cells))
-    return drawn
+        rich_table.add_row(*(_line(formats.show(cell, column.kind)) for cell, column in cells))
+    return rich_table
 
 
 def plain(words: str, lines: bool = False) -> str:
@@ -91,14 +91,15 @@ def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> Table:
 
 def across(judged: Mapping[str, Mapping[str, Summary]]) -> Table:
     """Each system's headline figure on several benchmarks, one a column, with the equality by which it is reported."""
-    equalities = [next((each.equality for each in summaries.values()), "") for summaries in judged.values()]
-    named = zip(judged, equalities, strict=True)
-    columns = (Column("system"), *(Column(f"{benchmark} ({equality})", "percent") for benchmark, equality in named))
+    equalities = [next((summary.equality for summary in summaries.values()), "") for summaries in judged.values()]
+    headings = zip(judged, equalities, strict=True)
+    columns = (Column("system"), *(Column(f"{benchmark} ({equality})", "percent") for benchmark, equality in headings))
     systems = dict.fromkeys(system for summaries in judged.values() for system in summaries)
-    shown = [
-        [value_of(one[system].headline) if system in one else None for one in judged.values()] for system in systems
+    estimates = [
+        [value_of(summaries[system].headline) if system in summaries else None for summaries in judged.values()]
+        for system in systems
     ]
-    rows = tuple((system, *row) for system, row in zip(systems, shown, strict=True))
+    rows = tuple((system, *row) for system, row in zip(systems, estimates, strict=True))
     return Table("across", "EX greedy, benchmark by benchmark", columns, rows)
 
 
@@ -119,28 +120,30 @@ def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]]
         console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)
 
 
-def show_comparison(console: Console, each: Comparison, shown: int = SHOWN_FLIPS) -> None:
+def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
     """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
-    found = each.paired
-    bounds = f"[{digits.points(found.low)}, {digits.points(found.high)}]"
+    paired = comparison.paired
+    bounds = f"[{digits.points(paired.low)}, {digits.points(paired.high)}]"
     console.print(
         _line(
-            f"{each.before} → {each.after} ({each.mode}, {each.equality}, {found.n} questions): "
-            f"{digits.percent(each.accuracy_before)} → {digits.percent(each.accuracy_after)} %, "
-            f"{digits.points(found.difference)} points {bounds}"
+            f"{comparison.before} → {comparison.after} "
+            f"({comparison.mode}, {comparison.equality}, {paired.n} questions): "
+            f"{digits.percent(comparison.accuracy_before)} → {digits.percent(comparison.accuracy_after)} %, "
+            f"{digits.points(paired.difference)} points {bounds}"
         ),
         soft_wrap=True,
     )
-    tests = f"sign-flip by database p {digits.p_value(found.p_permutation)}"
-    if each.p_mcnemar is not None:
-        tests = f"gained {each.gained}, lost {each.lost}; McNemar p {digits.p_value(each.p_mcnemar)}; {tests}"
-    if each.needed is not None:
-        tests += f"; {digits.count(each.needed)} questions would show a difference of this size"
-    if each.detectable is not None:
-        tests += f", and {digits.count(found.n)} show one of {digits.percent(each.detectable)} points"
+    tests = f"sign-flip by database p {digits.p_value(paired.p_permutation)}"
+    if comparison.p_mcnemar is not None:
+        mcnemar = f"McNemar p {digits.p_value(comparison.p_mcnemar)}"
+        tests = f"gained {comparison.gained}, lost {comparison.lost}; {mcnemar}; {tests}"
+    if comparison.needed is not None:
+        tests += f"; {digits.count(comparison.needed)} questions would show a difference of this size"
+    if comparison.detectable is not None:
+        tests += f", and {digits.count(paired.n)} show one of {digits.percent(comparison.detectable)} points"
     console.print(_line(tests), soft_wrap=True)
-    for flip in each.flips[:shown]:
+    for flip in comparison.flips[:shown]:
         sign = "+" if flip.gained else "−"
         console.print(_line(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}"), soft_wrap=True)
-    if len(each.flips) > shown:
-        console.print(_line(f"  and {len(each.flips) - shown} more that flipped"))
+    if len(comparison.flips) > shown:
+        console.print(_line(f"  and {len(comparison.flips) - shown} more that flipped"))

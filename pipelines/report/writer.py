@@ -60,13 +60,13 @@ def with_results(data: ReportData) -> ReportData:
                 where = Named(database, database.location, cards.get(identity(database.location)))
                 with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
                     schemas[database.id] = render(where.schema(sql), "ddl")
-        shown = [
+        previewed = [
             record
             for system in data.systems
             for record in system.records
             if record.database in schemas and record.example_id in data.examples
         ]
-        return dataclasses.replace(data, schemas=schemas, results=previews(shown, data.examples, sql))
+        return dataclasses.replace(data, schemas=schemas, results=previews(previewed, data.examples, sql))
 
 
 def write_all(data: ReportData, folder: Path) -> None:

@@ -68,21 +68,21 @@ def of_file(path: Path, database: str | None) -> tuple[list[Item], list[Named]]:
     Raises:
         DataError: the file or a database cannot be read, or a line has no question; it names the line.
     """
-    known: dict[str, Named] = {}
+    databases: dict[str, Named] = {}
     items = []
     for number, row in read_lines(path, HINT):
         try:
             name = database or text_field(row, *DATABASE)
-            where = known.get(name) or named.find(name if database else _place(name, path.parent))
+            where = databases.get(name) or named.find(name if database else _place(name, path.parent))
             items.append(_item(row, where, f"{path.stem}_{number}"))
         except BadRow as bad:
             raise DataError(f"{path}, line {number}: {bad.detail}", HINT) from None
         except DataError as error:
             raise DataError(f"{path}, line {number}: {error.message}", error.hint) from None
-        known[name] = where
+        databases[name] = where
     if not items:
         raise DataError(f"{path} holds no questions", HINT)
-    return list(_apart(items)), list(known.values())
+    return list(_apart(items)), list(databases.values())
 
 
 def _apart(items: Iterable[Item]) -> Iterator[Item]:
@@ -122,8 +122,8 @@ def _key(example: Example, address: str) -> str:
 def sources(recipe: Recipe) -> list[Source]:
     """All sources of a recipe's questions, each once."""
     data = recipe.data
-    each = [source for source in (data.sft, *data.rl, data.dev, *data.test) if source is not None]
-    return [source for place, source in enumerate(each) if source not in each[:place]]
+    sources = [source for source in (data.sft, *data.rl, data.dev, *data.test) if source is not None]
+    return [source for place, source in enumerate(sources) if source not in sources[:place]]
 
 
 def of_recipe(recipe: Recipe, folder: Path) -> list[Item]:
@@ -135,8 +135,8 @@ def of_recipe(recipe: Recipe, folder: Path) -> list[Item]:
     Raises:
         DataError: a source cannot be read.
     """
-    read = [base.read(source, recipe.seed, folder).examples for source in sources(recipe)]
-    by_id = {example.id: example for examples in read for example in base.resolve(examples, folder)}
+    pools = [base.read(source, recipe.seed, folder).examples for source in sources(recipe)]
+    by_id = {example.id: example for examples in pools for example in base.resolve(examples, folder)}
     return [Item(_key(example, example.database.id), example) for example in by_id.values()]
 
 

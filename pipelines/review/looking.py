@@ -83,20 +83,20 @@ class Review:
             "reason": "" if decision is None else decision.reason,
         }
 
-    def check(self, said: Mapping[str, Any]) -> Decision:
+    def check(self, sent: Mapping[str, Any]) -> Decision:
         """What a person says of a question, before its SQL is run: texts that are as they were are accepted.
 
         Raises:
             DataError: the question is unknown, a text is none, or a reason is wanting.
         """
-        item, texts = self.item(said.get("key")), {name: said.get(name) or "" for name in TEXTS}
-        if said.get("choice") not in get_args(Choice):
+        item, texts = self.item(sent.get("key")), {name: sent.get(name) or "" for name in TEXTS}
+        if sent.get("choice") not in get_args(Choice):
             raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
         for name, text in texts.items():
             if not isinstance(text, str) or not is_sayable(text) or len(text) > TEXT_CHARS:
                 raise DataError(f"{name} is no text, or too long")
         texts = {name: text.strip() for name, text in texts.items()}
-        choice: Choice = said["choice"]
+        choice: Choice = sent["choice"]
         if choice in ("accepted", "mended"):
             old = {"question": item.example.question, "sql": item.example.gold_sql, "evidence": item.example.evidence}
             choice = "accepted" if all(_lines(text) == _lines(texts[name]) for name, text in old.items()) else "mended"
@@ -138,8 +138,8 @@ class Review:
     def counts(self) -> dict[str, int]:
         """How many questions each choice has, and how many are still open."""
         decisions = self._journal.decisions
-        said = Counter(_choice(decisions.get(key)) for key in self.items)
-        return {choice: said[choice] for choice in get_args(Choice)}
+        counts = Counter(_choice(decisions.get(key)) for key in self.items)
+        return {choice: counts[choice] for choice in get_args(Choice)}
 
     def close(self) -> None:
         """Let another review go on."""

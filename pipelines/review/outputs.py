@@ -66,9 +66,9 @@ def questions(items: Iterable[Item], decisions: Mapping[str, Decision], address:
 def _mended(item: Item, decision: Decision) -> Row:
     """A line with the right texts; its level, which its old SQL had, is left out."""
     was = {name: value for name, value in _published(item).items() if value != getattr(decision, name)}
-    kept = {name: value for name, value in item.row.items() if name not in (*SQL, "hardness")}
-    said = {"choice": decision.choice, "reason": decision.reason, "was": was}
-    return {**kept, "id": item.example.id, **_texts(decision), "review": said}
+    row = {name: value for name, value in item.row.items() if name not in (*SQL, "hardness")}
+    review = {"choice": decision.choice, "reason": decision.reason, "was": was}
+    return {**row, "id": item.example.id, **_texts(decision), "review": review}
 
 
 def rejected(items: Iterable[Item], decisions: Mapping[str, Decision]) -> list[Row]:

@@ -46,10 +46,10 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
 
 def read_grade(text: str | None, scale: float = 2.0) -> float | None:
     """A grade in [0, 1] from a judge's answer; None unless it is one number on the judge's scale and nothing else."""
-    found = _GRADE.fullmatch(text) if text else None
-    if not found:
+    match = _GRADE.fullmatch(text) if text else None
+    if not match:
         return None
-    grade = float(found[1]) / scale
+    grade = float(match[1]) / scale
     return grade if math.isfinite(grade) and 0.0 <= grade <= 1.0 else None
 
 

@@ -55,11 +55,13 @@ def make_outcomes(
 
 def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
     """Each example's level, by its id; where it has none, its gold SQL's."""
-    known = {example.id: example for example in examples}
-    untold = [example for example in known.values() if example.hardness is None]
-    asked = analyst.hardness([(example.gold_sql, example.database.engine) for example in untold]) if untold else []
-    told = {example.id: level for example, level in zip(untold, asked, strict=True)}
-    return {id: example.hardness or told[id] for id, example in known.items()}
+    by_id = {example.id: example for example in examples}
+    untold = [example for example in by_id.values() if example.hardness is None]
+    levels_measured = (
+        analyst.hardness([(example.gold_sql, example.database.engine) for example in untold]) if untold else []
+    )
+    measured = {example.id: level for example, level in zip(untold, levels_measured, strict=True)}
+    return {id: example.hardness or measured[id] for id, example in by_id.items()}
 
 
 def _broke(trajectory: Trajectory, verdict: Verdict) -> bool:

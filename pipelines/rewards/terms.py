@@ -147,10 +147,10 @@ def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = 
     Args:
         coupled: given only where the answer is right (R_exec = 1.0).
     """
-    found = proposed(outcome.trajectory)
-    if found is None or outcome.gold_schema is None or (coupled and not outcome.correct):
+    schema = proposed(outcome.trajectory)
+    if schema is None or outcome.gold_schema is None or (coupled and not outcome.correct):
         return 0.0
-    ours, gold = items(found), items(outcome.gold_schema)
+    ours, gold = items(schema), items(outcome.gold_schema)
     if match == "exact":
         return float(ours == gold)
     if not gold <= ours:
@@ -188,10 +188,10 @@ def mtir_result(outcome: Outcome, value: float = 1.0, unread: float = 0.0) -> fl
     return value if outcome.correct else -value
 
 
-def jaccard(one: Set[Any], other: Set[Any]) -> float:
+def jaccard(ours: Set[Any], other: Set[Any]) -> float:
     """|A and B| / |A or B|; 0 for two empty sets, which say nothing."""
-    union = len(one | other)
-    return len(one & other) / union if union else 0.0
+    union = len(ours | other)
+    return len(ours & other) / union if union else 0.0
 
 
 def items(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:

@@ -36,9 +36,9 @@ class ChatCodec:
         if not getattr(tokenizer, "chat_template", None):
             raise DataError("the model's tokenizer has no chat template", "use an instruction-tuned checkpoint")
         rendered = self._render((("user", "q"), ("assistant", _AGENT), ("user", _USER)))
-        _, found, after = rendered.rpartition(_AGENT)
+        _, marked, after = rendered.rpartition(_AGENT)
         self._before_user, also, self._after_user = after.partition(_USER)
-        if not (found and also):
+        if not (marked and also):
             raise DataError("the tokenizer's chat template does not repeat the messages that it is given")
         self._control = _control_pattern(tokenizer, rendered)
         closing = self._encode(self._before_user)
@@ -93,10 +93,10 @@ class ChatCodec:
 
 def _control_pattern(tokenizer: Any, rendered: str) -> re.Pattern[str]:
     """Matches the tokens that steer a conversation; a protocol's own tags are not among them."""
-    known = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
-    named = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
-    control = named | {
-        token for token, special in known.items() if special or token in rendered or _CONTROL_SHAPE.fullmatch(token)
+    added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+    edges = {token for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
+    control = edges | {
+        token for token, special in added.items() if special or token in rendered or _CONTROL_SHAPE.fullmatch(token)
     }
     longest_first = sorted((token for token in control if len(token) > 1), key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

@@ -188,26 +188,26 @@ class RolloutEngine:
     async def _turn_of(self, episode: Episode) -> Completion:
         """The agent's turn: a stop string inside an open thinking block does not end it."""
         request = episode.next_request()
-        made = await self._generate(request, episode.session)
+        completion = await self._generate(request, episode.session)
         while (
-            made.finish == "stop"
-            and 0 < len(made.token_ids) < request.max_tokens
-            and made.text.endswith(request.stop)
-            and self._rules.protocol.thinking(made.text)
+            completion.finish == "stop"
+            and 0 < len(completion.token_ids) < request.max_tokens
+            and completion.text.endswith(request.stop)
+            and self._rules.protocol.thinking(completion.text)
         ):
-            so_far, left = request.token_ids + made.token_ids, request.max_tokens - len(made.token_ids)
-            more = dataclasses.replace(request, token_ids=so_far, max_tokens=left)
-            made = self._joined(made, await self._generate(more, episode.session))
-        return made
+            so_far, budget = request.token_ids + completion.token_ids, request.max_tokens - len(completion.token_ids)
+            more = dataclasses.replace(request, token_ids=so_far, max_tokens=budget)
+            completion = self._joined(completion, await self._generate(more, episode.session))
+        return completion
 
     def _joined(self, first: Completion, then: Completion) -> Completion:
         """Two parts of one turn."""
         assert self._policy.codec is not None
-        known = bool(first.logprobs and then.logprobs)
+        has_logprobs = bool(first.logprobs and then.logprobs)
         return Completion(
             self._policy.codec.decode(first.token_ids) + then.text,
             first.token_ids + then.token_ids,
-            first.logprobs + then.logprobs if known else (),
+            first.logprobs + then.logprobs if has_logprobs else (),
             then.finish,
         )
 
@@ -248,8 +248,8 @@ def _stop_if_all_broke(done: Mapping[int, Trajectory]) -> None:
     """Stop a run in which nothing works, instead of working through all its episodes."""
     if len(done) == FIRST_EPISODES and all(trajectory.stop is StopReason.BROKEN for trajectory in done.values()):
         classes = sorted({str(trajectory.failure) for trajectory in done.values()})
-        told = f"the first {FIRST_EPISODES} episodes all broke: {', '.join(classes)}"
-        raise BoundaryError(told, "The log says more.")
+        reason = f"the first {FIRST_EPISODES} episodes all broke: {', '.join(classes)}"
+        raise BoundaryError(reason, "The log says more.")
 
 
 def episode_seed(seed: int, example_id: str, sample: int) -> int:

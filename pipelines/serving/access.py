@@ -83,11 +83,11 @@ class Access:
         if self.is_open:
             return ANYBODY
         scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip())
-        found = [user for digest, user in self._users.items() if hmac.compare_digest(digest, given)]
-        if scheme.lower() != "bearer" or not found:
+        key_digest = _digest(key.strip())
+        users = [user for digest, user in self._users.items() if hmac.compare_digest(digest, key_digest)]
+        if scheme.lower() != "bearer" or not users:
             raise Denied(401, "no such API key")
-        return found[0]
+        return users[0]
 
     @contextmanager
     def question(self, user: str) -> Iterator[None]:
@@ -96,14 +96,14 @@ class Access:
         Raises:
             Denied: the user has too many.
         """
-        now, begun = self._clock(), self._begun.setdefault(user, deque())
-        while begun and begun[0] <= now - MINUTE:
-            begun.popleft()
-        if len(begun) >= self._per_minute:
-            raise Denied(429, f"at most {self._per_minute} questions a minute", begun[0] + MINUTE - now)
+        now, begins = self._clock(), self._begun.setdefault(user, deque())
+        while begins and begins[0] <= now - MINUTE:
+            begins.popleft()
+        if len(begins) >= self._per_minute:
+            raise Denied(429, f"at most {self._per_minute} questions a minute", begins[0] + MINUTE - now)
         if self._running.get(user, 0) >= self._at_once:
             raise Denied(429, f"at most {self._at_once} questions at a time", 1.0)
-        begun.append(now)
+        begins.append(now)
         self._running[user] = self._running.get(user, 0) + 1
         try:
             yield

@@ -111,24 +111,24 @@ class Feedback:
             DataError: this user has not asked that question.
         """
         with self._change(inbox=True) as db:
-            asked = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()
-            if asked is None:
+            question = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()
+            if question is None:
                 raise DataError("no such question", "Only one's own questions can be judged.")
-            said = (id, stamp(self._clock()), good, sql)
-            db.execute("INSERT INTO verdict (id, at, good, sql) VALUES (?, ?, ?, ?)", said)
+            verdict = (id, stamp(self._clock()), good, sql)
+            db.execute("INSERT INTO verdict (id, at, good, sql) VALUES (?, ?, ?, ?)", verdict)
             db.execute("DELETE FROM lesson WHERE id = ?", (id,))  # the last word counts
-            answers = [event["sql"] for event in json.loads(asked["events"]) if event["type"] == "answer"]
+            answers = [event["sql"] for event in json.loads(question["events"]) if event["type"] == "answer"]
             right = sql or (answers[-1] if good and answers else None)
             if right is not None:
-                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, _lesson(asked, right)))
+                db.execute("INSERT INTO lesson VALUES (?, ?)", (id, _lesson(question, right)))
         return right is not None
 
     def export(self, user: str | None = None) -> Iterator[dict[str, Any]]:
         """All that is kept of a user, or of all users: each question with what was said of it."""
         for row in self._read("SELECT * FROM asked WHERE ? IS NULL OR user = ? ORDER BY at, id", user, user):
             verdicts = self._read("SELECT at, good, sql FROM verdict WHERE id = ? ORDER BY number", row["id"])
-            said = [{**each, "good": bool(each["good"])} for each in verdicts]
-            yield {**row, "events": json.loads(row["events"]), "verdicts": said}
+            user_verdicts = [{**verdict, "good": bool(verdict["good"])} for verdict in verdicts]
+            yield {**row, "events": json.loads(row["events"]), "verdicts": user_verdicts}
 
     def delete(self, user: str) -> int:
         """Remove all that is kept of a user, from the inbox too; returns the number of questions.
@@ -203,10 +203,10 @@ class Feedback:
             write_atomic(path, text)
 
 
-def _lesson(asked: sqlite3.Row, sql: str) -> str:
+def _lesson(question: sqlite3.Row, sql: str) -> str:
     """A line of the inbox."""
-    row = {"id": asked["id"], "question": asked["question"], "database": asked["database"], "sql": sql}
-    return json.dumps(row | ({"evidence": asked["evidence"]} if asked["evidence"] else {}))
+    row = {"id": question["id"], "question": question["question"], "database": question["database"], "sql": sql}
+    return json.dumps(row | ({"evidence": question["evidence"]} if question["evidence"] else {}))
 
 
 @contextmanager

@@ -64,9 +64,9 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     from pipelines.rollout.policies.making import local_policy
 
     card = read_card(folder)
-    said = card.overrides() if card else ()
+    overrides_of_card = card.overrides() if card else ()
     made_by = card.recipe if card and card.recipe in recipes.recipe_names() else recipe
-    loaded = recipes.load(made_by, [*said, *overrides])
+    loaded = recipes.load(made_by, [*overrides_of_card, *overrides])
     free = {"deterministic": False, "slots": SLOTS}  # nobody waits for another's statement
     loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=free)})
     import torch
@@ -94,10 +94,10 @@ def script(path: Path) -> Policy:
     """
     turns: dict[str, list[str]] = {}
     for number, row in read_lines(path, 'Each line is {"question": "...", "turns": ["..."]}.'):
-        said = row.get("turns") if isinstance(row, dict) else None
-        if not isinstance(said, list) or not said or not all(isinstance(turn, str) for turn in said):
+        script = row.get("turns") if isinstance(row, dict) else None
+        if not isinstance(script, list) or not script or not all(isinstance(turn, str) for turn in script):
             raise DataError(f"{path}, line {number}: no turns", 'Each line is {"question": "...", "turns": ["..."]}.')
-        turns[str(row.get("question"))] = said
+        turns[str(row.get("question"))] = script
 
     def say(request: Request) -> str:
         lines = turns.get(request.example.question) or turns.get(ANY)

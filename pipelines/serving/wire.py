@@ -26,8 +26,8 @@ def question_of(body: Any) -> str:
         Denied: there is none, or it is too long.
     """
     messages = _list(body.get("messages") if isinstance(body, Mapping) else None)
-    asked = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
-    content = asked[-1].get("content") if asked else None
+    of_user = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
+    content = of_user[-1].get("content") if of_user else None
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     if not isinstance(content, str) or not content.strip() or not is_sayable(content):
@@ -93,11 +93,11 @@ def _fenced(text: str, language: str) -> str:
 def _table(event: Event) -> str:
     head, rows = event["columns"], event["rows"]
     lines = [_row(head), "|" + " --- |" * len(head), *map(_row, rows[:SHOWN_ROWS])]
-    left = len(rows) - SHOWN_ROWS
-    more = "more rows" if event["more"] else f"{left} more rows" if left > 0 else ""
+    rest = len(rows) - SHOWN_ROWS
+    more = "more rows" if event["more"] else f"{rest} more rows" if rest > 0 else ""
     return "\n".join([*lines, *([f"\n({more})"] if more else [])])
 
 
 def _row(cells: Sequence[Any]) -> str:
-    shown = ("NULL" if cell is None else re.sub(r"\s+", " ", str(cell)) for cell in cells)
-    return "| " + " | ".join(re.sub(r"([\\|`*_<>\[\]])", r"\\\1", text) for text in shown) + " |"
+    texts = ("NULL" if cell is None else re.sub(r"\s+", " ", str(cell)) for cell in cells)
+    return "| " + " | ".join(re.sub(r"([\\|`*_<>\[\]])", r"\\\1", text) for text in texts) + " |"

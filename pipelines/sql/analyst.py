@@ -80,7 +80,7 @@ def tie_probes(queries: Sequence[tuple[str, EngineName]]) -> list[list[TieProbe]
 
 def lookups(queries: Sequence[tuple[str, Schema | None, EngineName]]) -> list[list[Compared]]:
     """For each query the texts that it compares with columns of known tables, in reading order."""
-    return _ask("lookups", queries, lambda answer: [Compared(*each) for each in answer], [])
+    return _ask("lookups", queries, lambda answer: [Compared(*fields) for fields in answer], [])
 
 
 def first_table(sql: str, engine: EngineName) -> str | None:
@@ -111,15 +111,15 @@ def _level(answer: Any) -> Hardness:
 
 
 def _diagnosis(answer: Any) -> tuple[Diagnosis, list[tuple[str, str]]]:
-    told, asked = answer
-    hints = tuple(Hint(**hint) for hint in told["hints"])
-    return Diagnosis(told["error"], told["evidence"], hints), [(table, column) for table, column in asked]
+    facts, columns = answer
+    hints = tuple(Hint(**hint) for hint in facts["hints"])
+    return Diagnosis(facts["error"], facts["evidence"], hints), [(table, column) for table, column in columns]
 
 
-def _ask(kind: str, queries: Sequence[tuple[Any, ...]], read: Callable[[Any], Value], unread: Value) -> list[Value]:
+def _ask(kind: str, queries: Sequence[tuple[Any, ...]], reader: Callable[[Any], Value], unread: Value) -> list[Value]:
     """Each request's answer; `unread` where the worker gave none."""
     results = _engine().analyse_many([(kind, *query) for query in queries])
-    return [read(json.loads(str(result.rows[0][0]))) if result.ok else unread for result in results]
+    return [reader(json.loads(str(result.rows[0][0]))) if result.ok else unread for result in results]
 
 
 _lock = threading.Lock()

@@ -98,11 +98,11 @@ def _grouped(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
 
 
 def _by(group: Any, rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    found = defaultdict(list)
+    groups = defaultdict(list)
     for row in rows:
         # The types keep a text or NULL in a cell apart from the number of a neighbourhood.
-        found[group(row), tuple(map(_rank, row))].append(row)
-    return found
+        groups[group(row), tuple(map(_rank, row))].append(row)
+    return groups
 
 
 def _neighbourhoods(cells: Iterable[Any]) -> dict[Any, int]:

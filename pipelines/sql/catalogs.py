@@ -41,7 +41,7 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
             rows = list(opened.query(dialect.comments_query))
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
-    return {(table.lower(), column.lower()): " ".join(str(said).split()) for table, column, said in rows}
+    return {(table.lower(), column.lower()): " ".join(str(comment).split()) for table, column, comment in rows}
 
 
 def introspect(database: Database, values: int = 0) -> Schema:
@@ -66,25 +66,25 @@ def _of_sqlite(opened: Catalog, values: int) -> Schema:
     tables = []
     for name, kind in query(_SQLITE_TABLES):
         try:
-            found = [(row[1], row[2], bool(row[5])) for row in query(f"PRAGMA table_info({quoted(name)})")]
+            declared = [(row[1], row[2], bool(row[5])) for row in query(f"PRAGMA table_info({quoted(name)})")]
         except Exception:  # of a view whose query does not run, nothing is known, and nobody can ask it
             if kind != "view":
                 raise
             continue
-        columns = _with_values(opened, name, kind == "view", found, values)
+        columns = _with_values(opened, name, kind == "view", declared, values)
         tables.append(Table(name, columns, _sqlite_keys(query, name)))
     return Schema(tuple(tables))
 
 
 def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
-    found = []
+    keys = []
     rows = sorted(query(f"PRAGMA foreign_key_list({quoted(table)})"), key=lambda row: (row[0], row[1]))
     for _, position, to_table, column, to_column, *_ in rows:
         if to_column is None:  # "REFERENCES t" means t's primary key
             primary = [row[1] for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5]]
             to_column = primary[position] if position < len(primary) else column
-        found.append(ForeignKey(column, to_table, to_column))
-    return tuple(found)
+        keys.append(ForeignKey(column, to_table, to_column))
+    return tuple(keys)
 
 
 def _of_others(dialect: type[Dialect], opened: Catalog, values: int) -> Schema:
@@ -96,13 +96,13 @@ def _of_others(dialect: type[Dialect], opened: Catalog, values: int) -> Schema:
         if kind == "FOREIGN KEY":
             pairs = zip(columns, to_columns, strict=True)
             foreign.setdefault(_bare(table), []).extend(ForeignKey(a, _bare(to_table), b) for a, b in pairs)
-    found: dict[str, list[_Told]] = {}
+    by_table: dict[str, list[_Told]] = {}
     for table, name, kind in query(dialect.columns_query):
-        found.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
+        by_table.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
     views = {row[0] for row in query(dialect.views_query)} if values else set()
     tables = []
-    for name, told in found.items():
-        columns = _with_values(opened, name, name in views, told, values)
+    for name, columns_of_table in by_table.items():
+        columns = _with_values(opened, name, name in views, columns_of_table, values)
         tables.append(Table(name, columns, tuple(foreign.get(name, ()))))
     return Schema(tuple(tables))
 
@@ -122,7 +122,7 @@ def _with_values(opened: Catalog, table: str, view: bool, columns: Sequence[_Tol
         except Exception:  # each driver has an error tree of its own
             if not view:
                 raise
-    return tuple(Column(*told, shown) for told, shown in zip(columns, values, strict=True))
+    return tuple(Column(*facts, sample) for facts, sample in zip(columns, values, strict=True))
 
 
 def _values(query: Query, table: str, column: str, count: int) -> tuple[Scalar, ...]:

@@ -67,7 +67,7 @@ def drop_distinct(sql: str) -> str:
     """
     if "distinct" not in sql.lower():
         return repair(sql)
-    return _WORD.sub(lambda found: "" if found[0].lower() == "distinct" else found[0], repair(sql))
+    return _WORD.sub(lambda word: "" if word[0].lower() == "distinct" else word[0], repair(sql))
 
 
 @equality("bird", form="set")
@@ -130,8 +130,8 @@ def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float
         gold_units = predicted_units = range(max(len(gold.columns), len(predicted.columns)))
     if predicted_units is None:
         return 0.0
-    named = _by_unit(gold.rows, gold_units)
-    return float(named is not None and named == _by_unit(predicted.rows, predicted_units))
+    by_unit = _by_unit(gold.rows, gold_units)
+    return float(by_unit is not None and by_unit == _by_unit(predicted.rows, predicted_units))
 
 
 def _by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] | None:

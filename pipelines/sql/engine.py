@@ -139,7 +139,7 @@ class SqlEngine:
         max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
-        self._hidden = {identity(location): told for location, told in (hidden or {}).items()}
+        self._hidden = {identity(location): names for location, names in (hidden or {}).items()}
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
         self._names = NamesOf(tables)
@@ -252,16 +252,16 @@ class SqlEngine:
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
         replies: list[Any] = [None] * len(jobs)
-        left = len(jobs)
+        remaining = len(jobs)
 
         def deliver(index: int, reply: Any) -> None:
-            nonlocal left
+            nonlocal remaining
             replies[index] = reply
-            left -= 1
+            remaining -= 1
 
         tasks = [(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)]
         self._submit(tasks)
-        while left:
+        while remaining:
             events = self._selector.select(TICK)
             self._pump(events)
         return replies

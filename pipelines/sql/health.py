@@ -52,17 +52,17 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
     """
     unique = list(dict.fromkeys((example.database, example.gold_sql) for example in examples))
     first, second = sql.execute_many(unique), sql.execute_many(unique)
-    asked = analyst.tie_probes([(text, database.engine) for database, text in unique])
-    probes = [(key, probe) for key, found in zip(unique, asked, strict=True) for probe in found]
+    probes_of = analyst.tie_probes([(text, database.engine) for database, text in unique])
+    probes = [(key, probe) for key, tie_probes in zip(unique, probes_of, strict=True) for probe in tie_probes]
     ties = sql.execute_many([(key[0], probe.sql) for key, probe in probes])
-    found = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
+    findings = {key: [*_of_results(key[1], *runs)] for key, *runs in zip(unique, first, second, strict=True)}
     for (key, probe), result in zip(probes, ties, strict=True):
-        found[key] += _of_ties(probe, result)
+        findings[key] += _of_ties(probe, result)
     against = _contradictions(examples, sql)
     return [
         Finding(example.id, reason, detail, example.gold_sql)
         for example in examples
-        for reason, detail in [*found[example.database, example.gold_sql], *against.get(example.id, ())]
+        for reason, detail in [*findings[example.database, example.gold_sql], *against.get(example.id, ())]
     ]
 
 
@@ -73,16 +73,18 @@ def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[str, li
     first: dict[tuple[Database, str], Example] = {}
     pairs: list[tuple[Example, Example]] = []
     for example in examples:
-        known = first.setdefault((example.database, " ".join(example.question.lower().split())), example)
-        if known.gold_sql != example.gold_sql:
-            pairs.append((known, example))
-    verdicts = sql.verdicts([Pair(one.database, one.gold_sql, two.gold_sql) for one, two in pairs], JUDGED)
-    found: dict[str, list[tuple[str, str]]] = {}
-    for (one, two), verdict in zip(pairs, verdicts, strict=True):
+        earlier = first.setdefault((example.database, " ".join(example.question.lower().split())), example)
+        if earlier.gold_sql != example.gold_sql:
+            pairs.append((earlier, example))
+    verdicts = sql.verdicts(
+        [Pair(first_asked.database, first_asked.gold_sql, two.gold_sql) for first_asked, two in pairs], JUDGED
+    )
+    findings: dict[str, list[tuple[str, str]]] = {}
+    for (first_asked, two), verdict in zip(pairs, verdicts, strict=True):
         no = [name for name, score in verdict.scores.items() if not score]
         if no and verdict.gold is verdict.predicted is ExecutionStatus.OK:
-            found[two.id] = [("contradictory", f"another result than {one.id} has, under {', '.join(no)}")]
-    return found
+            findings[two.id] = [("contradictory", f"another result than {first_asked.id} has, under {', '.join(no)}")]
+    return findings
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
@@ -96,26 +98,26 @@ def lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         by_reason[finding.reason].append(finding)
     for reason in REASONS:
-        found = by_reason[reason]
-        yield f"{reason.replace('_', ' ')}: {len(found)} gold queries"
-        for finding in found[:SHOWN]:
+        group = by_reason[reason]
+        yield f"{reason.replace('_', ' ')}: {len(group)} gold queries"
+        for finding in group[:SHOWN]:
             yield f"  {finding.example_id}: {finding.detail}: {' '.join(finding.sql.split())}"
-        if len(found) > SHOWN:
-            yield f"  ... and {len(found) - SHOWN} more"
+        if len(group) > SHOWN:
+            yield f"  ... and {len(group) - SHOWN} more"
 
 
-def _of_results(gold: str, one: ExecutionResult, two: ExecutionResult) -> Iterator[tuple[str, str]]:
-    if not one.ok:
-        yield "failing", f"{one.error_class}: {one.error}"
+def _of_results(gold: str, first: ExecutionResult, two: ExecutionResult) -> Iterator[tuple[str, str]]:
+    if not first.ok:
+        yield "failing", f"{first.error_class}: {first.error}"
         return
-    if one.truncated:
-        yield "too_large", f"more than {len(one.rows):,} rows or too many bytes: no verdict can be given"
-    if not one.rows:
+    if first.truncated:
+        yield "too_large", f"more than {len(first.rows):,} rows or too many bytes: no verdict can be given"
+    if not first.rows:
         yield "empty", "no rows"
-    if min(one.elapsed_ms, two.elapsed_ms) > SLOW_MS:
-        yield "slow", f"{min(one.elapsed_ms, two.elapsed_ms):.0f} ms"
+    if min(first.elapsed_ms, two.elapsed_ms) > SLOW_MS:
+        yield "slow", f"{min(first.elapsed_ms, two.elapsed_ms):.0f} ms"
     word = _CHANGING.search(_TEXT.sub("''", gold))
-    if one.rows != two.rows:
+    if first.rows != two.rows:
         yield "nondeterministic", "two runs gave two results"
     elif word is not None:
         yield "nondeterministic", f"it asks for {word[0].lower()}"
@@ -126,9 +128,9 @@ def _of_ties(probe: TieProbe, result: ExecutionResult) -> Iterator[tuple[str, st
     at, width = probe.kept, len(result.columns) - probe.keys
     if not result.ok or len(result.rows) <= at:
         return  # a subquery that needs its outer query does not run alone
-    kept, left = result.rows[at - 1], result.rows[at]
-    if kept[width:] == left[width:] and kept[:width] != left[:width]:
-        yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(_told, kept[width:]))}"
+    last_kept, first_left = result.rows[at - 1], result.rows[at]
+    if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
+        yield "order_ambiguous", f"rows {at} and {at + 1} tie on {', '.join(map(_told, last_kept[width:]))}"
 
 
 def _told(value: Scalar) -> str:

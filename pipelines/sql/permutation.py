@@ -27,10 +27,10 @@ def equal_up_to_columns(gold: Sequence[Row], predicted: Sequence[Row], ordered: 
     if gold is predicted or (gold == predicted and _bytes(gold) == _bytes(predicted)):
         return True
     if ordered:
-        found = _same_columns(gold, predicted)
+        is_equal = _same_columns(gold, predicted)
     else:
-        found = Counter(gold) == Counter(predicted) or _search(gold, predicted)
-    return found and _same_unordered_rows(gold, predicted, ordered)
+        is_equal = Counter(gold) == Counter(predicted) or _search(gold, predicted)
+    return is_equal and _same_unordered_rows(gold, predicted, ordered)
 
 
 def _same_unordered_rows(gold: Sequence[Row], predicted: Sequence[Row], ordered: bool) -> bool:

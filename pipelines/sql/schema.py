@@ -135,8 +135,8 @@ def _ddl_column(table: Table, column: Column) -> tuple[str, str]:
 
 def _note(*parts: str) -> str:
     """A comment at a line's end; "" where there is nothing to say."""
-    said = "; ".join(_named(part) for part in parts if part)
-    return f" -- {said}" if said else ""
+    remarks = "; ".join(_named(part) for part in parts if part)
+    return f" -- {remarks}" if remarks else ""
 
 
 def _bare(name: str) -> str:

@@ -46,7 +46,7 @@ def read_gold(path: Path) -> list[Gold]:
     text = _read(path)
     if _is_json(text):
         return [_gold_record(path, number, row) for number, row in enumerate(_json(path, text))]
-    found = []
+    golds = []
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{path}, line {number}"
         if not line.strip():
@@ -54,8 +54,8 @@ def read_gold(path: Path) -> list[Gold]:
         sql, tab, db_id = line.strip().rpartition("\t")
         if not tab:
             raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
-        found.append(Gold(sql.strip(), _named(where, db_id.strip())))
-    return found
+        golds.append(Gold(sql.strip(), _named(where, db_id.strip())))
+    return golds
 
 
 def _gold_record(path: Path, number: int, row: Any) -> Gold:
@@ -92,7 +92,10 @@ def with_difficulty(gold: Sequence[Gold], path: Path) -> list[Gold]:
     rows = [_gold_record(path, number, row) for number, row in enumerate(_json(path, _read(path)))]
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
-    return [dataclasses.replace(row, sql=one.sql, db_id=one.db_id) for one, row in zip(gold, rows, strict=True)]
+    return [
+        dataclasses.replace(row, sql=question.sql, db_id=question.db_id)
+        for question, row in zip(gold, rows, strict=True)
+    ]
 
 
 def read_predictions(path: Path, gold: Sequence[Gold]) -> dict[int, str]:
@@ -108,7 +111,7 @@ def read_predictions(path: Path, gold: Sequence[Gold]) -> dict[int, str]:
     text, count = _read(path), len(gold)
     if _is_json(text):
         value = _json(path, text)
-        ids = {one.id: number for number, one in enumerate(gold) if one.id}
+        ids = {question.id: number for number, question in enumerate(gold) if question.id}
         if isinstance(value, dict) and value and ids.keys() >= value.keys():
             return {idx: _bird_sql(path, id, value.get(id, MISSING)) for id, idx in ids.items()}
         return _bird_predictions(path, value, count)
@@ -139,10 +142,12 @@ def _bird_sql(path: Path, key: object, row: Any) -> str:
     return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
 
 
-def _numbered(path: Path, found: Sequence[str], count: int) -> dict[int, str]:
-    if len(found) != count:
-        raise DataError(f"{path} has {len(found)} predictions for {count} gold queries", "One a line, in their order.")
-    return dict(enumerate(found))
+def _numbered(path: Path, predictions: Sequence[str], count: int) -> dict[int, str]:
+    if len(predictions) != count:
+        raise DataError(
+            f"{path} has {len(predictions)} predictions for {count} gold queries", "One a line, in their order."
+        )
+    return dict(enumerate(predictions))
 
 
 def _read(path: Path) -> str:

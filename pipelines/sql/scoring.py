@@ -47,12 +47,12 @@ class Scored:
 
     def line(self) -> dict[str, Any]:
         """The item as `sqltrain score --out` writes it: yes or no for a plain equality, a number for a graded one."""
-        known = {"idx": self.idx, "db_id": self.db_id, "hardness": self.hardness}
+        fields = {"idx": self.idx, "db_id": self.db_id, "hardness": self.hardness}
         if self.difficulty is not None:
-            known["difficulty"] = self.difficulty
+            fields["difficulty"] = self.difficulty
         if self.verdict is None:
-            known["abstained"] = not self.answered
-        return {**known, **self._verdicts(), "error": self.error}
+            fields["abstained"] = not self.answered
+        return {**fields, **self._verdicts(), "error": self.error}
 
     def _verdicts(self) -> dict[str, Any]:
         return {
@@ -90,10 +90,10 @@ def parse_equalities(names: str) -> list[str]:
         UserError: there is no such equality, or it compares with result files, which a prediction file has none of.
     """
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    known = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
-    unknown = [name for name in chosen if name not in known]
+    by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
+    unknown = [name for name in chosen if name not in by_query]
     if unknown or not chosen:
-        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(known)}.")
+        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(by_query)}.")
     return chosen
 
 
@@ -111,14 +111,16 @@ def score_all(
     items = list(predictions.items())
     for start in range(0, len(items), CHUNK):
         chunk = [(idx, gold[idx], sent) for idx, sent in items[start : start + CHUNK]]
-        asked = [(one, databases[one.db_id], sent) for _, one, sent in chunk if one.answerable]
-        verdicts = iter(sql.verdicts([Pair(database, one.sql, sent) for one, database, sent in asked], names))
-        levels = iter(analyst.hardness([(one.sql, database.engine) for one, database, _ in asked]))
+        answerable = [(question, databases[question.db_id], sent) for _, question, sent in chunk if question.answerable]
+        verdicts = iter(
+            sql.verdicts([Pair(database, question.sql, sent) for question, database, sent in answerable], names)
+        )
+        levels = iter(analyst.hardness([(question.sql, database.engine) for question, database, _ in answerable]))
         yield [
-            _scored(idx, one, next(levels), next(verdicts), not ehrsql.is_abstention(sent))
-            if one.answerable
-            else _unanswerable(idx, one, names, not ehrsql.is_abstention(sent))
-            for idx, one, sent in chunk
+            _scored(idx, question, next(levels), next(verdicts), not ehrsql.is_abstention(sent))
+            if question.answerable
+            else _unanswerable(idx, question, names, not ehrsql.is_abstention(sent))
+            for idx, question, sent in chunk
         ]
 
 
@@ -222,9 +224,9 @@ def _figure(name: str, items: Sequence[Scored]) -> float:
 
 
 def _disagreements(items: Sequence[Scored], names: Sequence[str]) -> dict[tuple[str, str], list[int]]:
-    found: dict[tuple[str, str], list[int]] = {}
+    disagreements: dict[tuple[str, str], list[int]] = {}
     for yes, no in itertools.permutations(names, 2):
         numbers = [item.idx for item in items if item.scores[yes] and not item.scores[no]]
         if numbers:
-            found[yes, no] = numbers
-    return found
+            disagreements[yes, no] = numbers
+    return disagreements

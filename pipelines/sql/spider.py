@@ -125,8 +125,8 @@ class _Reader:
         self._tokens = [*tokens, *END]
         self._at = 0
         self._columns = columns
-        named = zip(tokens, tokens[2:], tokens[1:], strict=False)
-        self._aliases = {alias: table for table, alias, word in named if word == "as"}
+        triples = zip(tokens, tokens[2:], tokens[1:], strict=False)
+        self._aliases = {alias: table for table, alias, word in triples if word == "as"}
         if columns is not None and not self._aliases.keys().isdisjoint(columns):
             raise Unreadable
 
@@ -232,7 +232,7 @@ class _Reader:
         return True
 
     def _conditions(self, tables: Sequence[str]) -> list[Condition]:
-        found: list[Condition] = []
+        conditions: list[Condition] = []
         joined_by = ""
         while self._more():
             self._value_unit(tables)
@@ -244,11 +244,11 @@ class _Reader:
             if operator == "between":
                 self._expect("and")
                 nested += self._value(tables)
-            found.append(Condition(joined_by, negated, operator, nested))
+            conditions.append(Condition(joined_by, negated, operator, nested))
             if self._more() and (self._ends() or self._peek() in JOINS):
                 break
             joined_by = self._take() if self._peek() in ("and", "or") else ""
-        return found
+        return conditions
 
     def _value(self, tables: Sequence[str]) -> int:
         """Read what a column is held against; 1 if it is a query."""

@@ -76,8 +76,8 @@ def _units(sql: str, columns: spider.Columns, keys: Mapping[str, str] | None) ->
     def unit(column: spider.Column) -> Unit:
         if keys is None:
             return tuple(column)
-        known = column.name.partition(".")[0] in query.tables
-        return column.aggregate, keys.get(column.name, column.name) if known else column.name
+        is_in_query = column.name.partition(".")[0] in query.tables
+        return column.aggregate, keys.get(column.name, column.name) if is_in_query else column.name
 
     # The aggregate that an item starts with is no part of its name: "max(a)" and "min(a)" are told apart by their
     # values.

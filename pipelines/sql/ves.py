@@ -41,8 +41,8 @@ def reward(ratios: Sequence[float]) -> float:
     """
     mean = sum(ratios) / len(ratios)
     spread = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / len(ratios))
-    kept = [ratio for ratio in ratios if mean - 3 * spread < ratio < mean + 3 * spread] or ratios
-    ratio = sum(kept) / len(kept)
+    inliers = [ratio for ratio in ratios if mean - 3 * spread < ratio < mean + 3 * spread] or ratios
+    ratio = sum(inliers) / len(inliers)
     return next((pay for bound, pay in _STEPS if ratio >= bound), 0.25)
 
 

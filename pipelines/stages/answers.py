@@ -39,13 +39,17 @@ class Answers:
         path = self._path(question)
         if path is None or not path.is_file():
             return {}
-        found = [from_dict(Trajectory, row) for row in json.loads(path.read_text(encoding="utf-8"))]
-        return {one.sample: one for one in found}
+        trajectories = [from_dict(Trajectory, row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        return {trajectory.sample: trajectory for trajectory in trajectories}
 
     def keep(self, question: Example, episodes: Mapping[int, Trajectory]) -> None:
         """Keep a question's episodes, but for the broken ones."""
         path = self._path(question)
-        whole = [to_dict(one) for _, one in sorted(episodes.items()) if one.stop is not StopReason.BROKEN]
+        whole = [
+            to_dict(trajectory)
+            for _, trajectory in sorted(episodes.items())
+            if trajectory.stop is not StopReason.BROKEN
+        ]
         if path is not None and whole:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(whole, ensure_ascii=False))
@@ -107,11 +111,11 @@ def latencies(folder: Path) -> Mapping[str, Latency]:
     """Mean latency by pass ("greedy", "sampled", "once"); {} where no time was noted."""
     path = folder / TIMING
     rows = [row for _, row in read_lines(path)] if path.is_file() else []
-    found: dict[str, Latency] = {}
+    latencies: dict[str, Latency] = {}
     for name in dict.fromkeys(row["pass"] for row in rows if "pass" in row):
         mine = [row for row in rows if row.get("pass") == name]
         episodes = sum(row["episodes"] for row in mine)
         if episodes:
             names = ("generate_s", "sql_s", "bought_in", "bought_out")
-            found[name] = Latency(episodes, *(sum(row[key] for row in mine) / episodes for key in names))
-    return found
+            latencies[name] = Latency(episodes, *(sum(row[key] for row in mine) / episodes for key in names))
+    return latencies

@@ -24,8 +24,8 @@ def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
     """
     places = [folder / name for name in folders(folder)]
     newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]
-    found = [changes(old, about) for place in newest if (old := _read(place / MANIFEST)) is not None]
-    return min(found, key=len, default=None)
+    candidates = [changes(old, about) for place in newest if (old := _read(place / MANIFEST)) is not None]
+    return min(candidates, key=len, default=None)
 
 
 def shown(causes: list[str]) -> str:
@@ -52,12 +52,12 @@ def _points(about: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 def _leaves(place: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The plain values of a tree with their places; items of a list that name their `term` go by that name."""
     if isinstance(value, Mapping) and value:
-        for name, each in value.items():
-            yield from _leaves((*place, str(name)), each)
-    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-        for index, each in enumerate(value):
-            name = each.get("term", index) if isinstance(each, Mapping) else index
-            yield from _leaves((*place, str(name)), each)
+        for name, inner in value.items():
+            yield from _leaves((*place, str(name)), inner)
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for index, inner in enumerate(value):
+            name = inner.get("term", index) if isinstance(inner, Mapping) else index
+            yield from _leaves((*place, str(name)), inner)
     else:
         yield place, value
 

@@ -111,10 +111,10 @@ def check(ctx: Context, parts: Sequence[Part]) -> list[Checked]:
     shards.run(checking, (ctx.recipe, ctx.folder, tuple(parts), workers), rollout.processes, ctx.progress, rollout.dask)
     checked = [Checked(array("q"), [], list(part.rejected)) for part in parts]
     for row in shards.rows():
-        one = checked[row["source"]]
-        one.kept.extend(row["kept"])
-        one.levels += map(sys.intern, row["levels"])
-        one.rejected += [base.Rejected(*rejected) for rejected in row["rejected"]]
+        source = checked[row["source"]]
+        source.kept.extend(row["kept"])
+        source.levels += map(sys.intern, row["levels"])
+        source.rejected += [base.Rejected(*rejected) for rejected in row["rejected"]]
     return checked
 
 
@@ -127,14 +127,14 @@ def checking(recipe: Recipe, folder: Path, parts: Sequence[Part], workers: int |
         lines: list[dict[str, Any]] = []
         for number, rows in by_source(items, starts):
             part = parts[number]
-            asked = frames.from_frame(frames.take(part.path, rows), Example)
+            examples_here = frames.from_frame(frames.take(part.path, rows), Example)
             drop_empty = recipe.data.drop_empty and part.pool in TRAINING
-            good, rejected = base.check_gold(asked, sql, folder, drop_empty)
-            names = {one.id for one in good}
-            kept = [row for row, one in zip(rows, asked, strict=True) if one.id in names]
-            levels = [one.hardness for one in base.with_hardness(good)]
-            bad = [dataclasses.astuple(one) for one in rejected]
-            lines.append({"source": number, "kept": kept, "levels": levels, "rejected": bad})
+            good, rejected = base.check_gold(examples_here, sql, folder, drop_empty)
+            names = {example.id for example in good}
+            good_rows = [row for row, example in zip(rows, examples_here, strict=True) if example.id in names]
+            levels = [example.hardness for example in base.with_hardness(good)]
+            bad = [dataclasses.astuple(row) for row in rejected]
+            lines.append({"source": number, "kept": good_rows, "levels": levels, "rejected": bad})
         write_lines(path, lines)
         return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
 
@@ -158,4 +158,4 @@ def windows(part: Part, checked: Checked) -> Iterator[pl.DataFrame]:
 
 def examples(part: Part, checked: Checked) -> list[Example]:
     """The kept examples of a source, all in memory."""
-    return [one for frame in windows(part, checked) for one in frames.from_frame(frame, Example)]
+    return [example for frame in windows(part, checked) for example in frames.from_frame(frame, Example)]

@@ -49,13 +49,13 @@ def fan_out(
         from distributed import Client, KilledWorker, LocalCluster, as_completed
     except ImportError:
         raise ResourceError("rollout.dask: Dask is not installed", "pip install 'sqltrain[dask]'") from None
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         where: Any = address
         try:
             if address == LOCAL:
                 local = LocalCluster(n_workers=processes, threads_per_worker=1, dashboard_address=None)
-                where = held.enter_context(local)
-            client = held.enter_context(Client(where, timeout=WAIT_S))
+                where = stack.enter_context(local)
+            client = stack.enter_context(Client(where, timeout=WAIT_S))
         except (OSError, ValueError) as error:
             raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
         plan = pickle.dumps((make, args, finish, card.FOLDER.absolute()))

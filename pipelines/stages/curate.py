@@ -44,18 +44,18 @@ def filter_trajectories(ctx: Context) -> None:
     settings, source = ctx.recipe.filter, ctx.inputs["synthesize"] / DATA
     shards = _checked(ctx, source)
     selected = filtering.select(_table(shards), settings, ctx.recipe.seed)
-    kept = selected["reason"].is_null().arg_true()
+    kept_rows = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
-    for frame in frames.windows(source, kept):
+    for frame in frames.windows(source, kept_rows):
         writer.add(frame)
     writer.close()
     write_lines(ctx.folder / "quarantine.jsonl", _left_out(shards, selected, ctx))
-    _describe(ctx, selected, kept)
-    left = filtering.reasons(selected)
-    reasons = {f"left_out_{reason}": float(count) for reason, count in left.items()}
-    ctx.metrics({"kept": len(kept), "acceptance": len(kept) / max(1, len(selected)), **reasons})
-    if not len(kept):
-        reason = next(iter(left), "there were none")
+    _describe(ctx, selected, kept_rows)
+    reasons_left_out = filtering.reasons(selected)
+    reasons = {f"left_out_{reason}": float(count) for reason, count in reasons_left_out.items()}
+    ctx.metrics({"kept": len(kept_rows), "acceptance": len(kept_rows) / max(1, len(selected)), **reasons})
+    if not len(kept_rows):
+        reason = next(iter(reasons_left_out), "there were none")
         raise DataError(
             f"none of {len(selected)} trajectories is kept; most often: {reason}",
             f"See {ctx.folder / 'quarantine.jsonl'}.",
@@ -64,9 +64,9 @@ def filter_trajectories(ctx: Context) -> None:
 
 def _checked(ctx: Context, source: Path) -> Shards[int]:
     """A shard's file has one `CheckedTrajectory` a line."""
-    made = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
-    asked = rows_of(ctx.inputs["data"], "sft")
-    places = made.to_frame("id").join(asked, on="id", how="left", maintain_order="left")["row"]
+    example_ids = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
+    rows = rows_of(ctx.inputs["data"], "sft")
+    places = example_ids.to_frame("id").join(rows, on="id", how="left", maintain_order="left")["row"]
     return _in_shards(ctx, places, "trajectories", judging, source, data=ctx.inputs["data"])
 
 
@@ -91,14 +91,16 @@ def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
     sql, row_of = sql_engine(recipe, workers=1), np.load(places, mmap_mode="r")
 
     def run(rows: Sequence[Any], path: Path) -> str:
-        made = frames.from_frame(frames.take(source, rows), Trajectory)
+        trajectories = frames.from_frame(frames.take(source, rows), Trajectory)
         questions = sorted(set(row_of[rows[0] : rows[-1] + 1].tolist()))  # of a shard: neighbours, mostly
-        asked = {example.id: example for example in examples_at(data, questions)}
-        outcomes = make_outcomes(made, asked, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
+        by_id = {example.id: example for example in examples_at(data, questions)}
+        outcomes = make_outcomes(trajectories, by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
         drop = recipe.filter.drop
-        judged = (filtering.CheckedTrajectory.of(one, asked[one.example_id].database.id, drop) for one in outcomes)
+        judged = (
+            filtering.CheckedTrajectory.of(outcome, by_id[outcome.example_id].database.id, drop) for outcome in outcomes
+        )
         write_lines(path, map(dataclasses.asdict, judged))
-        return f"{sum(one.correct for one in outcomes)}/{len(outcomes)} right"
+        return f"{sum(outcome.correct for outcome in outcomes)}/{len(outcomes)} right"
 
     return run
 
@@ -117,11 +119,11 @@ def _left_out(shards: Shards[int], selected: pl.DataFrame, ctx: Context) -> Iter
             yield {"example_id": row["example_id"], "sample": row["sample"], "reason": reason, "detail": detail}
 
 
-def _describe(ctx: Context, selected: pl.DataFrame, kept: pl.Series) -> None:
+def _describe(ctx: Context, selected: pl.DataFrame, kept_rows: pl.Series) -> None:
     """Write the dataset's card (`card.md`) and the figures that it shows beside the leakage (`quality.json`)."""
-    sampled = kept.gather_every(max(1, -(-len(kept) // SAMPLED)))
-    read = frames.windows(ctx.inputs["synthesize"] / DATA, sampled)
-    words = (trajectory for frame in read for trajectory in frames.from_frame(frame, Trajectory))
+    sampled = kept_rows.gather_every(max(1, -(-len(kept_rows) // SAMPLED)))
+    frames_sampled = frames.windows(ctx.inputs["synthesize"] / DATA, sampled)
+    words = (trajectory for frame in frames_sampled for trajectory in frames.from_frame(frame, Trajectory))
     facts = card.quality(selected, duplicates.distinct_2(words))
     leaked = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
     write_json(ctx.folder / "quality.json", facts)
@@ -146,7 +148,7 @@ def extracting(recipe: Recipe, data: Path, places: Path) -> Run:
 
     def run(items: Sequence[Any], path: Path) -> str:
         pool = examples_at(data, row_of[items[0] : items[-1] + 1].tolist())
-        write_lines(path, (to_dict(Views(consensus.ask(one, extractors))) for one in pool))
+        write_lines(path, (to_dict(Views(consensus.ask(example, extractors))) for example in pool))
         return ""
 
     return run
@@ -164,26 +166,26 @@ def test_schema(ctx: Context) -> None:
 
 def _consensus(ctx: Context, data: Path, *pools: str) -> None:
     rows = rows_of(data, *pools)["row"]
-    asked = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
+    extractors = llm_extractors(ctx, examples_at(data, rows.to_list())) if ctx.recipe.gold_schema.extractors else {}
     shards = _in_shards(ctx, rows, "gold SQL", extracting, data=data)
     accepted = apart = 0
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     with (ctx.folder / "disagreements.jsonl").open("w", encoding="utf-8") as file:
         for index in range(len(shards)):
             pool = examples_at(data, [rows[item] for item in shards.part(index)])
-            found = [
+            schemas = [
                 consensus.consensus(
-                    example.id, {name: views[name] for name in consensus.STATIC} | consensus.ask(example, asked)
+                    example.id, {name: views[name] for name in consensus.STATIC} | consensus.ask(example, extractors)
                 )
                 for example, views in zip(
                     pool, (from_dict(Views, row).views for row in shards.read(index)), strict=True
                 )
             ]
-            records = [schema.record() for schema in found]
-            texts = [{name: json.dumps(value, sort_keys=True) for name, value in one.items()} for one in records]
+            records = [schema.record() for schema in schemas]
+            texts = [{name: json.dumps(value, sort_keys=True) for name, value in record.items()} for record in records]
             writer.add(pl.DataFrame(texts))
-            accepted += sum(schema.items is not None for schema in found)
-            for schema in found:
+            accepted += sum(schema.items is not None for schema in schemas)
+            for schema in schemas:
                 if schema.reason:
                     file.write(json_line(schema.record()))
                     apart += 1

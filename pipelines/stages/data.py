@@ -71,13 +71,16 @@ def build_test(ctx: Context) -> None:
 def build_leakage(ctx: Context) -> None:
     """Write which training questions the benchmark repeats (`leakage.json`), and the benchmark's questions beside."""
     ctx.progress.begin(ctx.stage, 1, "benchmark")
-    asked = examples(ctx.inputs["test"], "test")
-    rows = ({"id": one.id, "pool": "test", "question": one.question, "database_id": one.database.id} for one in asked)
+    questions = examples(ctx.inputs["test"], "test")
+    rows = (
+        {"id": example.id, "pool": "test", "question": example.question, "database_id": example.database.id}
+        for example in questions
+    )
     frames.write(ctx.folder / DATA, pl.DataFrame(list(rows)))
-    found = note_leakage(ctx.folder, ctx.inputs["data"], asked)
+    leaks = note_leakage(ctx.folder, ctx.inputs["data"], questions)
     ctx.progress.advance(1)
-    repeats = {f"{pool}_repeats": sum(one["same_database"].values()) for pool, one in found.items()}
-    ctx.metrics({"questions": len(asked), **repeats})
+    repeats = {f"{pool}_repeats": sum(counts["same_database"].values()) for pool, counts in leaks.items()}
+    ctx.metrics({"questions": len(questions), **repeats})
 
 
 def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
@@ -89,19 +92,21 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
         parts.append(checking.read(ctx, number, pool, place, source))
         ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
     checked = checking.check(ctx, parts)
-    faults = [fault for part, one in zip(parts, checked, strict=True) if (fault := _fault(ctx, part, one))]
+    faults = [
+        fault for part, source_rows in zip(parts, checked, strict=True) if (fault := _fault(ctx, part, source_rows))
+    ]
     numbers: dict[str, float] = {}
     writer = frames.Writer(ctx.folder / DATA, ctx.folder / SHARDS)
-    for (_, _, source), part, one in zip(sources, parts, checked, strict=True):
+    for (_, _, source), part, source_rows in zip(sources, parts, checked, strict=True):
         if faults:
             break
-        for frame in _kept(ctx, part, one, numbers):
+        for frame in _kept(ctx, part, source_rows, numbers):
             if source.corrections is not None:
                 name = f"{part.pool}{part.part or ''}_corrected"
                 numbers[name] = numbers.get(name, 0.0) + corrections.count(frames.from_frame(frame, Example))
             numbers[f"{part.pool}_examples"] = numbers.get(f"{part.pool}_examples", 0.0) + frame.height
             writer.add(frame)
-    bad = [(part.pool, row) for part, one in zip(parts, checked, strict=True) for row in one.rejected]
+    bad = [(part.pool, row) for part, source_rows in zip(parts, checked, strict=True) for row in source_rows.rejected]
     write_lines(ctx.folder / QUARANTINE, ({"pool": pool, **dataclasses.asdict(row)} for pool, row in bad))
     if faults:
         raise DataError(
@@ -128,8 +133,8 @@ def _with_values(ctx: Context, kept: Sequence[Example]) -> list[Example]:
     from pipelines.data.values import retrieve
 
     with sql_engine(ctx.recipe) as sql:
-        made = retrieve(base.resolve(kept, ctx.folder), ctx.recipe.data.values, schemas(ctx.recipe), sql)
-    return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, made, strict=True)]
+        enriched = retrieve(base.resolve(kept, ctx.folder), ctx.recipe.data.values, schemas(ctx.recipe), sql)
+    return [dataclasses.replace(example, meta=other.meta) for example, other in zip(kept, enriched, strict=True)]
 
 
 def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float]) -> Iterator[pl.DataFrame]:

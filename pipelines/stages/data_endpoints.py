@@ -46,15 +46,15 @@ def ask_experts(
         checked = cleaning.check(askers, list(here.values()), schema)
         figures |= {f"cleaner_{name}": value for asker in askers for name, value in _spent(asker).items()}
         figures |= {f"cleaners_{name}": value for name, value in cleaning.agreement(checked).items()}
-        bad = [one for one in checked if one.dropped]
-        flagged = [Rejected(one.example.id, FLAGGED, " / ".join(one.reasons)) for one in bad]
-        kept = [example for example in kept if example.id not in {one.row for one in flagged}]
+        bad = [case for case in checked if case.dropped]
+        flagged = [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in bad]
+        kept = [example for example in kept if example.id not in {row.row for row in flagged}]
     if data.linker:
         from pipelines.sql import analyst
 
         cases = [here[example.id] for example in kept]
-        asked = [(one.gold_sql, schema(one.database), one.database.engine) for one in cases]
-        gold = dict(zip((one.id for one in cases), analyst.schema_items(asked), strict=True))
+        queries = [(example.gold_sql, schema(example.database), example.database.engine) for example in cases]
+        gold = dict(zip((example.id for example in cases), analyst.schema_items(queries), strict=True))
         if data.linker == GOLD:
             linked = [linker.show(example, gold[example.id], schema(example.database)) for example in cases]
         else:

@@ -80,8 +80,8 @@ def _trained(ctx: Context) -> pl.DataFrame:
     pool = rows_of(ctx.inputs["data"], "sft")
     if "filter" not in ctx.inputs:
         return pool
-    kept = frames.read(ctx.inputs["filter"] / DATA, "example_id")
-    return pool.join(kept, left_on="id", right_on="example_id", how="semi", maintain_order="left")
+    ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
+    return pool.join(ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
 
 
 def _draw(pool: pl.DataFrame, count: int | None, seed: int) -> pl.DataFrame:

@@ -83,9 +83,9 @@ def evaluate_questions(
         lines, chosen = select(ctx, recipe.evaluation.selector, questions, rows)
         rows += lines
         ctx.progress.advance(1)
-    kept = [row for row in rows if row["pass"] != ONCE]
-    whole = [from_dict(Trajectory, row["trajectory"]) for row in kept]
-    frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in kept]))
+    own_rows = [row for row in rows if row["pass"] != ONCE]
+    whole = [from_dict(Trajectory, row["trajectory"]) for row in own_rows]
+    frames.write(ctx.folder / DATA, frames.to_frame(whole, extra=[{"pass": row["pass"]} for row in own_rows]))
     write_lines(ctx.folder / RECORDS, ({"pass": row["pass"], "record": row["record"]} for row in rows))
     evaluated = records(ctx.folder, "greedy", "sampled")
     settings = recipe.evaluation
@@ -118,8 +118,8 @@ class MalformedGuard:
             return False
         first = {example.id for example in self._shards.items[:FIRST_EPISODES]}
         rows = (row["record"] for index in head for row in self._shards.read(index))
-        asked = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in first]
-        return all(not record.well_formed and not record.executable and not record.broken for record in asked)
+        first_records = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in first]
+        return all(not record.well_formed and not record.executable and not record.broken for record in first_records)
 
     def skip_the_rest(self, recipe: Recipe, gold: Path | None) -> None:
         """Write the other shards: each question is wrong, and was not asked."""
@@ -129,16 +129,22 @@ class MalformedGuard:
             questions = self._shards.part(index)
             lines = [
                 line
-                for each in passes(recipe)
+                for evaluation in passes(recipe)
                 for line in evaluated(
-                    each, questions, [_unasked(one, n, policy, each) for one in questions for n in range(each.samples)]
+                    evaluation,
+                    questions,
+                    [
+                        _unasked(question, n, policy, evaluation)
+                        for question in questions
+                        for n in range(evaluation.samples)
+                    ],
                 )
             ]
             write_lines(self._shards.path(index), lines)
 
 
-def _unasked(question: Example, sample: int, policy: str, each: Pass) -> Trajectory:
-    return Trajectory(question.id, sample, policy, each.protocol.name, (), (), None, StopReason.UNASKED)
+def _unasked(question: Example, sample: int, policy: str, evaluation: Pass) -> Trajectory:
+    return Trajectory(question.id, sample, policy, evaluation.protocol.name, (), (), None, StopReason.UNASKED)
 
 
 def _r_ves(recipe: Recipe, evaluated: Sequence[EpisodeRecord], questions: Sequence[Example]) -> float | None:
@@ -147,12 +153,15 @@ def _r_ves(recipe: Recipe, evaluated: Sequence[EpisodeRecord], questions: Sequen
     Only of questions with a gold query, which is what an answer is timed against; None where none was answered. It goes
     to a side file and is no part of a dataset: wall-clock times differ with every run.
     """
-    asked = {question.id: question for question in questions if question.gold_sql}
-    greedy = [record for record in scored(evaluated) if record.mode == "greedy" and record.example_id in asked]
+    with_gold = {question.id: question for question in questions if question.gold_sql}
+    greedy = [record for record in scored(evaluated) if record.mode == "greedy" and record.example_id in with_gold]
     if not greedy:
         return None
-    examples = [asked[record.example_id] for record in greedy]
-    pairs = [Pair(one.database, one.gold_sql, record.final_sql) for one, record in zip(examples, greedy, strict=True)]
+    examples = [with_gold[record.example_id] for record in greedy]
+    pairs = [
+        Pair(example.database, example.gold_sql, record.final_sql)
+        for example, record in zip(examples, greedy, strict=True)
+    ]
     with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
         verdicts = sql.verdicts(pairs, ["r_ves"])
     return r_ves([verdict.scores["r_ves"] for verdict in verdicts])
@@ -166,30 +175,34 @@ def records(folder: Path, *passes: str) -> list[EpisodeRecord]:
 
 def headline(figures: summary.Summary) -> dict[str, float]:
     """The few numbers of the end-of-run table, by the recipe's equality, intervals beside them."""
-    found: dict[str, float] = {}
-    for name, each in (("ex", figures.ex.get(figures.equality)), ("ex_sampled", figures.sampled)):
-        if each is not None:
-            found |= {name: each.value, f"{name}_low": each.low, f"{name}_high": each.high}
+    values: dict[str, float] = {}
+    for name, estimate in (("ex", figures.ex.get(figures.equality)), ("ex_sampled", figures.sampled)):
+        if estimate is not None:
+            values |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
     if figures.points:
         last = figures.points[-1]
-        found |= {"k": last.k, "majority": last.majority_at.value, "pass_at_k": last.pass_at.value}
+        values |= {"k": last.k, "majority": last.majority_at.value, "pass_at_k": last.pass_at.value}
     for name, metric in (("turns", "turns"), ("tokens", "tokens_out")):
         value = value_of(figures.measured.get(metric))
         if value is not None:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def _once(forced: list[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     """EX of the same model forced to answer without looking, and on the questions that need a look."""
-    probing = [one for one in forced if one.needs_probe]
+    probing = [record for record in forced if record.needs_probe]
     return {**_accuracy("ex_at_once", forced, recipe), **_accuracy("ex_at_once_probe", probing, recipe)}
 
 
 def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
     """EX with its bounds under these names; {} where there are no records."""
-    found = execution_accuracy(scored(evaluated), recipe.headline, recipe.seed)
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high} if found is not None else {}
+    estimate = execution_accuracy(scored(evaluated), recipe.headline, recipe.seed)
+    return (
+        {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        if estimate is not None
+        else {}
+    )
 
 
 def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
@@ -244,8 +257,8 @@ class Pass:
     @property
     def key(self) -> str:
         """What an answer depends on beside the policy and the question; not how many answers there are."""
-        said = {name: getattr(self, name).model_dump(mode="json") for name in ("protocol", "sampling")}
-        return digest({**said, "max_turns": self.max_turns})
+        values = {name: getattr(self, name).model_dump(mode="json") for name in ("protocol", "sampling")}
+        return digest({**values, "max_turns": self.max_turns})
 
 
 def passes(recipe: Recipe) -> list[Pass]:
@@ -256,24 +269,24 @@ def passes(recipe: Recipe) -> list[Pass]:
     """
     settings, protocol, turns = recipe.evaluation, recipe.protocol, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
-    made = [Pass("greedy", "greedy", protocol, greedy, turns, 1)]
+    evaluations = [Pass("greedy", "greedy", protocol, greedy, turns, 1)]
     if settings.samples:
-        made.append(Pass("sampled", "sampled", protocol, settings.sampling, turns, settings.samples))
+        evaluations.append(Pass("sampled", "sampled", protocol, settings.sampling, turns, settings.samples))
     if settings.forced_single_turn:
         single, cap = at_once(protocol)
-        made.append(Pass(ONCE, "greedy", single, greedy, cap, 1))
-    return made
+        evaluations.append(Pass(ONCE, "greedy", single, greedy, cap, 1))
+    return evaluations
 
 
 def _evaluating(recipe: Recipe, gold: Path | None) -> Callable[[Pass, Sequence[Example], list[Trajectory]], list[Line]]:
     """What makes lines of the trajectories of a pass over these questions, in order."""
     sql, schema, links = sql_engine(recipe, workers=1), schemas(recipe), gold_schemas(gold)
 
-    def lines(each: Pass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
+    def lines(evaluation: Pass, questions: Sequence[Example], done: list[Trajectory]) -> list[Line]:
         by_id = {question.id: question for question in questions}
-        evaluated = evaluate.evaluate(done, by_id, sql, schema, recipe.equalities, each.mode, links)
+        evaluated = evaluate.evaluate(done, by_id, sql, schema, recipe.equalities, evaluation.mode, links)
         return [
-            {"pass": each.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
+            {"pass": evaluation.name, "trajectory": to_dict(trajectory), "record": to_dict(record)}
             for trajectory, record in zip(done, evaluated, strict=True)
         ]
 
@@ -285,31 +298,33 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
     sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
     model, evaluated = answering(answerer, recipe, responses), _evaluating(recipe, gold)
 
-    def ask(each: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
-        engine = RolloutEngine(model, build_protocol(each.protocol), sql, each.sampling, each.max_turns, schema)
+    def ask(evaluation: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
+        engine = RolloutEngine(
+            model, build_protocol(evaluation.protocol), sql, evaluation.sampling, evaluation.max_turns, schema
+        )
         done = engine.run(requests)
-        note_time(timing, each.name, len(done), engine.timing, _counted(model))
+        note_time(timing, evaluation.name, len(done), engine.timing, _counted(model))
         return done
 
-    def answer(each: Pass, questions: Sequence[Example], timing: Path) -> list[Line]:
-        kept = Answers(None if answers is None else answers / each.key)
-        found = {question.id: kept.of(question) for question in questions}
+    def answer(evaluation: Pass, questions: Sequence[Example], timing: Path) -> list[Line]:
+        answers_kept = Answers(None if answers is None else answers / evaluation.key)
+        samples = {question.id: answers_kept.of(question) for question in questions}
         requests = [
             EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
             for question in questions
-            for sample in range(each.samples)
-            if sample not in found[question.id]
+            for sample in range(evaluation.samples)
+            if sample not in samples[question.id]
         ]
-        for trajectory in ask(each, requests, timing) if requests else []:
-            found[trajectory.example_id][trajectory.sample] = trajectory
+        for trajectory in ask(evaluation, requests, timing) if requests else []:
+            samples[trajectory.example_id][trajectory.sample] = trajectory
         for question in {request.example.id: request.example for request in requests}.values():
-            kept.keep(question, found[question.id])
-        done = [found[question.id][sample] for question in questions for sample in range(each.samples)]
-        return evaluated(each, questions, done)
+            answers_kept.keep(question, samples[question.id])
+        done = [samples[question.id][sample] for question in questions for sample in range(evaluation.samples)]
+        return evaluated(evaluation, questions, done)
 
     def run(questions: Sequence[Any], path: Path) -> str:
         timing = path.parent.parent / TIMING
-        lines = [line for each in passes(recipe) for line in answer(each, questions, timing)]
+        lines = [line for evaluation in passes(recipe) for line in answer(evaluation, questions, timing)]
         write_lines(path, lines)
         right = [line["record"]["scores"][recipe.headline] for line in lines if line["pass"] == "greedy"]
         return f"greedy {100 * sum(right) / max(1, len(right)):.0f} %"

@@ -53,7 +53,7 @@ class Run:
         """With each question called as the other runs call it."""
 
         def call(records: Sequence[EpisodeRecord]) -> tuple[EpisodeRecord, ...]:
-            return tuple(dataclasses.replace(one, example_id=names[one.example_id]) for one in records)
+            return tuple(dataclasses.replace(record, example_id=names[record.example_id]) for record in records)
 
         return dataclasses.replace(self, records=call(self.records), at_once=call(self.at_once))
 
@@ -68,7 +68,7 @@ def comparison(runs: Sequence[str], equality: str | None) -> tuple[ReportData, l
     if len(runs) < 2:
         raise DataError("a comparison needs two runs", HINT)
     by_path = [load(path) for path in runs]
-    loaded = _named([run for place in (0, 1) for found in by_path for run in found[place : place + 1]])
+    loaded = _named([run for place in (0, 1) for path_runs in by_path for run in path_runs[place : place + 1]])
     names = question_matching.common_names([(*run.records, *run.at_once) for run in loaded])
     called = [run.named(name) for run, name in zip(loaded, names, strict=True)]
     data = ReportData("comparison", choose(loaded, equality), tuple(map(_system, called)), examples={})
@@ -84,14 +84,14 @@ def _system(run: Run) -> System:
 
 def with_texts(data: ReportData, runs: Sequence[Run], names: Sequence[Mapping[str, str]]) -> ReportData:
     """The same with questions, trajectories, schemas and results, of the runs whose folders lead to them."""
-    read = [texts(run.folder, run.passes) for run in runs]
+    texts_read = [texts(run.folder, run.passes) for run in runs]
     systems: list[System] = []
     examples: dict[str, Example] = {}
-    for system, each, name in zip(data.systems, read, names, strict=True):
-        fitting = len(each.trajectories) == len(system.records)
-        systems.append(dataclasses.replace(system, trajectories=each.trajectories if fitting else ()))
-        for one in each.examples:
-            examples.setdefault(name.get(one.id, ""), one)
+    for system, run, name in zip(data.systems, texts_read, names, strict=True):
+        fitting = len(run.trajectories) == len(system.records)
+        systems.append(dataclasses.replace(system, trajectories=run.trajectories if fitting else ()))
+        for example in run.examples:
+            examples.setdefault(name.get(example.id, ""), example)
     examples.pop("", None)
     whole = dataclasses.replace(data, systems=tuple(systems), examples=examples)
     return writer.with_results(whole) if examples else whole
@@ -111,17 +111,17 @@ def load(run: str) -> list[Run]:
     by_pass: dict[str, list[EpisodeRecord]] = {}
     for passed, record in _records(file):
         by_pass.setdefault(passed, []).append(record)
-    folder, shown = file.parent, name if equals else _title(path)
-    own = tuple(record for one in OWN for record in by_pass.get(one, ()))
+    folder, title = file.parent, name if equals else _title(path)
+    own = tuple(record for mode in OWN for record in by_pass.get(mode, ()))
     if not own:
         raise DataError(f"{file} holds no records", HINT)
-    said, timing = _beside(folder)
-    equality, left_out, once = said.equality, said.left_out, tuple(by_pass.get(ONCE, ()))
-    found = [Run(shown, own, once, OWN, equality, folder, left_out, timing, said.r_ves)]
+    facts, timing = _beside(folder)
+    equality, left_out, once = facts.equality, facts.left_out, tuple(by_pass.get(ONCE, ()))
+    runs = [Run(title, own, once, OWN, equality, folder, left_out, timing, facts.r_ves)]
     if SELECTED in by_pass:
         chosen = tuple(by_pass[SELECTED])
-        found.append(Run(f"{shown}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
-    return found
+        runs.append(Run(f"{title}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
+    return runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +141,14 @@ def _beside(folder: Path) -> tuple[FolderFacts, Mapping[str, Latency]]:
     """
     try:
         summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
-        known = {name: summary[name] for name in ("equality", "left_out") if name in summary}
-        said = from_dict(FolderFacts, {**known, "r_ves": efficiency.get("r_ves")})
+        fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
+        facts = from_dict(FolderFacts, {**fields, "r_ves": efficiency.get("r_ves")})
         timing = latencies(folder)
     except (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE) as error:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
-    if not all(0 <= figure < math.inf for each in timing.values() for figure in dataclasses.astuple(each)):
+    if not all(0 <= figure < math.inf for latency in timing.values() for figure in dataclasses.astuple(latency)):
         raise DataError(f"a file beside the records in {folder} is damaged: {TIMING} has no such figures", HINT)
-    return said, timing
+    return facts, timing
 
 
 def _title(path: Path) -> str:

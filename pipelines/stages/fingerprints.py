@@ -41,14 +41,14 @@ class Digests:
         """The digest of a file's bytes; `MISSING` where there is none."""
         try:
             key, settled = self._key(path)
-            found = self._known.get(key) or self._new.get(key)
-            if found is None:
-                found = sha256(path)
+            value = self._known.get(key) or self._new.get(key)
+            if value is None:
+                value = sha256(path)
                 if settled:
-                    self._new[key] = found
+                    self._new[key] = value
         except (OSError, ValueError):  # not there, a folder, no file's name
             return MISSING
-        return str(found)
+        return str(value)
 
     def files(self, source: Source, path: Path) -> list[Path]:
         """The files that a source's reader reads; of a single file, which may be long, they are remembered too."""
@@ -56,12 +56,12 @@ class Digests:
             return _named(source, path)
         key, settled = self._key(path)
         name = f"files|{digest([source.kind, source.options])}|{key}"
-        found = self._known.get(name)
-        if found is None:
-            found = [str(file) for file in _named(source, path)]
+        names = self._known.get(name)
+        if names is None:
+            names = [str(file) for file in _named(source, path)]
             if settled:
-                self._new[name] = found
-        return [Path(file) for file in found]
+                self._new[name] = names
+        return [Path(file) for file in names]
 
     def save(self) -> None:
         """Keep what is new."""
@@ -77,8 +77,8 @@ class Digests:
 
 def _named(source: Source, path: Path) -> list[Path]:
     """The files that a reader names, and the file itself; every file there is where its module names none."""
-    found = base.files(source)
-    return sorted(set(walk(path) if found is None else found))
+    files = base.files(source)
+    return sorted(set(walk(path) if files is None else files))
 
 
 def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
@@ -90,14 +90,16 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
         DataError: a source's path is not there, or its questions cannot be read.
     """
     digests = Digests(store)
-    found: dict[str, dict[str, str]] = {}
+    by_folder: dict[str, dict[str, str]] = {}
     for source in sources:
         if source.path:
             path = _path(source)
             files = digests.files(source, path)
-            found.setdefault(str(path), {}).update({os.path.relpath(file, path): digests.of(file) for file in files})
+            by_folder.setdefault(str(path), {}).update(
+                {os.path.relpath(file, path): digests.of(file) for file in files}
+            )
     digests.save()
-    return {path: digest(files) for path, files in found.items()}
+    return {path: digest(files) for path, files in by_folder.items()}
 
 
 def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
@@ -110,7 +112,7 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     if not described:
         return {}
     digests = Digests(store)
-    named = {
+    places_named = {
         identity(str(file))
         for source in sources
         if source.path
@@ -120,12 +122,14 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     digests.save()
     places = [identity(address) for source in sources for address in base.addresses(source)]
     servers = tuple(place for place in places if place.endswith("/"))
-    named |= set(places)
-    found: dict[str, list[str]] = {}
-    for place, known in sorted(described.items()):
-        if place in named or place.startswith(servers):
-            found.setdefault(addresses.name_of(place), []).append(digest(known.deciding()))
-    return {name: digest(each) for name, each in found.items()}  # files of one name may lie in several folders
+    places_named |= set(places)
+    by_name: dict[str, list[str]] = {}
+    for place, described_card in sorted(described.items()):
+        if place in places_named or place.startswith(servers):
+            by_name.setdefault(addresses.name_of(place), []).append(digest(described_card.deciding()))
+    return {
+        name: digest(file_digests) for name, file_digests in by_name.items()
+    }  # files of one name may lie in several folders
 
 
 def prompt_digest(protocol: Protocol) -> str:
@@ -141,9 +145,9 @@ def folder_digest(folder: Path, store: Path | None = None) -> str:
         store: remembers the digests of the files.
     """
     digests = Digests(store)
-    found = digest([[os.path.relpath(file, folder), digests.of(file)] for file in walk(folder)])
+    files = digest([[os.path.relpath(file, folder), digests.of(file)] for file in walk(folder)])
     digests.save()
-    return found
+    return files
 
 
 def weights(source: str, store: Store) -> str | None:
@@ -151,9 +155,9 @@ def weights(source: str, store: Store) -> str | None:
     path = Path(source).expanduser()
     if source == "tiny" or not path.exists():
         return None
-    made = stage_at(source, store)
-    if made is not None:  # its manifest has the digests
-        files = store.manifest(*made)["files"]
+    stage = stage_at(source, store)
+    if stage is not None:  # its manifest has the digests
+        files = store.manifest(*stage)["files"]
         return digest({name: facts["sha256"] for name, facts in files.items()})
     return folder_digest(path.resolve(), store.root)
 
@@ -179,8 +183,8 @@ def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
         facts = path.stat()
         place = (facts.st_dev, facts.st_ino)
         if place not in above:
-            for each in sorted(path.iterdir()):
-                yield from _walk(each, above | {place})
+            for entry in sorted(path.iterdir()):
+                yield from _walk(entry, above | {place})
 
 
 def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:

@@ -199,15 +199,15 @@ def by_benchmark(stages: Sequence[Stage], recipe: Recipe) -> list[Stage]:
     """The stages, and behind each that every benchmark has, those of the benchmarks after the first."""
     others = [benchmark.name for benchmark in recipe.data.test[1:]]
     return [
-        each
+        copy
         for stage in stages
-        for each in (stage, *(_for_benchmark(stage, name) for name in others if stage.by_benchmark))
+        for copy in (stage, *(_for_benchmark(stage, name) for name in others if stage.by_benchmark))
     ]
 
 
 def _for_benchmark(stage: Stage, benchmark: str) -> Stage:
     """The stage of another benchmark than the first, which reads the others of that benchmark."""
-    own = {each.name for each in GRAPH if each.by_benchmark}
+    own = {stage.name for stage in GRAPH if stage.by_benchmark}
     needs = tuple(f"{name}.{benchmark}" if name in own else name for name in stage.needs)
     return replace(stage, name=f"{stage.name}.{benchmark}", needs=needs)
 
@@ -279,8 +279,8 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         make = getattr(importlib.import_module(f"pipelines.stages.{module}"), function)
         make(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
 
-    said = f"{step.name}: another run is making it; waiting"
-    folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(said))
+    line = f"{step.name}: another run is making it; waiting"
+    folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(line))
     return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
 
 
@@ -316,9 +316,9 @@ def _upto(stages: list[Stage], until: str | None) -> list[Stage]:
     ends = [place for place, name in enumerate(names) if last in (name, kind_of(name))]
     if not ends:
         raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
-    found = stages[: ends[-1] + 1]
-    reads = any("test" in map(kind_of, stage.needs) for stage in found if kind_of(stage.name) not in BENCHMARK)
-    return [stage for stage in found if reads or kind_of(last) in BENCHMARK or kind_of(stage.name) not in BENCHMARK]
+    wanted = stages[: ends[-1] + 1]
+    reads = any("test" in map(kind_of, stage.needs) for stage in wanted if kind_of(stage.name) not in BENCHMARK)
+    return [stage for stage in wanted if reads or kind_of(last) in BENCHMARK or kind_of(stage.name) not in BENCHMARK]
 
 
 def seen_by(name: str, recipe: Recipe) -> Recipe:
@@ -358,9 +358,9 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
         about |= {"cards": described} if described else {}
     if kind == "model":
         about["weights"] = weights(recipe.model.source, store)
-    asked = endpoints(recipe, kind)
-    if asked:
-        about["endpoints"] = dict(asked)
+    endpoints_asked = endpoints(recipe, kind)
+    if endpoints_asked:
+        about["endpoints"] = dict(endpoints_asked)
     if stage.libraries:
         about["libraries"] = {name: _minor(version(name)) for name in stage.libraries}
     return about
@@ -377,5 +377,5 @@ def _why(kind: str, about: dict[str, Any], store: Store) -> str:
     if work.is_dir():
         module = resuming.foreign(work, next(stage.build for stage in GRAPH if stage.name == kind))
         return f"was interrupted: {module} has changed, begins anew" if module else "was interrupted: resumes"
-    found = causes.nearest(store.root / kind, about)
-    return causes.shown(found) if found else "not made yet"
+    cause = causes.nearest(store.root / kind, about)
+    return causes.shown(cause) if cause else "not made yet"

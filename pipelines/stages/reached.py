@@ -22,11 +22,11 @@ ONLY_NAMES = ("pipelines.config.", "pipelines.plugins.", "pipelines.registry.") 
 @functools.cache
 def modules() -> dict[str, Path]:
     """Every module of the package by name; a package itself goes by its `__init__.py`."""
-    found = {}
+    paths = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 @functools.cache
@@ -38,34 +38,34 @@ def tree(module: str) -> ast.Module:
 @functools.cache
 def imports(module: str) -> frozenset[str]:
     """The project's modules that a module imports when it runs, wherever in it, and those that its strings name."""
-    found: set[str] = set()
+    names: set[str] = set()
     only_names = f"{module}.".startswith(ONLY_NAMES)
     for node in _run(tree(module)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             if node.module == registry.__name__ and not only_names:
-                found |= {name for alias in node.names for name in _parts(alias.name)}
+                names |= {name for alias in node.names for name in _parts(alias.name)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not only_names:
-            found |= set(NAMED.findall(node.value))
-    return frozenset(found & modules().keys() - {module})
+            names |= set(NAMED.findall(node.value))
+    return frozenset(names & modules().keys() - {module})
 
 
 def _run(code: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a module but docstrings and what stands under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(code):
         typing = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if not typing and not said:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not typing and not is_text:
             yield node
             yield from _run(node)
 
 
 def _parts(name: str) -> list[str]:
     """The modules whose parts a registry of that name holds."""
-    found = getattr(registry, name, None)
-    home = found.home if isinstance(found, registry.Registry) else None
+    part = getattr(registry, name, None)
+    home = part.home if isinstance(part, registry.Registry) else None
     return [] if home is None else [module for module in modules() if f"{module}.".startswith(f"{home}.")]
 
 

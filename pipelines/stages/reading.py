@@ -37,8 +37,12 @@ def texts(folder: Path, passes: Sequence[str]) -> Texts:
     if not (folder / DATA).is_file():
         return Texts()
     frame = frames.read(folder / DATA)
-    made = [each for name in passes for each in frames.from_frame(frame.filter(pl.col("pass") == name), Trajectory)]
-    return Texts(tuple(made), tuple(_examples(folder)))
+    trajectories = [
+        trajectory
+        for name in passes
+        for trajectory in frames.from_frame(frame.filter(pl.col("pass") == name), Trajectory)
+    ]
+    return Texts(tuple(trajectories), tuple(_examples(folder)))
 
 
 def left_out(test: Path) -> dict[str, int]:
@@ -50,11 +54,11 @@ def left_out(test: Path) -> dict[str, int]:
 
 def taken(timing: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:
     """What an answer took, by name: seconds by pass, tokens that an endpoint counted, R-VES."""
-    found = {f"seconds ({name})": each.total_s for name, each in timing.items()}
-    for name, each in timing.items():
-        if each.bought_in or each.bought_out:
-            found |= {f"tokens in ({name})": each.bought_in, f"tokens out ({name})": each.bought_out}
-    return found if r_ves is None else {**found, "R-VES": r_ves}
+    figures = {f"seconds ({name})": latency.total_s for name, latency in timing.items()}
+    for name, latency in timing.items():
+        if latency.bought_in or latency.bought_out:
+            figures |= {f"tokens in ({name})": latency.bought_in, f"tokens out ({name})": latency.bought_out}
+    return figures if r_ves is None else {**figures, "R-VES": r_ves}
 
 
 def keep(folder: Path, questions: Sequence[Example], system: System) -> None:
@@ -63,9 +67,10 @@ def keep(folder: Path, questions: Sequence[Example], system: System) -> None:
     frames.write(folder / DATA, frame)
     absolute = (
         dataclasses.replace(
-            one, database=dataclasses.replace(one.database, location=str(Path(one.database.location).resolve()))
+            question,
+            database=dataclasses.replace(question.database, location=str(Path(question.database.location).resolve())),
         )
-        for one in questions
+        for question in questions
     )
     write_jsonl(folder / QUESTIONS, absolute)
 
@@ -76,7 +81,7 @@ def _examples(folder: Path) -> list[Example]:
         return list(read_jsonl(folder / QUESTIONS, Example))
     place = folder.resolve()
     store = Store(place.parent.parent)
-    said = store.manifest(place.parent.name, place.name) if (place / MANIFEST).is_file() else {}
-    key = said.get("test") or said.get("inputs", {}).get("test")
+    manifest = store.manifest(place.parent.name, place.name) if (place / MANIFEST).is_file() else {}
+    key = manifest.get("test") or manifest.get("inputs", {}).get("test")
     test = store.folder("test", str(key))
     return examples(test, "test") if key and (test / DATA).is_file() else []

@@ -51,10 +51,10 @@ def _taken(folder: Path) -> dict[str, float]:
 def gather(ctx: Context) -> ReportData:
     """What the finished stages say, as the report's data."""
     systems = tuple(
-        one
+        system
         for name, when in WHEN.items()
         if name in ctx.inputs
-        for one in systems_of(ctx.inputs[name], when, _trained_on(ctx, name), _model_of(ctx, name))
+        for system in systems_of(ctx.inputs[name], when, _trained_on(ctx, name), _model_of(ctx, name))
     )
     base = of_systems(ctx.recipe, systems, ctx.inputs["test"])
     return dataclasses.replace(
@@ -69,8 +69,8 @@ def gather(ctx: Context) -> ReportData:
 
 def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportData:
     """A report of any systems that answered the questions of a finished `test` stage."""
-    asked = {record.example_id for system in systems for record in system.records}
-    questions = {one.id: one for one in examples(test, "test") if one.id in asked}
+    ids = {record.example_id for system in systems for record in system.records}
+    questions = {example.id: example for example in examples(test, "test") if example.id in ids}
     schema = schemas(recipe)
     with sql_engine(recipe) as sql:
         results = previews([record for system in systems for record in system.records], questions, sql)
@@ -79,7 +79,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
         equality=recipe.headline,
         systems=systems,
         examples=questions,
-        schemas={one.database.id: render(schema(one.database), "ddl") for one in questions.values()},
+        schemas={example.database.id: render(schema(example.database), "ddl") for example in questions.values()},
         results=results,
         facts={
             "recipe": recipe.name,
@@ -117,12 +117,14 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
     frame = frames.read(folder / DATA)
     missing = read_json(folder / "summary.json").get("left_out", {})
     forced = tuple(records(folder, ONCE))
-    for shown, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
-        found = tuple(records(folder, *passes))
-        if found:
-            made = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
-            own = shown == name
-            yield System(shown, found, tuple(made), trained, note if own else "", forced if own else (), missing)
+    for title, passes in ((name, ("greedy", "sampled")), (f"{name}, selected", (SELECTED,))):
+        own_records = tuple(records(folder, *passes))
+        if own_records:
+            trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
+            own = title == name
+            yield System(
+                title, own_records, tuple(trajectories), trained, note if own else "", forced if own else (), missing
+            )
 
 
 def _model_of(ctx: Context, name: str) -> str:

@@ -30,15 +30,15 @@ def select(
     from pipelines.endpoints.asking import Asker
     from pipelines.teachers.selector import choose
 
-    asked = {question.id: question for question in questions}
+    by_id = {question.id: question for question in questions}
     samples: dict[str, list[Line]] = {}
     for line in lines:
         if line["pass"] == "sampled" and not line["record"]["broken"]:
             samples.setdefault(line["record"]["example_id"], []).append(line)
-    results = _results(ctx, asked, samples)
+    results = _results(ctx, by_id, samples)
     cases = [
         (
-            asked[name],
+            by_id[name],
             [(line["record"]["final_sql"] or "", results[name, line["record"]["final_sql"]]) for line in group],
         )
         for name, group in samples.items()
@@ -52,14 +52,14 @@ def select(
 
 
 def _results(
-    ctx: Context, asked: dict[str, Example], samples: dict[str, list[Line]]
+    ctx: Context, by_id: dict[str, Example], samples: dict[str, list[Line]]
 ) -> dict[tuple[str, str | None], ExecutionResult]:
     """What each different answer returns, by (question, SQL)."""
     wanted = {(name, line["record"]["final_sql"]) for name, group in samples.items() for line in group}
     ran = sorted((name, text) for name, text in wanted if text)
     with sql_engine(ctx.recipe) as sql:
-        found = sql.execute_many([(asked[name].database, text) for name, text in ran])
-    return dict.fromkeys(wanted, NOTHING) | dict(zip(ran, found, strict=True))
+        results = sql.execute_many([(by_id[name].database, text) for name, text in ran])
+    return dict.fromkeys(wanted, NOTHING) | dict(zip(ran, results, strict=True))
 
 
 def _chosen(line: Line) -> Line:

@@ -42,14 +42,14 @@ def build(ctx: Context) -> None:
     shards.run(start, (ctx.recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
     _check_whole(shards, parts)
-    made = [trajectory for part in parts for trajectory in part]
-    frames.write(ctx.folder / DATA, frames.to_frame(made))
-    broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in made)
-    turns = sum(len(trajectory.turns) for trajectory in made) / max(1, len(made))
+    trajectories = [trajectory for part in parts for trajectory in part]
+    frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
+    broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
+    turns = sum(len(trajectory.turns) for trajectory in trajectories) / max(1, len(trajectories))
     costs = {} if scripted else _costs(shards)
     write_json(ctx.folder / COSTS, costs)
     spent = {f"{what}_{name}": value for name, row in costs.items() for what, value in row.items()}
-    ctx.metrics({"trajectories": len(made), "broken": broken, "turns_mean": turns, **spent})
+    ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
 
 
 def _check_whole(shards: Shards[Example], parts: Sequence[Sequence[Trajectory]]) -> None:
@@ -60,7 +60,7 @@ def _check_whole(shards: Shards[Example], parts: Sequence[Sequence[Trajectory]])
     """
     lost = 0
     for index, part in enumerate(parts):
-        if failed := sum(one.failure == BROKE for one in part):
+        if failed := sum(trajectory.failure == BROKE for trajectory in part):
             shards.path(index).unlink()
             lost += failed
     if lost:
@@ -134,7 +134,7 @@ class Synthesis:
         """Run the episodes; those that an endpoint broke again, for its log has all but the answer that failed."""
         done = asyncio.run(self._run(requests, wrap))
         for _ in range(ROUNDS):
-            again = [index for index, one in enumerate(done) if one.failure == BROKE]
+            again = [index for index, trajectory in enumerate(done) if trajectory.failure == BROKE]
             if not again:
                 break
             redone = asyncio.run(self._run([requests[index] for index in again], wrap))
@@ -158,8 +158,8 @@ class Synthesis:
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
         order = [index for part in parts for index in part]
-        made = [trajectory for one in running for trajectory in one.result()]
-        return [trajectory for _, trajectory in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
+        trajectories = [trajectory for task in running for trajectory in task.result()]
+        return [trajectory for _, trajectory in sorted(zip(order, trajectories, strict=True), key=lambda pair: pair[0])]
 
     def _teacher(self, request: EpisodeRequest, shares: Sequence[float]) -> int:
         """Which teacher runs an episode."""

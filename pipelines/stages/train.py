@@ -81,7 +81,7 @@ def grpo(ctx: Context) -> None:
     data, held_out = ctx.folder / "input.jsonl", ctx.folder / "held_out.jsonl"
     write_jsonl(data, _questions(ctx))
     dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
-    dev.sort(key=lambda one: shuffled(one.id, 0, ctx.recipe.seed))
+    dev.sort(key=lambda example: shuffled(example.id, 0, ctx.recipe.seed))
     write_jsonl(held_out, dev[: ctx.recipe.grpo.held_out])
     plan = Plan(
         kind="grpo",
@@ -152,8 +152,8 @@ def summary(ctx: Context) -> dict[str, float]:
     curves = {name: values(tail, name) for name in names}
     means = {name: sum(curve) / len(curve) for name, curve in curves.items() if all(map(_is_number, curve))}
     measured = [line for line in lines if HELD_OUT in line][-1:]
-    told = {name: line[name] for line in measured for name in (HELD_OUT, HELD_OUT_TURNS) if name in line}
-    return {"steps": lines[-1]["step"], **means, **told}
+    held_out = {name: line[name] for line in measured for name in (HELD_OUT, HELD_OUT_TURNS) if name in line}
+    return {"steps": lines[-1]["step"], **means, **held_out}
 
 
 def _is_number(value: object) -> bool:

@@ -29,17 +29,17 @@ NO_CODE = {"ctx", "type_comment", "kind", "returns", "type_params"}
 
 def closure(stage: str) -> frozenset[str]:
     """The modules that a stage's build reaches."""
-    return modules_of(next(each.build for each in GRAPH if each.name == stage))
+    return modules_of(next(entry.build for entry in GRAPH if entry.name == stage))
 
 
 def digests() -> dict[str, str]:
     """The digest of each module that some stage reaches, and of the other files beside such modules (pages, texts)."""
     reached = frozenset[str]().union(*(closure(stage.name) for stage in GRAPH))
-    found = {module: _digest("\n".join(_code(tree(module))).encode()) for module in reached}
+    digests = {module: _digest("\n".join(_code(tree(module))).encode()) for module in reached}
     for folder in {modules()[module].parent for module in reached}:
         for path in _beside(folder):
-            found[str(path.relative_to(PACKAGE.parent))] = _digest(path.read_bytes())
-    return found
+            digests[str(path.relative_to(PACKAGE.parent))] = _digest(path.read_bytes())
+    return digests
 
 
 def _beside(folder: Path) -> Iterator[Path]:
@@ -66,39 +66,40 @@ def _code(node: ast.AST) -> Iterator[str]:
         if name in NO_CODE or (name == "annotation" and isinstance(node, ast.arg)) or value is None or value == []:
             continue
         yield f".{name}"
-        for each in value if isinstance(value, list) else [value]:
-            if not (is_text and each is first):
-                yield from _code(each) if isinstance(each, ast.AST) else [repr(each)]
+        for part in value if isinstance(value, list) else [value]:
+            if not (is_text and part is first):
+                yield from _code(part) if isinstance(part, ast.AST) else [repr(part)]
 
 
 def noted() -> tuple[dict[str, int], dict[str, set[str]]]:
     """The versions of the stages and the digests of the modules as `versions.txt` has them."""
     versions: dict[str, int] = {}
-    known: dict[str, set[str]] = {}
+    noted_code: dict[str, set[str]] = {}
     for line in NOTES.read_text(encoding="utf-8").splitlines() if NOTES.is_file() else []:
         kind, name, value = line.split()
         if kind == "stage":
             versions[name] = max(int(value), versions.get(name, 0))
         else:
-            known.setdefault(name, set()).add(value)
-    return versions, known
+            noted_code.setdefault(name, set()).add(value)
+    return versions, noted_code
 
 
 def changed() -> dict[str, list[str]]:
     """Modules and files whose code is not as noted, each with the stages that reach it."""
-    known, now = noted()[1], digests()
+    noted_code, now = noted()[1], digests()
     reached = {stage.name: closure(stage.name) for stage in GRAPH}
     folders = {
-        stage: {str(modules()[each].parent.relative_to(PACKAGE.parent)) for each in reached[stage]} for stage in reached
+        stage: {str(modules()[module].parent.relative_to(PACKAGE.parent)) for module in reached[stage]}
+        for stage in reached
     }
-    found = {}
-    for name in sorted(now.keys() | known.keys()):
-        if now.get(name) not in known.get(name, set()):
+    code = {}
+    for name in sorted(now.keys() | noted_code.keys()):
+        if now.get(name) not in noted_code.get(name, set()):
             at = str(Path(name).parent)
-            found[name] = [
+            code[name] = [
                 stage for stage in reached if name in reached[stage] or ("/" in name and _is_under(at, folders[stage]))
             ]
-    return found
+    return code
 
 
 def _is_under(place: str, folders: set[str]) -> bool:
@@ -112,14 +113,14 @@ def refresh() -> list[str]:
     lines = [f"stage {stage.name} {stage.version}" for stage in GRAPH]
     lines += [f"code {name} {value}" for name, value in digests().items()]
     write_atomic(NOTES, "".join(f"{line}\n" for line in sorted(lines)))
-    said = []
+    messages = []
     for stage in GRAPH:
         old = before.get(stage.name, stage.version)
         if stage.version != old:
-            said.append(f"{stage.name}: version {old} -> {stage.version}, it is made again")
+            messages.append(f"{stage.name}: version {old} -> {stage.version}, it is made again")
         elif stage.name in touched:
-            said.append(f"{stage.name}: version {stage.version} kept, its results are the same")
-    return said
+            messages.append(f"{stage.name}: version {stage.version} kept, its results are the same")
+    return messages
 
 
 def main() -> int:
@@ -127,10 +128,10 @@ def main() -> int:
     if "--refresh" in sys.argv[1:]:
         print("\n".join(refresh()) or "nothing has changed")
         return 0
-    found = changed()
-    for name, stages in found.items():
+    stale = changed()
+    for name, stages in stale.items():
         print(f"{name}: reached by {', '.join(stages) or 'no stage any more'}")
-    return int(bool(found))
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -34,14 +34,15 @@ def check(askers: Sequence[Asker], examples: Sequence[Example], schemas: Callabl
     """Ask each model about each pair, in order."""
     cases = [
         prompts.conversation(
-            prompts.CLEAN, prompts.about(schemas(one.database), one.question, one.evidence, SQL=one.gold_sql)
+            prompts.CLEAN,
+            prompts.about(schemas(example.database), example.question, example.evidence, SQL=example.gold_sql),
         )
-        for one in examples
+        for example in examples
     ]
     columns = [[_verdict(answer.text if answer else None) for answer in asker.ask_all(cases)] for asker in askers]
     return [
-        Checked(example, tuple(bad for bad, _ in said), tuple(reason for _, reason in said))
-        for example, *said in zip(examples, *columns, strict=True)
+        Checked(example, tuple(bad for bad, _ in answers), tuple(reason for _, reason in answers))
+        for example, *answers in zip(examples, *columns, strict=True)
     ]
 
 
@@ -49,10 +50,12 @@ def agreement(checked: Sequence[Checked]) -> dict[str, float]:
     """How often the first two models agree on the pairs that both judged, beyond chance (Cohen's kappa), and how many
     pairs all of them call bad; a lone one agrees with nobody.
     """
-    both = [(bool(one.bad[0]), bool(one.bad[1])) for one in checked if len(one.bad) > 1 and None not in one.bad[:2]]
+    both = [
+        (bool(case.bad[0]), bool(case.bad[1])) for case in checked if len(case.bad) > 1 and None not in case.bad[:2]
+    ]
     return {
         "judged": float(len(both)),
-        "dropped": float(sum(one.dropped for one in checked)),
+        "dropped": float(sum(case.dropped for case in checked)),
         "agreement": sum(a == b for a, b in both) / max(1, len(both)),
         "kappa": kappa(both),
     }

@@ -35,14 +35,14 @@ def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     engines = [example.database.engine for example in examples]
     queries = [example.gold_sql for example in examples]
     items = analyst.schema_items([(sql, schema, engine) for sql, engine in zip(queries, engines, strict=True)])
-    read = [item.tables if item is not None else frozenset[str]() for item in items]
+    table_sets = [item.tables if item is not None else frozenset[str]() for item in items]
     used = Counter(name for names in analyst.functions(list(zip(queries, engines, strict=True))) for name in names)
     levels = Counter(example.hardness for example in examples)
     return Coverage(
-        {table.name: sum(table.name.lower() in tables for tables in read) for table in schema.tables},
+        {table.name: sum(table.name.lower() in tables for tables in table_sets) for table in schema.tables},
         {
             f"{table.name}.{key.column} = {key.to_table}.{key.to_column}": sum(
-                {table.name.lower(), key.to_table.lower()} <= tables for tables in read
+                {table.name.lower(), key.to_table.lower()} <= tables for tables in table_sets
             )
             for table in schema.tables
             for key in table.foreign_keys
@@ -52,14 +52,14 @@ def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     )
 
 
-def lines(found: Coverage) -> Iterator[str]:
+def lines(coverage: Coverage) -> Iterator[str]:
     """The report for a person."""
-    for what, counts in (("tables", found.tables), ("joins over a foreign key", found.joins)):
+    for what, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
         if counts:
             without = [name for name, count in counts.items() if not count]
             rest = f"; no question about {_listed(without)}" if without else ""
             yield f"{what}: {len(counts) - len(without)} of {len(counts)}{rest}"
-    for what, counts in (("functions", found.functions), ("hardness", found.hardness)):
+    for what, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
         yield f"{what}: {_listed([f'{name} {count}' for name, count in counts.items()]) or 'none'}"
 
 

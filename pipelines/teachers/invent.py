@@ -109,35 +109,36 @@ class Inventor:
 
         Fewer come back when `DRAFTS_PER_QUESTION` tries a question did not do.
         """
-        made = Invented()
+        invented = Invented()
         number, spare = 0, list[Example]()
-        while len(made.examples) < count and number < count * DRAFTS_PER_QUESTION:
+        while len(invented.examples) < count and number < count * DRAFTS_PER_QUESTION:
             batch = range(number, min(number + max(count, 4), count * DRAFTS_PER_QUESTION))
             number = batch.stop
-            for example in self._examples(batch, made):
-                here = sum(one.hardness == example.hardness for one in made.examples)
-                if len(made.examples) < count and here < -(-count // len(HARDNESS_LEVELS)):
-                    made.examples.append(example)
+            for example in self._examples(batch, invented):
+                here = sum(example_made.hardness == example.hardness for example_made in invented.examples)
+                if len(invented.examples) < count and here < -(-count // len(HARDNESS_LEVELS)):
+                    invented.examples.append(example)
                     if on_kept is not None:
                         on_kept(1)
                 else:
                     spare.append(example)
-        fill = spare[: count - len(made.examples)]
-        made.counts["over_level"] += len(spare) - len(fill)
-        made.examples += fill
-        made.counts["kept"] = len(made.examples)
-        return made
+        fill = spare[: count - len(invented.examples)]
+        invented.counts["over_level"] += len(spare) - len(fill)
+        invented.examples += fill
+        invented.counts["kept"] = len(invented.examples)
+        return invented
 
-    def _examples(self, numbers: Sequence[int], made: Invented) -> list[Example]:
+    def _examples(self, numbers: Sequence[int], invented: Invented) -> list[Example]:
         """The examples of these tries on which both models agree; the others are noted as doubted."""
-        drafts = self._propose(numbers, made.counts)
+        drafts = self._propose(numbers, invented.counts)
         engine = self.database.engine
-        asked = [
-            prompts.conversation(ASK.format(style=STYLES[one.style]), self._about("", SQL=one.sql)) for one in drafts
+        prompts_asked = [
+            prompts.conversation(ASK.format(style=STYLES[draft.style]), self._about("", SQL=draft.sql))
+            for draft in drafts
         ]
-        questions = [_line(answer.text) if answer else "" for answer in self.teacher.ask_all(asked)]
+        questions = [_line(answer.text) if answer else "" for answer in self.teacher.ask_all(prompts_asked)]
         worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
-        made.counts["no_question"] += len(drafts) - len(worded)
+        invented.counts["no_question"] += len(drafts) - len(worded)
         rules = ANSWER.format(engine=engine)
         answers = self.checker.ask_all([prompts.conversation(rules, self._about(question)) for _, question in worded])
         pairs = [
@@ -145,24 +146,24 @@ class Inventor:
             for (draft, _), answer in zip(worded, answers, strict=True)
         ]
         verdicts = self.sql.verdicts(pairs, [EQUALITY])
-        agree = [one.scores.get(EQUALITY) == 1.0 and not one.broken for one in verdicts]
-        made.counts["answers_differ"] += agree.count(False)
+        agree = [verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken for verdict in verdicts]
+        invented.counts["answers_differ"] += agree.count(False)
         levels = analyst.hardness([(draft.sql, engine) for draft, _ in worded])
         examples = [
             self._example(draft, question, level, {"sql": pair.predicted_sql or "", "agrees": agrees})
             for (draft, question), level, pair, agrees in zip(worded, levels, pairs, agree, strict=True)
         ]
-        made.doubted += [example for example, agrees in zip(examples, agree, strict=True) if not agrees]
+        invented.doubted += [example for example, agrees in zip(examples, agree, strict=True) if not agrees]
         return [example for example, agrees in zip(examples, agree, strict=True) if agrees]
 
     def _propose(self, numbers: Sequence[int], counts: collections.Counter[str]) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
         plans = [self._plan(number) for number in numbers]
-        asked = [
+        prompts_asked = [
             prompts.conversation(PROPOSE.format(engine=self.database.engine, level=LEVELS[level]), case)
             for level, _, case in plans
         ]
-        answers = self.teacher.ask_all(asked, PROPOSING)
+        answers = self.teacher.ask_all(prompts_asked, PROPOSING)
         texts = [read_sql(answer.text if answer else None) for answer in answers]
         results = self.sql.execute_many([(self.database, text or "") for text in texts])
         drafts = []

@@ -28,7 +28,10 @@ class GradeSource:
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
-        term = next((one for one in terms if one.term == "judge" and one.options.get("by", "static") != "static"), None)
+        term = next(
+            (choice for choice in terms if choice.term == "judge" and choice.options.get("by", "static") != "static"),
+            None,
+        )
         self._asker = Asker.named(str(term.options["by"]), responses) if term is not None else None
         self._scale = float(term.options.get("scale", 2.0)) if term is not None else 0.0
 
@@ -69,18 +72,18 @@ def check(
     is padded with a comment and white space that change nothing).
     """
     cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]
-    answers = [(examples[one.example_id], one.trajectory.final_sql or "") for one in cases]
+    answers = [(examples[case.example_id], case.trajectory.final_sql or "") for case in cases]
     plain = [judge.messages(example, sql, scale) for example, sql in answers]
     swapped = [judge.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
     padded = [judge.messages(example, pad(sql), scale) for example, sql in answers]
     grades, turned, longer = (_grades(asker, part, scale) for part in (plain, swapped, padded))
-    read = [(one.correct, grade >= RIGHT) for one, grade in zip(cases, grades, strict=True) if grade is not None]
+    pairs = [(case.correct, grade >= RIGHT) for case, grade in zip(cases, grades, strict=True) if grade is not None]
     return {
         "answers": float(len(cases)),
         "unread": float(sum(grade is None for grade in grades)),
-        "right_accepted": _share([said for right, said in read if right]),
-        "wrong_accepted": _share([said for right, said in read if not right]),
-        "kappa": kappa(read),
+        "right_accepted": _share([accepted for right, accepted in pairs if right]),
+        "wrong_accepted": _share([accepted for right, accepted in pairs if not right]),
+        "kappa": kappa(pairs),
         "place_shift": _shift(grades, turned),
         "length_shift": _shift(grades, longer),
     }

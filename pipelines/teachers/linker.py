@@ -28,15 +28,15 @@ def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | 
     value = prompts.read_object(text)
     if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
         return None
-    known = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
+    columns_of = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
     columns = [
         (str(table).lower(), str(name).lower())
         for table, names in value["columns"].items()
         for name in (names if isinstance(names, list) else [])
     ]
     tables = [str(table).lower() for table in value["tables"]] + [table for table, _ in columns]
-    there = {table for table in tables if table in known}
-    pairs = {(table, name) for table, name in columns if name in known.get(table, ())}
+    there = {table for table in tables if table in columns_of}
+    pairs = {(table, name) for table, name in columns if name in columns_of.get(table, ())}
     if strict and (there != set(tables) or pairs != set(columns)):
         return None
     return SchemaItems(frozenset(there), frozenset(pairs)) if there else None
@@ -45,16 +45,16 @@ def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | 
 def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Extractor:
     """An LLM extractor for the consensus (TRUST-SQL's 2 of 3): all examples are asked at once, then looked up."""
     cases = {example.id: example for example in examples}
-    asked = asker.ask_all(
+    answers = asker.ask_all(
         [
-            prompts.conversation(prompts.EXTRACT, prompts.about(schemas(one.database), "", "", SQL=one.gold_sql))
-            for one in cases.values()
+            prompts.conversation(prompts.EXTRACT, prompts.about(schemas(case.database), "", "", SQL=case.gold_sql))
+            for case in cases.values()
         ]
     )
-    said = {name: answer.text if answer else None for name, answer in zip(cases, asked, strict=True)}
+    texts = {name: answer.text if answer else None for name, answer in zip(cases, answers, strict=True)}
 
     def items(example: Example) -> SchemaItems | None:
-        return read_items(said.get(example.id), schemas(example.database), strict=True)
+        return read_items(texts.get(example.id), schemas(example.database), strict=True)
 
     return items
 
@@ -64,14 +64,16 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
 
     An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
     """
-    asked = asker.ask_all(
+    answers = asker.ask_all(
         [
-            prompts.conversation(prompts.LINK, prompts.about(schemas(one.database), one.question, one.evidence))
-            for one in examples
+            prompts.conversation(
+                prompts.LINK, prompts.about(schemas(example.database), example.question, example.evidence)
+            )
+            for example in examples
         ]
     )
     linked = []
-    for example, answer in zip(examples, asked, strict=True):
+    for example, answer in zip(examples, answers, strict=True):
         schema = schemas(example.database)
         linked.append(show(example, read_items(answer.text if answer else None, schema, strict=False), schema))
     return linked
@@ -86,9 +88,9 @@ def unite(example: Example, gold: SchemaItems | None) -> Example:
     """A linked training example with its gold schema added, so that it can be answered (Reasoning-SQL, 4.1)."""
     if gold is None:
         return example
-    kept = example.meta["linked_schema"]
-    tables = frozenset(kept["tables"]) | gold.tables
-    return _linked(example, SchemaItems(tables, gold.columns | {(table, name) for table, name in kept["columns"]}))
+    linked = example.meta["linked_schema"]
+    tables = frozenset(linked["tables"]) | gold.tables
+    return _linked(example, SchemaItems(tables, gold.columns | {(table, name) for table, name in linked["columns"]}))
 
 
 def _linked(example: Example, items: SchemaItems) -> Example:
@@ -112,9 +114,9 @@ def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) ->
     rows = []
     for example in linked:
         items = gold.get(example.id)
-        kept = {(table, name) for table, name in example.meta["linked_schema"]["columns"]}
+        columns = {(table, name) for table, name in example.meta["linked_schema"]["columns"]}
         if items is not None and items.columns:
-            hit = len(kept & items.columns)
-            rows.append((items.columns <= kept, hit / len(items.columns), hit / max(1, len(kept))))
+            hit = len(columns & items.columns)
+            rows.append((items.columns <= columns, hit / len(items.columns), hit / max(1, len(columns))))
     names = ("strict_recall", "recall", "precision")
     return {name: sum(row[place] for row in rows) / max(1, len(rows)) for place, name in enumerate(names)}

@@ -39,7 +39,7 @@ def teacher_policies(
     """
     from pipelines.teachers.policy import OpenAIPolicy
 
-    policies = [teacher_policy(one, protocol, responses, schemas) for one in teachers]
+    policies = [teacher_policy(teacher, protocol, responses, schemas) for teacher in teachers]
     first: dict[str, OpenAIPolicy] = {}
     for policy in policies:
         if isinstance(policy, OpenAIPolicy) and first.setdefault(policy.name, policy) is not policy:

@@ -32,8 +32,8 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 def about(schema: Schema, question: str, hint: str, **parts: str) -> str:
     """The user's message: schema, question, hint, and further parts under their names, their lines indented."""
-    known = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
-    return "\n\n".join(f"{name}:\n{indented(text)}" for name, text in known.items())
+    fields = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
+    return "\n\n".join(f"{name}:\n{indented(text)}" for name, text in fields.items())
 
 
 def conversation(rules: str, case: str) -> tuple[Message, ...]:

@@ -52,13 +52,13 @@ def choose(
         signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
     """
     plans = [_groups(candidates, signature) for _, candidates in cases]
-    asked: list[tuple[int, int, int]] = []
+    pairings: list[tuple[int, int, int]] = []
     for number, groups in enumerate(plans):
-        asked += [
+        pairings += [
             (number, *order) for pair in itertools.combinations(range(len(groups)), 2) for order in (pair, pair[::-1])
         ]
-    answers = asker.ask_all([_question(*cases[n], plans[n][a][0], plans[n][b][0], schemas) for n, a, b in asked])
-    letters = {key: _letter(answer.text if answer else None) for key, answer in zip(asked, answers, strict=True)}
+    answers = asker.ask_all([_question(*cases[n], plans[n][a][0], plans[n][b][0], schemas) for n, a, b in pairings])
+    letters = {key: _letter(answer.text if answer else None) for key, answer in zip(pairings, answers, strict=True)}
     return [_score(number, groups, len(cases[number][1]), letters) for number, groups in enumerate(plans)]
 
 
@@ -81,29 +81,29 @@ def _question(
     second: int,
     schemas: Callable[[Database], Schema],
 ) -> tuple[tuple[str, str], ...]:
-    shown = {
+    results = {
         f"Query {letter}": f"{candidates[index][0]}\nIts result:\n{table(candidates[index][1], ROWS, CELL, CHARS)}"
         for letter, index in (("A", first), ("B", second))
     }
-    case = prompts.about(schemas(example.database), example.question, example.evidence, **shown)
+    case = prompts.about(schemas(example.database), example.question, example.evidence, **results)
     return prompts.conversation(prompts.CHOOSE, case)
 
 
 def _letter(text: str | None) -> str | None:
-    found = _LETTER.fullmatch(text) if text else None
-    return found[1] if found else None
+    match = _LETTER.fullmatch(text) if text else None
+    return match[1] if match else None
 
 
 def _score(
     number: int, groups: Sequence[Sequence[int]], count: int, letters: Mapping[tuple[int, int, int], str | None]
 ) -> Choice:
     points = [0.0] * len(groups)
-    said = 0
+    votes = 0
     first = 0
     for (case, a, b), letter in letters.items():
         if case == number and letter is not None:
             points[a if letter == "A" else b] += 0.5
-            said += 1
+            votes += 1
             first += letter == "A"
     by_candidate = [0.0] * count
     for place, group in enumerate(groups):
@@ -113,4 +113,4 @@ def _score(
         range(len(groups)), key=lambda place: (points[place], len(groups[place]), -groups[place][0]), default=None
     )
     winner = groups[best][0] if best is not None else 0
-    return Choice(winner, tuple(by_candidate), first / said if said else 0.5)
+    return Choice(winner, tuple(by_candidate), first / votes if votes else 0.5)

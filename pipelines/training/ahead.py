@@ -33,8 +33,8 @@ class Ahead:
         for value in self._shared.values():
             value.share_memory_()  # type: ignore[no-untyped-call]
         self._pipe, theirs = context.Pipe()
-        told = (plan.model_dump_json(), list(examples), self._shared, theirs, os.getpid())
-        self._process = context.Process(target=_serve, args=told)
+        arguments = (plan.model_dump_json(), list(examples), self._shared, theirs, os.getpid())
+        self._process = context.Process(target=_serve, args=arguments)
         self._process.start()
         theirs.close()
         self._asked: list[str] | None = None  # the ids of what is being sampled, and by which step's weights
@@ -60,15 +60,15 @@ class Ahead:
         self._asked = None
         started = perf_counter()
         try:
-            made = self._pipe.recv()
+            generation = self._pipe.recv()
         except EOFError:
             hint = "Was memory short? Run again: training goes on from its last checkpoint."
             raise TrainingError("the process that samples ahead has died", hint) from None
-        if isinstance(made, Exception):
-            raise made
-        assert isinstance(made, Generation)
-        waited = dict.fromkeys(made.seconds, 0.0) | {"generate_seconds": perf_counter() - started}
-        return replace(made, seconds=waited, version=self._version)
+        if isinstance(generation, Exception):
+            raise generation
+        assert isinstance(generation, Generation)
+        waited = dict.fromkeys(generation.seconds, 0.0) | {"generate_seconds": perf_counter() - started}
+        return replace(generation, seconds=waited, version=self._version)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""

@@ -52,7 +52,7 @@ def hacking(lines: Sequence[Line]) -> str | None:
 
 def _hacking_held_out(lines: Sequence[Line], at: Sequence[int]) -> str | None:
     """Two measurements in a row against the best two: one of a few dozen questions says little."""
-    pairs = [((lines[one][HELD_OUT] + lines[two][HELD_OUT]) / 2, two) for one, two in itertools.pairwise(at)]
+    pairs = [((lines[earlier][HELD_OUT] + lines[two][HELD_OUT]) / 2, two) for earlier, two in itertools.pairwise(at)]
     if not pairs:
         return None
     (was, then), (now, here) = max(pairs, key=lambda pair: pair[0]), pairs[-1]
@@ -105,7 +105,7 @@ class Watch:
         self.lines.append(line)
         if len(self.lines) < 2 * WINDOW:
             return []
-        said = {name: words for name, check in ALARMS.items() if (words := check(self.lines)) is not None}
-        begun = [(name, words) for name, words in said.items() if name not in self.ringing]
-        self.ringing = set(said)
-        return begun
+        alarms = {name: words for name, check in ALARMS.items() if (words := check(self.lines)) is not None}
+        new = [(name, words) for name, words in alarms.items() if name not in self.ringing]
+        self.ringing = set(alarms)
+        return new

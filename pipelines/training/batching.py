@@ -36,12 +36,12 @@ def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> li
     Every sample is used once before any is used again.
     """
     chosen: list[int] = []
-    left: list[int] = []
+    waiting: list[int] = []
     for epoch in range(math.ceil(total / max(1, len(lengths))) + 1):
         rng = np.random.default_rng((seed, epoch))
-        indices = left + rng.permutation(len(lengths)).tolist()
+        indices = waiting + rng.permutation(len(lengths)).tolist()
         whole = len(indices) - len(indices) % micro_batch
-        left = indices[whole:]
+        waiting = indices[whole:]
         batches = _like_batches(indices[:whole], lengths, micro_batch)
         chosen += [index for place in rng.permutation(len(batches)) for index in batches[place]]
     return chosen[:total]
@@ -59,16 +59,18 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
         ranked = range(pool) if order == "hard_first" else range(pool - 1, -1, -1)
         return [ranked[place % pool] for place in range(generations * questions)]
     chosen: list[int] = []
-    left: list[int] = []
+    waiting: list[int] = []
     epoch = 0
     while len(chosen) < generations * questions:
-        while len(left) < questions:
+        while len(waiting) < questions:
             fresh = np.random.default_rng((seed, epoch)).permutation(pool).tolist()
-            held = set(left)
-            left += [index for index in fresh if index not in held] + [index for index in fresh if index in held]
+            waiting_set = set(waiting)
+            waiting += [index for index in fresh if index not in waiting_set] + [
+                index for index in fresh if index in waiting_set
+            ]
             epoch += 1
-        chosen += left[:questions]
-        left = left[questions:]
+        chosen += waiting[:questions]
+        waiting = waiting[questions:]
     return chosen
 
 

@@ -37,10 +37,10 @@ def main(arguments: list[str]) -> int:
         emit(_as_event(error))
         return FAILED
     except Exception as error:
-        known = _name_memory(error, plan)
-        if known is None:
+        named_error = _name_memory(error, plan)
+        if named_error is None:
             raise
-        emit(_as_event(known))
+        emit(_as_event(named_error))
         return FAILED
     emit({"event": "done"})
     return 0

@@ -172,14 +172,14 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
     def _schema_loss(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
         """The schema track's loss. The penalty on leaving the reference is paid once, by the full track."""
         grpo, mask = self.grpo, inputs["schema_mask"]
-        given = inputs["schema_advantages"]
+        weights = inputs["schema_advantages"]
         ratio = losses.ratios(logps, inputs.get("old_per_token_logps", logps.detach()), mask, grpo.level)
-        given = given.view(len(given), -1)  # (B, 1), or (B, C) when tokens differ
-        each = losses.per_token(grpo.loss, ratio, logps, given, grpo.clip_low, grpo.clip_high)
+        weights = weights.view(len(weights), -1)  # (B, 1), or (B, C) when tokens differ
+        losses_here = losses.per_token(grpo.loss, ratio, logps, weights, grpo.clip_low, grpo.clip_high)
         parts = self.current_gradient_accumulation_steps
         return losses.averaged(
             grpo.loss,
-            each,
+            losses_here,
             mask,
             items=inputs["schema_items"],
             longest=self.max_completion_length,
@@ -293,17 +293,17 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         makes the same one.
         """
         first = self.accelerator.process_index * len(prompts)
-        made = self.ahead.take(prompts) if self.ahead is not None else None
-        if made is None:
-            made = self.rollouts.generate(prompts, index, first)
+        generation = self.ahead.take(prompts) if self.ahead is not None else None
+        if generation is None:
+            generation = self.rollouts.generate(prompts, index, first)
         if self.ahead is None:
-            return made
-        self.rollouts.last = made.drawn
+            return generation
+        self.rollouts.last = generation.drawn
         after = (index + 1) * self.num_iterations
         if after < self.state.max_steps and after % self.args.save_steps:
             following = self._prompts(index + 1)[first : first + len(prompts)]
             self.ahead.start(following, index + 1, first, self.state.global_step, whole_weights(self)[1])
-        return made
+        return generation
 
     def _prompts(self, index: int) -> list[str]:
         """The ids of a generation's episodes over all processes, in the order in which TRL will ask for them."""
@@ -319,26 +319,26 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
             return  # the step alone decides: a resumed run measures where one never killed does
         started = time.perf_counter()
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-        found = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
-        right, verdicts, turns = self.accelerator.reduce(found, reduction="sum").tolist()
+        counts = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
+        right, verdicts, turns = self.accelerator.reduce(counts, reduction="sum").tolist()
         if verdicts:
             self.step_state.watched |= {HELD_OUT: right / verdicts, HELD_OUT_TURNS: turns / verdicts}
         self.step_state.spend("held_out_seconds", time.perf_counter() - started)
 
     def _sum_up(self, generation: Generation) -> dict[str, float]:
         terms = [term.term for term in self.plan.recipe.rewards]
-        named = facts(generation, terms)
-        table = torch.tensor(list(named.values()), dtype=torch.float32, device=self.accelerator.device).T  # (N, F)
+        by_name = facts(generation, terms)
+        table = torch.tensor(list(by_name.values()), dtype=torch.float32, device=self.accelerator.device).T  # (N, F)
         table = self.accelerator.gather(table.contiguous())
-        watched = {name: mean for name, mean in zip(named, table.nanmean(0).tolist(), strict=True) if mean == mean}
-        right = table[:, list(named).index("ex")].nan_to_num(0.0)
+        watched = {name: mean for name, mean in zip(by_name, table.nanmean(0).tolist(), strict=True) if mean == mean}
+        right = table[:, list(by_name).index("ex")].nan_to_num(0.0)
         watched["pass_at_group"] = right.view(-1, self.grpo.group).amax(1).mean().item()
         alike = advantages.zero_variance(self._everyone(FULL, drawn=True), self.grpo.group)
         faults: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
         turns = max(1.0, watched["turns"] * len(generation.episodes) * self.accelerator.num_processes)
         shares = {f"fault_{name}": count / turns for name, count in sorted(faults.items())}
         everywhere = gather_object([generation.judge])
-        judge = {name: sum(one[name] for one in everywhere) for name in generation.judge}
+        judge = {name: sum(worker[name] for worker in everywhere) for name in generation.judge}
         return {**watched, **shares, **judge, "zero_variance": alike.float().mean().item()}
 
 

@@ -162,8 +162,8 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 def _last_words(tail: Sequence[str]) -> str:
     """The line that names the exception, or the last lines; a launcher's own report comes after its worker's."""
-    named = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
-    return (named or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
+    exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
+    return (exceptions or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
 
 
 def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainError:

@@ -130,9 +130,9 @@ def _memory() -> dict[str, float]:
     """GiB of the device's memory that this step held at its most; nothing on a CPU."""
     if not torch.cuda.is_available():
         return {}
-    held = torch.cuda.max_memory_allocated() / 2**30
+    peak_gb = torch.cuda.max_memory_allocated() / 2**30
     torch.cuda.reset_peak_memory_stats()
-    return {"gpu_gb": held}
+    return {"gpu_gb": peak_gb}
 
 
 def _append(path: Path, value: Mapping[str, Any]) -> None:
@@ -144,16 +144,16 @@ def _keep_until(path: Path, step: int) -> list[dict[str, Any]]:
     """Drop lines after `step`, and a last line that a kill cut short; the values of those that stay."""
     if not path.exists():
         return []
-    kept, values = [], []
+    lines_kept, values = [], []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             value = json.loads(line)
         except json.JSONDecodeError:
             break
         if value["step"] <= step:
-            kept.append(line + "\n")
+            lines_kept.append(line + "\n")
             values.append(value)
     beside = path.with_suffix(".tmp")
-    beside.write_text("".join(kept), encoding="utf-8")
+    beside.write_text("".join(lines_kept), encoding="utf-8")
     beside.replace(path)
     return values

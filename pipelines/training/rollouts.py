@@ -123,35 +123,46 @@ class Rollouts:
             generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
             first: the row of the first id among all processes' rows.
         """
-        made = self._run(ids, f"{generation}", first)
-        drawn = list(made.episodes)
+        episodes_run = self._run(ids, f"{generation}", first)
+        first_drawn = list(episodes_run.episodes)
         for attempt in range(1, self.grpo.resample + 1):
-            alike = advantages.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
+            alike = advantages.zero_variance(episodes_run.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
             if not alike:
                 break
-            taken = {paid.trajectory.example_id for paid in made.episodes}
+            taken = {paid.trajectory.example_id for paid in episodes_run.episodes}
             chosen = self._others(taken, len(alike), (generation, attempt, first))
             again = self._run(
                 [name for name in chosen for _ in range(self.grpo.group)], f"{generation}\0{attempt}", first
             )
-            made.replace(again, alike, self.grpo.group)
-        self.last = drawn
-        return Generation(made.episodes, drawn, made.seconds, made.judge)
+            episodes_run.replace(again, alike, self.grpo.group)
+        self.last = first_drawn
+        return Generation(episodes_run.episodes, first_drawn, episodes_run.seconds, episodes_run.judge)
 
     def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
         """The number of right greedy answers to these questions, of verdicts, and of turns in them."""
-        known = {example.id: example for example in examples}
-        made = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
+        by_id = {example.id: example for example in examples}
+        trajectories = self.greedy.run([EpisodeRequest(example, 0, seed=0) for example in examples])
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        decided = [one for one in make_outcomes(made, known, self.sql, None, equality, turns) if not one.broken]
-        return sum(one.correct for one in decided), len(decided), sum(len(one.trajectory.turns) for one in decided)
+        decided = [
+            outcome
+            for outcome in make_outcomes(trajectories, by_id, self.sql, None, equality, turns)
+            if not outcome.broken
+        ]
+        return (
+            sum(outcome.correct for outcome in decided),
+            len(decided),
+            sum(len(outcome.trajectory.turns) for outcome in decided),
+        )
 
     def worst(self) -> str:
         """The worst paid episode of the last generation, in words: what an alarm shows."""
-        paid = min(self.last, key=lambda one: (one.rewards is not None, one.rewards.total if one.rewards else 0.0))
+        paid = min(
+            self.last,
+            key=lambda episode: (episode.rewards is not None, episode.rewards.total if episode.rewards else 0.0),
+        )
         trajectory = paid.trajectory
-        said = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]
-        return "\n".join([self.examples[trajectory.example_id].question, *said])
+        texts = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]
+        return "\n".join([self.examples[trajectory.example_id].question, *texts])
 
     def _others(self, taken: set[str], count: int, draw: tuple[int, int, int]) -> list[str]:
         """Questions of the pool that this process has not asked in this generation, as far as there are any.
@@ -215,8 +226,8 @@ class Rollouts:
         Args:
             useful: (N,) whether an episode's reward on this track says anything.
         """
-        kept = useful.tolist() if self.grpo.drop_zero_variance else [True] * len(generation.episodes)
-        return [self._mask(paid, track, keep) for paid, keep in zip(generation.episodes, kept, strict=True)]
+        is_useful = useful.tolist() if self.grpo.drop_zero_variance else [True] * len(generation.episodes)
+        return [self._mask(paid, track, keep) for paid, keep in zip(generation.episodes, is_useful, strict=True)]
 
     def _mask(self, paid: PaidEpisode, track: str, keep: bool) -> list[int]:
         trajectory = paid.trajectory
@@ -251,7 +262,7 @@ def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:
     An episode that broke before the agent spoke is all prompt but its last token; it has no weight in any loss.
     """
     ids = list(trajectory.token_ids) or [pad_id, pad_id]
-    spoken = next((index for index, said in enumerate(trajectory.agent_mask) if said), len(ids) - 1)
+    spoken = next((index for index, own in enumerate(trajectory.agent_mask) if own), len(ids) - 1)
     at = max(1, spoken)
     return ids[:at], ids[at:] or [pad_id]
 
@@ -266,7 +277,9 @@ def facts(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]
         "ex": [nan if paid.outcome is None else float(paid.outcome.correct) for paid in episodes],
         "turns": [float(len(trajectory.turns)) for trajectory in trajectories],
         "tokens": [float(trajectory.n_agent_tokens) for trajectory in trajectories],
-        "reasoning_chars": [float(sum(len(turn.action.reasoning) for turn in one.turns)) for one in trajectories],
+        "reasoning_chars": [
+            float(sum(len(turn.action.reasoning) for turn in trajectory.turns)) for trajectory in trajectories
+        ],
         "format_errors": [float(is_malformed(trajectory)) for trajectory in trajectories],
         "no_answer": [float(trajectory.final_sql is None) for trajectory in trajectories],
         "sql_errors": [float(any(turn.error_class for turn in trajectory.turns)) for trajectory in trajectories],

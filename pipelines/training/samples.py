@@ -44,9 +44,9 @@ def sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
             heard = codec.observation(before)
             ids += heard
             mask += [0] * len(heard)
-        said = codec.agent(turn.text)
-        ids += said
-        mask += [1] * len(said)
+        ids_said = codec.agent(turn.text)
+        ids += ids_said
+        mask += [1] * len(ids_said)
         ends.append(len(ids))
         before = turn.observation or ""
     return _masked(ids, mask, ends)

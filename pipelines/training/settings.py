@@ -102,8 +102,8 @@ def deepspeed_file(plan: Plan) -> str | None:
     ours = CONF.parent / "infra" / "deepspeed" / f"{name}.json"
     path = ours if ours.is_file() else Path(name)
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in ours.parent.glob("*.json")))
-        raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {known}.")
+        names = ", ".join(sorted(file.stem for file in ours.parent.glob("*.json")))
+        raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {names}.")
     if json.loads(path.read_text(encoding="utf-8")).get("bf16", {}).get(COARSE_MASTERS):
         raise RecipeError(f"{path}: {COARSE_MASTERS} rounds small updates away", "Let ZeRO keep its float32 weights.")
     return str(path)
@@ -118,7 +118,7 @@ def keeps_small_updates(network: nn.Module) -> None:
     Raises:
         RecipeError: some weight under training is not float32.
     """
-    coarse = {str(one.dtype).removeprefix("torch.") for one in network.parameters() if one.requires_grad}
+    coarse = {str(weight.dtype).removeprefix("torch.") for weight in network.parameters() if weight.requires_grad}
     if coarse - {"float32"}:
         raise RecipeError(
             f"weights under training are in {', '.join(sorted(coarse))}, which rounds small updates away",
@@ -128,8 +128,8 @@ def keeps_small_updates(network: nn.Module) -> None:
 
 def state_bytes(network: nn.Module) -> int:
     """What one checkpoint takes on disk: the weights, and two moments of each trained one."""
-    weights = sum(one.numel() * one.element_size() for one in network.parameters())
-    return weights + 2 * sum(one.numel() * 4 for one in network.parameters() if one.requires_grad)
+    weights = sum(weight.numel() * weight.element_size() for weight in network.parameters())
+    return weights + 2 * sum(weight.numel() * 4 for weight in network.parameters() if weight.requires_grad)
 
 
 def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
     samples = encode(plan, trajectories, tokenizer, emit)
     micro, accumulate = batching.split_batch(recipe.sft.batch, recipe.sft.micro_batch, settings.world_size())
     steps = batching.steps(len(samples), recipe.sft.epochs, recipe.sft.batch)
-    lengths = [len(one.input_ids) for one in samples]
+    lengths = [len(item.input_ids) for item in samples]
     indices = batching.order(lengths, micro, steps * recipe.sft.batch, recipe.seed)
     padding = batching.padding_share(lengths, indices, micro)
     emit({"event": "note", "text": f"{padding:.1%} of the tokens of its batches are padding"})
@@ -92,22 +92,25 @@ def encode(plan: Plan, trajectories: Sequence[Trajectory], tokenizer: Any, emit:
     codec = ChatCodec(tokenizer)
     whole = [sample(trajectory, codec) for trajectory in trajectories]
     limit = min(plan.recipe.sft.max_tokens, getattr(tokenizer, "model_max_length", None) or plan.recipe.sft.max_tokens)
-    kept = [one for one in whole if len(one.input_ids) <= limit]
-    if len(kept) < len(whole):
+    fitting = [item for item in whole if len(item.input_ids) <= limit]
+    if len(fitting) < len(whole):
         emit(
-            {"event": "note", "text": f"{len(whole) - len(kept)} trajectories are longer than {limit} tokens: left out"}
+            {
+                "event": "note",
+                "text": f"{len(whole) - len(fitting)} trajectories are longer than {limit} tokens: left out",
+            }
         )
-    if not kept:
+    if not fitting:
         raise DataError(
             f"none of {len(whole)} trajectories can be trained on", "Raise sft.max_tokens, or loosen the filter."
         )
-    return kept
+    return fitting
 
 
 def _dataset(samples: Sequence[Sample]) -> datasets.Dataset:
     return datasets.Dataset.from_dict(
         {
-            "input_ids": [list(one.input_ids) for one in samples],
-            "labels": [list(one.labels) for one in samples],
+            "input_ids": [list(item.input_ids) for item in samples],
+            "labels": [list(item.labels) for item in samples],
         }
     )

@@ -71,17 +71,17 @@ def view(curves: Curves, steps: int | None = None) -> list[str]:
     if not curves.lines:
         return ["no step is done yet"]
     names = sorted({name for line in curves.lines for name in line if name != "step"}, key=_place)
-    shown = [_progress(curves, steps), "", f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps"]
-    shown += [_row(name, values(curves.lines, name)) for name in names]
-    return [*shown, "", *_split(curves.timing[-WINDOW:]), *_alarms(curves.alarms)]
+    lines = [_progress(curves, steps), "", f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps"]
+    lines += [_row(name, values(curves.lines, name)) for name in names]
+    return [*lines, "", *_split(curves.timing[-WINDOW:]), *_alarms(curves.alarms)]
 
 
 def _progress(curves: Curves, steps: int | None) -> str:
     done = int(curves.lines[-1]["step"])
-    each = _mean([line["seconds"] for line in curves.timing[-WINDOW:]])
+    step_s = _mean([line["seconds"] for line in curves.timing[-WINDOW:]])
     of = f" of {steps}" if steps else ""
-    left = f", some {_duration(each * (steps - done))} left" if steps and steps > done else ""
-    return f"step {done}{of}, {each:.2f} s a step{left}"
+    remaining = f", some {_duration(step_s * (steps - done))} left" if steps and steps > done else ""
+    return f"step {done}{of}, {step_s:.2f} s a step{remaining}"
 
 
 def _duration(seconds: float) -> str:
@@ -119,9 +119,9 @@ def _split(timing: Sequence[Mapping[str, float]]) -> list[str]:
     if not whole or not any(parts.values()):
         return []
     parts["other"] = max(0.0, whole - sum(parts.values()))
-    shown = "  ".join(f"{name} {value / whole:.0%}" for name, value in parts.items() if value)
+    shares = "  ".join(f"{name} {value / whole:.0%}" for name, value in parts.items() if value)
     memory = max((line["gpu_gb"] for line in timing if "gpu_gb" in line), default=None)
-    return [f"time: {shown}", *([] if memory is None else [f"device memory: {memory:.1f} GiB at its most"])]
+    return [f"time: {shares}", *([] if memory is None else [f"device memory: {memory:.1f} GiB at its most"])]
 
 
 def _alarms(alarms: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -143,18 +143,18 @@ def ask(
     A question is kept when its answer is not empty, is not decided by a tie, and changes when any one slot does
     (another value, another direction, no filter at all): so that a right answer is never luck.
     """
-    kept: dict[tuple[str, str], Asked] = {}
+    questions: dict[tuple[str, str], Asked] = {}
     for _ in range(40 * count):
-        if len(kept) == count:
+        if len(questions) == count:
             break
         family = rng.choices(FAMILIES, [family.weight for family in FAMILIES])[0]
         for _ in range(8):  # a family keeps its share although it loses more questions to the checks
             slots = _fill(family, database, rng)
             if slots and _decides(family, slots, database, connection):
-                asked = _word(family, slots, database, split, rng)
-                kept.setdefault((asked.sql, asked.question), asked)
+                question = _word(family, slots, database, split, rng)
+                questions.setdefault((question.sql, question.question), question)
                 break
-    return list(kept.values())
+    return list(questions.values())
 
 
 def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots | None:
@@ -251,8 +251,8 @@ def _word(family: Family, slots: Slots, database: MiniDatabase, split: Split, rn
     for column, value in (("c", "v"), ("d", "w")):
         if f"{{{value}}}" in family.sql:
             owner = _owner(family, slots, database)
-            kept = stored(slots[column], slots[value], owner.categories[slots[column]])
-            filters.append(Filter(owner.name, slots[column], slots[value], kept))
+            stored_value = stored(slots[column], slots[value], owner.categories[slots[column]])
+            filters.append(Filter(owner.name, slots[column], slots[value], stored_value))
     return Asked(
         family, template.format(**words), render(family, slots, database), tuple(filters), _reads(family, slots)
     )

@@ -37,28 +37,28 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     folder.mkdir(parents=True, exist_ok=True)
     examples: list[Example] = []
     for index in range(options.first, options.first + options.databases):
-        drawn = world.draw(source.split, index, seed)
-        path = folder / f"{drawn.id}.sqlite"
-        world.build(drawn, path)
-        examples += _ask(drawn, path, source, seed, options.questions)
+        database = world.draw(source.split, index, seed)
+        path = folder / f"{database.id}.sqlite"
+        world.build(database, path)
+        examples += _ask(database, path, source, seed, options.questions)
     return Loaded(examples, [])
 
 
 def _ask(drawn: world.MiniDatabase, path: Path, source: Source, seed: int, count: int) -> list[Example]:
     rng = random.Random(f"{seed}/questions/{drawn.id}")
     connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
-    asked = questions.ask(drawn, connection, source.split, count, rng)
+    made_questions = questions.ask(drawn, connection, source.split, count, rng)
     connection.close()
     database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
     return [
         Example(
             id=f"{drawn.id}_{number}",
-            question=one.question,
+            question=drawn_question.question,
             database=database,
-            gold_sql=one.sql,
-            hardness=one.family.hardness,
+            gold_sql=drawn_question.sql,
+            hardness=drawn_question.family.hardness,
             source="miniature",
-            meta={"domain": drawn.domain, **one.meta},
+            meta={"domain": drawn.domain, **drawn_question.meta},
         )
-        for number, one in enumerate(asked)
+        for number, drawn_question in enumerate(made_questions)
     ]

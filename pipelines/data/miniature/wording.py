@@ -102,8 +102,8 @@ def templates(family: str, split: Split) -> tuple[str, ...]:
 
 def expand(sentence: str) -> list[str]:
     """All templates of one sentence: `[names:h]` is any phrase of that list, said of {h} in place of {t}."""
-    found = list(_PHRASE.finditer(sentence))
-    choices = [[_SUBJECT.sub(f"{{{m[2]}\\1}}", phrase) for phrase in PHRASES[m[1]]] for m in found]
+    matches = list(_PHRASE.finditer(sentence))
+    choices = [[_SUBJECT.sub(f"{{{m[2]}\\1}}", phrase) for phrase in PHRASES[m[1]]] for m in matches]
     results = []
     for chosen in itertools.product(*choices):
         parts = iter(chosen)

@@ -33,15 +33,15 @@ def documents(recipe: str, overrides: Sequence[str] = (), pool: str = "", worker
     """
     from datasets import Dataset
 
-    asked = {"recipe": recipe, "overrides": list(overrides), "workers": workers}
-    environment = _environment(asked)
+    source = {"recipe": recipe, "overrides": list(overrides), "workers": workers}
+    environment = _environment(source)
     if environment.recipe.protocol.max_turns_eval != 1:
         raise RecipeError(
             f"{recipe} lets its agent have {environment.recipe.protocol.max_turns_eval} turns, and lm-eval gives one",
             "Take a recipe of one turn, such as arctic_sql, or inspect_ai, which runs them all.",
         )
     name = pool or environment.recipe.data.test[0].name
-    rows = [_document(environment, asked | {"pool": name}, example) for example in environment.questions(name)]
+    rows = [_document(environment, source | {"pool": name}, example) for example in environment.questions(name)]
     return {"test": Dataset.from_list(rows)}
 
 
@@ -68,5 +68,5 @@ def _environment(asked: Mapping[str, Any]) -> Environment:
 
 
 def _document(environment: Environment, asked: Mapping[str, Any], example: Any) -> dict[str, Any]:
-    said = {message["role"]: message["content"] for message in environment.reset(example).messages}
-    return {**row_of(example), **asked, "system": said.get("system", ""), "user": said["user"]}
+    contents = {message["role"]: message["content"] for message in environment.reset(example).messages}
+    return {**row_of(example), **asked, "system": contents.get("system", ""), "user": contents["user"]}

@@ -95,16 +95,17 @@ def forest(groups: Sequence[Group], label: str) -> Html:
 
 
 def _whisker(scale: Scale, y: float, row: Row) -> Html:
-    found = row.estimate
-    if found is None:
+    estimate = row.estimate
+    if estimate is None:
         return text(WIDE - 122, y + 4, digits.NONE, "value", "end")
-    tip = f"{row.name}: {digits.percent(found.value)} % {digits.interval(found)}, n = {found.n}, {found.method}"
+    figure = f"{digits.percent(estimate.value)} % {digits.interval(estimate)}"
+    tip = f"{row.name}: {figure}, n = {estimate.n}, {estimate.method}"
     return tag(
         "g",
-        tag("line", x1=scale(found.low), x2=scale(found.high), y1=y, y2=y, class_=f"whisker s{row.style}"),
-        marker(scale(found.value), y, row.style, tip),
-        text(WIDE - 122, y + 4, digits.percent(found.value), "value", "end"),
-        text(WIDE, y + 4, digits.interval(found), "bounds", "end"),
+        tag("line", x1=scale(estimate.low), x2=scale(estimate.high), y1=y, y2=y, class_=f"whisker s{row.style}"),
+        marker(scale(estimate.value), y, row.style, tip),
+        text(WIDE - 122, y + 4, digits.percent(estimate.value), "value", "end"),
+        text(WIDE, y + 4, digits.interval(estimate), "bounds", "end"),
     )
 
 
@@ -112,21 +113,21 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
     """A share against the number of samples, on a doubling axis, with bands for the intervals."""
     width, height = 336.0, 236.0
     frame = Frame(34, 12, width - 12, height - 40)
-    ks = sorted({point.x for one in series for point in one.points})
+    ks = sorted({point.x for line in series for point in line.points})
     across = Scale(ks[0], ks[-1], frame.left + 8, frame.right - 8, log2=True)
     up = Scale(low, high, frame.bottom, frame.top)
     parts = [grid_y(up, frame, ticks(low, high), _whole)]
-    for one in series:
-        at = [(across(point.x), up(point.y)) for point in one.points]
-        bounded = [point for point in one.points if point.low is not None and point.high is not None]
+    for line in series:
+        at = [(across(point.x), up(point.y)) for point in line.points]
+        bounded = [point for point in line.points if point.low is not None and point.high is not None]
         upper = [(across(point.x), up(min(point.high or 0, high))) for point in bounded]
         lower = [(across(point.x), up(max(point.low or 0, low))) for point in bounded]
-        parts.append(band(upper, lower, f"band s{one.style}"))
-        parts.append(polyline(at, f"line s{one.style}"))
-        for point, (x, y) in zip(one.points, at, strict=True):
+        parts.append(band(upper, lower, f"band s{line.style}"))
+        parts.append(polyline(at, f"line s{line.style}"))
+        for point, (x, y) in zip(line.points, at, strict=True):
             bounds = f" [{digits.percent(point.low)}, {digits.percent(point.high)}]"
             parts.append(
-                marker(x, y, one.style, f"{one.name}, k = {point.x:g}: {digits.percent(point.y)} %{bounds}", 3.6)
+                marker(x, y, line.style, f"{line.name}, k = {point.x:g}: {digits.percent(point.y)} %{bounds}", 3.6)
             )
     parts.append(axis_x(across, frame, ks, lambda k: f"{k:g}", "samples k"))
     return canvas(width, height, title, parts)
@@ -247,7 +248,7 @@ def histogram(rates: Sequence[float], label: str) -> Html:
 def _bins(rates: Sequence[float]) -> tuple[list[str], list[int]]:
     distinct = sorted(set(rates))
     if len(distinct) <= 12:
-        return [f"{rate:.2g}" for rate in distinct], [sum(rate == each for rate in rates) for each in distinct]
+        return [f"{rate:.2g}" for rate in distinct], [sum(rate == height for rate in rates) for height in distinct]
     edges = [min(int(rate * 12), 11) for rate in rates]
     return [f"{index / 12:.2f}+" for index in range(12)], [edges.count(index) for index in range(12)]
 

@@ -45,8 +45,8 @@ def payload(data: ReportData) -> Payload:
     order = {example: index for index, example in enumerate(data.examples)}
     items = sorted(_items(data), key=lambda item: _place(item, order))
     kept = items[: data.max_trajectories]
-    asked = list(dict.fromkeys(item.record.example_id for item in kept))
-    number = {example: index for index, example in enumerate(asked)}
+    questions = list(dict.fromkeys(item.record.example_id for item in kept))
+    number = {example: index for index, example in enumerate(questions)}
     before = {(item.system, item.record.example_id): item.record for item in items if item.record.mode == "greedy"}
     index = {
         "equality": data.equality,
@@ -55,7 +55,7 @@ def payload(data: ReportData) -> Payload:
         "levels": HARDNESS_LEVELS,
         "errors": [name.replace("_", " ") for name in ERROR_CLASSES],
         "chunk": CHUNK,
-        "questions": [_question(data.examples[example], data) for example in asked],
+        "questions": [_question(data.examples[example], data) for example in questions],
         "schemas": {name: _cut(data.schemas.get(name, "")) for name in sorted({item.record.database for item in kept})},
         "rows": [_row(item, number[item.record.example_id], before, data.equality) for item in kept],
         "sql": [_cut(item.record.final_sql) for item in kept],

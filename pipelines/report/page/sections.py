@@ -36,8 +36,8 @@ def sections(data: ReportData) -> Iterator[tuple[str, str, Html]]:
     yield "accuracy", "Accuracy", _accuracy(data)
     if data.comparisons:
         yield "paired", "Paired tests", _paired(data)
-    for each in data.tables:
-        yield each.slug, each.title, section(each.slug, each.title, _note(each), table(each, caption=False))
+    for entry in data.tables:
+        yield entry.slug, entry.title, section(entry.slug, entry.title, _note(entry), table(entry, caption=False))
     yield "hardness", "Hardness", _hardness(data)
     if any(summary.points for summary in data.summaries):
         yield "samples", "Samples", _samples(data)
@@ -65,7 +65,7 @@ def headline(data: ReportData) -> Html:
 
 
 def _figure(style: int, name: str, summary: Summary) -> Html:
-    found = summary.headline
+    estimate = summary.headline
     kind = "greedy EX" if summary.ex else "mean sampled EX"
     sampled = f"sampled {digits.percent(summary.sampled.value)} %" if summary.ex and summary.sampled else None
     return tag(
@@ -73,11 +73,11 @@ def _figure(style: int, name: str, summary: Summary) -> Html:
         tag("div", legend_mark(style), name, class_="figure-name"),
         tag(
             "div",
-            digits.percent(found.value if found else None),
+            digits.percent(estimate.value if estimate else None),
             tag("span", "%", class_="unit"),
             class_="figure-value",
         ),
-        tag("div", f"{kind} {digits.interval(found)}", class_="figure-note"),
+        tag("div", f"{kind} {digits.interval(estimate)}", class_="figure-note"),
         tag("div", sampled, class_="figure-note") if sampled else None,
         class_="figure",
     )
@@ -181,8 +181,8 @@ def _hardness(data: ReportData) -> Html:
     groups = []
     for name, levels in _levels(data):
         n = max(level.n for level in levels if level)
-        shown = [(level.ex or level.sampled) if level else None for level in levels]
-        groups.append(charts.Group(name, f"{n} questions", _rows(data, shown)))
+        estimates = [(level.ex or level.sampled) if level else None for level in levels]
+        groups.append(charts.Group(name, f"{n} questions", _rows(data, estimates)))
     return section(
         "hardness",
         "By hardness",
@@ -201,13 +201,13 @@ def _samples(data: ReportData) -> Html:
         "average@k: what one sample is worth."
     )
     kinds = ("pass_at", "majority_at", "average_at")
-    found = {kind: _over_k(data, kind) for kind in kinds}
-    bounds = [point for series in found.values() for one in series for point in one.points]
+    series_of = {kind: _over_k(data, kind) for kind in kinds}
+    bounds = [point for series in series_of.values() for line in series for point in line.points]
     low = max(0.0, min(point.low or 0 for point in bounds) // 0.1 * 0.1)
     high = min(1.0, max(point.high or 0 for point in bounds) // 0.1 * 0.1 + 0.1)
     figures = [
         tag("figure", tag("figcaption", f"{kind[:-3]}@k"), charts.curve_over_k(series, f"{kind[:-3]}@k", low, high))
-        for kind, series in found.items()
+        for kind, series in series_of.items()
     ]
     return section(
         "samples",
@@ -223,7 +223,7 @@ def _over_k(data: ReportData, kind: str) -> list[charts.Series]:
     series = []
     for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
         estimates: list[tuple[int, Estimate]] = [(point.k, getattr(point, kind)) for point in summary.points]
-        points = tuple(charts.Point(k, each.value, each.low, each.high) for k, each in estimates)
+        points = tuple(charts.Point(k, estimate.value, estimate.low, estimate.high) for k, estimate in estimates)
         if points:
             series.append(charts.Series(style, system.name, points))
     return series
@@ -318,9 +318,9 @@ def _training(data: ReportData) -> Html:
     stages = []
     for style, (stage, rows) in enumerate((item for item in data.curves.items() if item[1]), 1):
         names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
-        drawn = [_curve(rows, name, style) for name in names]
+        figures = [_curve(rows, name, style) for name in names]
         stages.append(tag("h3", stage))
-        stages.append(tag("div", [figure for figure in drawn if figure is not None], class_="multiples"))
+        stages.append(tag("div", [figure for figure in figures if figure is not None], class_="multiples"))
     words = f"Faint: every step. Firm: the mean of the last {SMOOTH} steps."
     reached = report_tables.thresholds(data)
     steps = _more(reached.title, table(reached, caption=False)) if reached.rows else None
@@ -337,4 +337,6 @@ def _curve(rows: Sequence[Mapping[str, float]], name: str, style: int) -> Html |
 
 def _slices(data: ReportData) -> Html:
     tables = (report_tables.difficulty(data), report_tables.links(data), report_tables.databases(data))
-    return section("slices", "Slices", [_more(each.title, table(each, caption=False)) for each in tables if each.rows])
+    return section(
+        "slices", "Slices", [_more(entry.title, table(entry, caption=False)) for entry in tables if entry.rows]
+    )

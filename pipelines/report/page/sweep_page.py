@@ -21,113 +21,113 @@ ERROR_CHARS = 60  # of an error in the table; the section below has it whole
 COLOURS = 6  # of page.css; a seventh line is the first colour again, with dashes
 
 
-def page(found: Sweep) -> str:
+def page(result: Sweep) -> str:
     """The sweep as one HTML document that asks nothing of the network."""
-    parts = list(_sections(found))
+    parts = list(_sections(result))
     return shell(
-        f"{found.title} – sweep",
-        bar(found.title, [(identifier, name) for identifier, name, _ in parts]),
-        tag("main", _hero(found), [markup for _, _, markup in parts], _method(found), id="main"),
+        f"{result.title} – sweep",
+        bar(result.title, [(identifier, name) for identifier, name, _ in parts]),
+        tag("main", _hero(result), [markup for _, _, markup in parts], _method(result), id="main"),
         KEYS,
         styles=STYLES,
         scripts=SCRIPTS,
     )
 
 
-def _hero(found: Sweep) -> Html:
-    failed = sum(bool(cell.error) for cell in found.cells)
-    what = f"{len(found.cells)} cells in {len(found.rows())} rows" + (f", {failed} of them failed" if failed else "")
-    facts = [tag("div", tag("dt", label), tag("dd", value)) for label, value in found.facts.items()]
+def _hero(result: Sweep) -> Html:
+    failed = sum(bool(cell.error) for cell in result.cells)
+    what = f"{len(result.cells)} cells in {len(result.rows())} rows" + (f", {failed} of them failed" if failed else "")
+    facts = [tag("div", tag("dt", label), tag("dd", value)) for label, value in result.facts.items()]
     return tag(
         "div",
         tag("p", "Sweep", class_="eyebrow"),
-        tag("h1", found.title),
+        tag("h1", result.title),
         tag("p", f"{what}.", class_="summary"),
         tag("dl", facts, class_="facts") if facts else None,
         class_="hero",
     )
 
 
-def _sections(found: Sweep) -> Iterator[tuple[str, str, Html]]:
+def _sections(result: Sweep) -> Iterator[tuple[str, str, Html]]:
     """(id, short name, markup) of every section that has something to show."""
-    yield "table", "Table", section("table", "The table", _table(found), _rows(found))
-    if any(cell.error for cell in found.cells):
-        yield "failed", "Failed", section("failed", "Cells that failed", _pairs(_errors(found)))
-    if found.absent:
+    yield "table", "Table", section("table", "The table", _table(result), _rows(result))
+    if any(cell.error for cell in result.cells):
+        yield "failed", "Failed", section("failed", "Cells that failed", _pairs(_errors(result)))
+    if result.absent:
         yield (
             "absent",
             "Absent",
-            section("absent", "Rows of the paper that no cell fills", _pairs(found.absent.items())),
+            section("absent", "Rows of the paper that no cell fills", _pairs(result.absent.items())),
         )
-    drawn = sweep.curves(found)
-    if drawn:
-        yield "curves", "Curves", _curves(found, drawn)
+    curves = sweep.curves(result)
+    if curves:
+        yield "curves", "Curves", _curves(result, curves)
 
 
-def _table(found: Sweep) -> Html:
+def _table(result: Sweep) -> Html:
     """The table under its note: a wide one scrolls, and would take its caption along."""
-    source = sweep.table(found)
+    source = sweep.table(result)
     rows = tuple((*row[:-1], _cut(row[-1])) for row in source.rows)
-    shown = table(dataclasses.replace(source, rows=rows), caption=False)
-    return join(tag("p", source.note, class_="about"), shown)
+    markup = table(dataclasses.replace(source, rows=rows), caption=False)
+    return join(tag("p", source.note, class_="about"), markup)
 
 
 def _cut(error: object) -> str | None:
     return str(error)[:ERROR_CHARS] + ("…" if len(str(error)) > ERROR_CHARS else "") if error else None
 
 
-def _rows(found: Sweep) -> Html | None:
+def _rows(result: Sweep) -> Html | None:
     """The first share of the table as dots with their intervals, a row each."""
-    chosen = next((each for each in map(measures.measure, found.measures) if each.kind == "percent"), None)
+    chosen = next((figure for figure in map(measures.measure, result.measures) if figure.kind == "percent"), None)
     if chosen is None:
         return None
     groups = []
-    for row in found.rows():
+    for row in result.rows():
         estimate = sweep.figure(row, chosen)
-        shown = charts.Row(1, row.name, estimate if isinstance(estimate, Estimate) else None)
-        groups.append(charts.Group(row.name, "", (shown,)))
+        row_shown = charts.Row(1, row.name, estimate if isinstance(estimate, Estimate) else None)
+        groups.append(charts.Group(row.name, "", (row_shown,)))
     name = measures.title(chosen.name)
     return tag("figure", tag("figcaption", f"{name}, in percent"), charts.forest(groups, f"{name} of each row"))
 
 
-def _errors(found: Sweep) -> Iterator[tuple[str, str]]:
-    yield from ((cell.name, cell.error) for cell in found.cells if cell.error)
+def _errors(result: Sweep) -> Iterator[tuple[str, str]]:
+    yield from ((cell.name, cell.error) for cell in result.cells if cell.error)
 
 
 def _pairs(items: Iterable[tuple[str, str]]) -> Html:
     return tag("dl", [(tag("dt", name), tag("dd", words)) for name, words in items], class_="pairs")
 
 
-def _curves(found: Sweep, drawn: dict[str, list[Line]]) -> Html:
-    names = [row.name for row in found.rows()]
-    first = [name for name in found.curves if name in drawn]
-    rest = [name for name in drawn if name not in first]
+def _curves(result: Sweep, curves: dict[str, list[Line]]) -> Html:
+    names = [row.name for row in result.rows()]
+    first = [name for name in result.curves if name in curves]
+    rest = [name for name in curves if name not in first]
     words = "Moving averages by step." + (
-        " Bands: from the lowest seed to the highest." if len(found.seeds) > 1 else ""
+        " Bands: from the lowest seed to the highest." if len(result.seeds) > 1 else ""
     )
-    more = tag("details", tag("summary", f"{len(rest)} more"), _multiples(rest, drawn, names)) if rest else None
+    more = tag("details", tag("summary", f"{len(rest)} more"), _multiples(rest, curves, names)) if rest else None
     return section(
         "curves",
         "Training curves",
         tag("p", words, class_="about"),
-        _legend(names, {line.row for lines in drawn.values() for line in lines}),
-        _multiples(first, drawn, names),
+        _legend(names, {line.row for lines in curves.values() for line in lines}),
+        _multiples(first, curves, names),
         more,
     )
 
 
-def _multiples(chosen: Sequence[str], drawn: dict[str, list[Line]], names: Sequence[str]) -> Html:
+def _multiples(chosen: Sequence[str], curves: dict[str, list[Line]], names: Sequence[str]) -> Html:
     figures: list[Child] = [
-        tag("figure", tag("figcaption", name.replace("_", " ")), chart(drawn[name], name, names)) for name in chosen
+        tag("figure", tag("figcaption", name.replace("_", " ")), chart(curves[name], name, names)) for name in chosen
     ]
     return tag("div", figures, class_="multiples wide")
 
 
-def _legend(names: Sequence[str], drawn: Container[str]) -> Html:
+def _legend(names: Sequence[str], curves: Container[str]) -> Html:
     """Which line is which row's; rows that trained nothing have none."""
     items = []
     for place, name in enumerate(names):
-        if name not in drawn:
+        if name not in curves:
             continue
         sample = canvas(22, 14, "", polyline([(1, 7), (21, 7)], _line_class(place)), class_="key")
         items.append(tag("li", sample, name))
@@ -171,13 +171,13 @@ def _drawn(line: Line, place: int, across: Scale, up: Scale) -> Html:
     )
 
 
-def _method(found: Sweep) -> Html:
+def _method(result: Sweep) -> Html:
     notes = [
         "A row is one value of each axis; cells that differ in their seed alone are averaged.",
         "Intervals of one run are those of its report. Of several, databases and seeds are resampled, each for itself; "
         "with two or three seeds, the deviation beside says as much.",
         "The difference is of the same questions, seed by seed, from the baseline's row.",
     ]
-    if found.reported:
+    if result.reported:
         notes.append("The paper's figures are as it prints them: its models, its benchmarks and its data.")
     return section("method", "How the figures are made", tag("ul", [tag("li", note) for note in notes], class_="notes"))

@@ -192,13 +192,13 @@ class Decoder:
 
     def _ended(self, row: _Row) -> Completion | None:
         """The finished turn; None while it goes on."""
-        drawn = row.ids[len(row.request.token_ids) :]
-        said = drawn[:-1] if drawn[-1] in self._end_ids else drawn
-        stopped = said is not drawn or self._stops[row.request.stop].ended(drawn)
-        if not stopped and len(drawn) < row.request.max_tokens:
+        new_ids = row.ids[len(row.request.token_ids) :]
+        spoken = new_ids[:-1] if new_ids[-1] in self._end_ids else new_ids
+        stopped = spoken is not new_ids or self._stops[row.request.stop].ended(new_ids)
+        if not stopped and len(new_ids) < row.request.max_tokens:
             return None
-        text = cut(self._codec.decode(said), row.request.stop)
-        return Completion(text, tuple(drawn), tuple(row.logprobs), "stop" if stopped else "length")
+        text = cut(self._codec.decode(spoken), row.request.stop)
+        return Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if stopped else "length")
 
 
 def _n_common(left: Sequence[int], right: Sequence[int]) -> int:

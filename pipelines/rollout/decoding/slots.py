@@ -133,11 +133,11 @@ class Slots:
 
     def _layer(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's keys and values, grown to the capacity."""
-        held = self._layers.get(layer)
-        if held is not None and held[0].shape[2] == self._capacity:
-            return held
+        layer_cache = self._layers.get(layer)
+        if layer_cache is not None and layer_cache[0].shape[2] == self._capacity:
+            return layer_cache
         grown = tuple(v.new_zeros((self._count, new.shape[1], self._capacity, new.shape[2])) for new in (k, v))
-        for old, new in zip(held or (), grown, strict=False):
+        for old, new in zip(layer_cache or (), grown, strict=False):
             new[:, :, : old.shape[2]] = old
         self._layers[layer] = (grown[0], grown[1])
         return self._layers[layer]

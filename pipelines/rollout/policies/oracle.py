@@ -108,13 +108,13 @@ class OraclePolicy(ScriptedPolicy):
         linked = self._linking(example, rng)
         if isinstance(self._protocol, SingleTurn) or self._protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
-        found = lookups(example, self._schema(example))
+        looked_up = lookups(example, self._schema(example))
         mistaken = rng.random() < self._error_rate
-        answer = " , ".join([*dict.fromkeys(one.finding for one in found), linked])
+        answer = " , ".join([*dict.fromkeys(lookup.finding for lookup in looked_up), linked])
         if self._phases:
-            return self._in_phases(example, sql, answer, found, mistaken, rng)
-        mistake = self._mistake(example, sql, found, rng) if mistaken else []
-        looks = [*self._catalogue(example, rng), *mistake, *self._probes(found, rng)]
+            return self._in_phases(example, sql, answer, looked_up, mistaken, rng)
+        mistake = self._mistake(example, sql, looked_up, rng) if mistaken else []
+        looks = [*self._catalogue(example, rng), *mistake, *self._probes(looked_up, rng)]
         scouted = self._scouted(example, rng, looks)
         return [*scouted, Action(ActionKind.SOLUTION, sql, answer)]
 
@@ -123,21 +123,21 @@ class OraclePolicy(ScriptedPolicy):
         if ActionKind.PROPOSE not in getattr(self._protocol, "kinds", {}).values():
             return looks
         proposal = [action for action in self._proposal(example, rng) if self._can_say(action)]
-        shown = self._protocol.config.schema_view not in ("hidden", "names")
-        return [*proposal, *looks] if shown else [*looks, *proposal]
+        sees_schema = self._protocol.config.schema_view not in ("hidden", "names")
+        return [*proposal, *looks] if sees_schema else [*looks, *proposal]
 
     def _in_phases(
-        self, example: Example, sql: str, answer: str, found: Sequence[Lookup], mistaken: bool, rng: random.Random
+        self, example: Example, sql: str, answer: str, looked_up: Sequence[Lookup], mistaken: bool, rng: random.Random
     ) -> list[Action]:
         """Explore, propose, generate, confirm, as far as the protocol has these phases.
 
         A mistake is a guessed value that gives no rows: an execution error would break TRUST-SQL's format.
         """
-        guess = _guess(sql, found, ActionKind.GENERATE, rng) if mistaken else []
+        guess = _guess(sql, looked_up, ActionKind.GENERATE, rng) if mistaken else []
         actions = [
             *self._catalogue(example, rng),
             *guess,
-            *self._probes(found, rng),
+            *self._probes(looked_up, rng),
             *self._proposal(example, rng),
             Action(ActionKind.GENERATE, sql, answer),
             Action(ActionKind.SOLUTION, sql, rng.choice(CONFIRM)),
@@ -163,8 +163,8 @@ class OraclePolicy(ScriptedPolicy):
 
     def _items(self, example: Example) -> SchemaItems:
         schema = self._schema(example)
-        asked = [(example.gold_sql, schema, example.database.engine)] if schema else []
-        items = analyst.schema_items(asked)[0] if asked else None
+        queries = [(example.gold_sql, schema, example.database.engine)] if schema else []
+        items = analyst.schema_items(queries)[0] if queries else None
         return items or SchemaItems(frozenset(), frozenset())
 
     def _linking(self, example: Example, rng: random.Random) -> str:
@@ -204,15 +204,15 @@ class OraclePolicy(ScriptedPolicy):
         content = proposal(list(columns), {table: names for table, names in columns.items() if names})
         return [Action(ActionKind.PROPOSE, content, rng.choice(PROPOSE))]
 
-    def _probes(self, found: Sequence[Lookup], rng: random.Random) -> list[Action]:
-        probes = dict.fromkeys((one.probe, one.table, one.column) for one in found)
+    def _probes(self, looked_up: Sequence[Lookup], rng: random.Random) -> list[Action]:
+        probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
         return [
             Action(self._look, sql, rng.choice(PROBE).format(table=table, column=column))
             for sql, table, column in list(probes)[:MOST_PROBES]
         ]
 
-    def _mistake(self, example: Example, sql: str, found: Sequence[Lookup], rng: random.Random) -> list[Action]:
-        return _guess(sql, found, ActionKind.SQL, rng) if found else _slip(sql, example, rng)
+    def _mistake(self, example: Example, sql: str, looked_up: Sequence[Lookup], rng: random.Random) -> list[Action]:
+        return _guess(sql, looked_up, ActionKind.SQL, rng) if looked_up else _slip(sql, example, rng)
 
 
 def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
@@ -225,7 +225,7 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     if plan is not None:
         return [Lookup(**step, probe=f"SELECT DISTINCT {step['column']} FROM {step['table']}") for step in plan]
     (compared,) = analyst.lookups([(example.gold_sql, schema, example.database.engine)])
-    return [Lookup(each.table, each.column, each.text, each.probe) for each in compared]
+    return [Lookup(literal.table, literal.column, literal.text, literal.probe) for literal in compared]
 
 
 def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
@@ -238,18 +238,18 @@ def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
     return frozenset(keys)
 
 
-def _guess(sql: str, found: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
+def _guess(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
     """The answer with every value as the question says it; in capitals where that would be the stored text."""
-    words = {one.stored: _wrong_word(one) for one in found}
+    words = {lookup.stored: _wrong_word(lookup) for lookup in looked_up}
     quoted = re.compile(rf"(['\"])({'|'.join(map(re.escape, words))})\1")
-    wrong = quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql) if found else sql
+    wrong = quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql) if looked_up else sql
     if wrong == sql:
         return []
-    return [Action(kind, wrong, rng.choice(GUESS).format(asked=words[found[0].stored]))]
+    return [Action(kind, wrong, rng.choice(GUESS).format(asked=words[looked_up[0].stored]))]
 
 
-def _wrong_word(one: Lookup) -> str:
-    return one.asked if one.asked and one.asked != one.stored else one.stored.upper()
+def _wrong_word(lookup: Lookup) -> str:
+    return lookup.asked if lookup.asked and lookup.asked != lookup.stored else lookup.stored.upper()
 
 
 def _slip(sql: str, example: Example, rng: random.Random) -> list[Action]:

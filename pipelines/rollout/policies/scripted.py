@@ -32,5 +32,5 @@ class ScriptedPolicy(Policy):
         ids = self.codec.agent(text)
         if len(ids) <= request.max_tokens:
             return Completion(text, tuple(ids))
-        kept = ids[: request.max_tokens]
-        return Completion(self.codec.decode(kept), tuple(kept), finish="length")
+        cut_ids = ids[: request.max_tokens]
+        return Completion(self.codec.decode(cut_ids), tuple(cut_ids), finish="length")

@@ -68,13 +68,13 @@ class Probe:
         Raises:
             ResourceError: they are another model's, or none.
         """
-        told = [value for value in answered[1 : len(self.ids)] if value is not None]
-        if len(told) != len(self.logprobs):
+        logprobs = [value for value in answered[1 : len(self.ids)] if value is not None]
+        if len(logprobs) != len(self.logprobs):
             raise ResourceError(
                 f"which weights the server at {url} holds is unknown: it tells no log-probabilities of a prompt",
                 "It must be vLLM 0.10.2 or newer.",
             )
-        apart = sum(abs(a - b) for a, b in zip(told, self.logprobs, strict=True)) / len(told)
+        apart = sum(abs(a - b) for a, b in zip(logprobs, self.logprobs, strict=True)) / len(logprobs)
         if not apart <= self.far:  # NaN too
             raise ResourceError(
                 f"the server at {url} does not hold {self.checkpoint}: log-probabilities differ by {apart:.2g} a token",
@@ -88,9 +88,9 @@ def probe(checkpoint: str, model: Model) -> Probe:
     Raises:
         DataError: there is no model at that folder or hub name.
     """
-    kept = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
-    kept.mkdir(mode=0o700, exist_ok=True)
-    file = kept / f"{digest([checkpoint, _facts(checkpoint), model.model_dump(mode='json'), PROBE, SAID])}.json"
+    folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"{digest([checkpoint, _facts(checkpoint), model.model_dump(mode='json'), PROBE, SAID])}.json"
     with file.open("a+", encoding="utf-8") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)

@@ -173,10 +173,10 @@ class TransformersPolicy(Policy):
         started = time.perf_counter()
         while self._held() or not self._admit(decoder):
             self._changed.clear()
-            known = all(state.work is None for state in self._sessions.values())
+            is_known = all(state.work is None for state in self._sessions.values())
             # Not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event is set.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if known else POLL_S):
+                async with asyncio.timeout(None if is_known else POLL_S):
                     await self._changed.wait()
         self.waiting_s += time.perf_counter() - started
 

@@ -130,10 +130,10 @@ class VllmPolicy(Policy):
     async def _prompt_logprobs(self, connection: Connection, ids: Sequence[int]) -> Sequence[float | None]:
         """(T,) what a server makes of these ids, and of one that it adds."""
         body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": list(ids), "max_tokens": 1}
-        asked = {**body, "echo": True, "logprobs": 1, "temperature": 0.0}
-        answer = await connection.ask(lambda client: client.completions.create(**asked))
-        told = answer.choices[0].logprobs
-        return list(told.token_logprobs) if told and told.token_logprobs else []
+        request = {**body, "echo": True, "logprobs": 1, "temperature": 0.0}
+        answer = await connection.ask(lambda client: client.completions.create(**request))
+        logprobs = answer.choices[0].logprobs
+        return list(logprobs.token_logprobs) if logprobs and logprobs.token_logprobs else []
 
     async def close(self) -> None:
         """Close the connections; servers that failed are tried again by the next run."""
@@ -174,8 +174,8 @@ class VllmPolicy(Policy):
         if not ids:
             raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
         end = self._end(ids, request.stop)
-        said = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
-        text = cut(self.codec.decode(said), request.stop)
+        spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
+        text = cut(self.codec.decode(spoken), request.stop)
         logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and self._comparable(request) else ()
         cut_short = end == len(ids) and choice.finish_reason == "length"
         return Completion(text, tuple(ids[:end]), logprobs, "length" if cut_short else "stop")
@@ -197,20 +197,22 @@ class VllmPolicy(Policy):
         """How many ids the turn has, up to the one that completes its first stop string."""
         if stop not in self._stops:
             self._stops[stop] = StopStrings(self.codec.tokenizer, stop, self.codec.decode)
-        found = (index for index in range(1, len(ids)) if self._stops[stop].ended(ids[:index]))
-        return next(found, len(ids))
+        ends = (index for index in range(1, len(ids)) if self._stops[stop].ended(ids[:index]))
+        return next(ends, len(ids))
 
 
 def _certain(url: str, model: str) -> bool:
     import openai
 
-    drawn: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1e-6, "logprobs": 1}
+    sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "top_p": 1e-6, "logprobs": 1}
     try:
         with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
-            told = client.completions.create(model=model, prompt=[1], extra_body=OWN_KEYS, **drawn).choices[0].logprobs
+            logprobs = (
+                client.completions.create(model=model, prompt=[1], extra_body=OWN_KEYS, **sampling).choices[0].logprobs
+            )
     except openai.APIError as error:
         raise EndpointError(f"the vLLM server at {url} failed ({type(error).__name__})", "Is it running?") from None
-    return bool(told and told.token_logprobs and told.token_logprobs[0] == 0.0)
+    return bool(logprobs and logprobs.token_logprobs and logprobs.token_logprobs[0] == 0.0)
 
 
 def _served(url: str) -> tuple[str, int | None]:

@@ -30,7 +30,8 @@ def read_items(database: Database, sql: str) -> SchemaItems | None:
 
 
 def _prepare(connection: sqlite3.Connection, sql: str) -> SchemaItems:
-    known = {name.lower() for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    real_tables = {name.lower() for (name,) in names}
     tables: set[str] = set()
     columns: set[tuple[str, str]] = set()
 
@@ -38,7 +39,7 @@ def _prepare(connection: sqlite3.Connection, sql: str) -> SchemaItems:
         if guard(action, first, second, *rest) == DENY:
             return DENY
         # A CTE counted with count(*) is reported like a table; a view is reported beside what it reads.
-        if action == READ and first is not None and first.lower() in known:
+        if action == READ and first is not None and first.lower() in real_tables:
             tables.add(first.lower())
             if second and second != "ROWID":
                 columns.add((first.lower(), second.lower()))

@@ -66,10 +66,10 @@ def _wrong_names(failure: Failure, unknown: tuple[Unknown, ...]) -> Diagnosis:
     if not unknown:
         word = (failure.error_class or "").replace("_", " ")
         return Diagnosis("hallucination", f"the engine says: {word}")
-    nowhere = [each for each in unknown if not each.elsewhere]
+    nowhere = [missing_name for missing_name in unknown if not missing_name.elsewhere]
     if nowhere:
-        told = dict.fromkeys(f"no {each.kind} {each.name}" for each in nowhere)
-        return Diagnosis("hallucination", _joined(list(told)), clues)
+        phrases = dict.fromkeys(f"no {missing_name.kind} {missing_name.name}" for missing_name in nowhere)
+        return Diagnosis("hallucination", _joined(list(phrases)), clues)
     return Diagnosis("schema_linking", clues[0].detail, clues)
 
 

@@ -52,16 +52,16 @@ def _classes(pairs: Iterable[tuple[Item, Item]]) -> dict[Item, Item]:
 
 def of_unknown(unknown: Sequence[Unknown], schema: Schema) -> Iterator[Hint]:
     """Clues about names that do not exist, with the closest ones that do."""
-    known = columns_of(schema)
-    for each in unknown:
-        if each.elsewhere:
-            where = ", ".join(each.elsewhere)
-            yield Hint("column_of_another_table", f"{each.name} is not there; {where} has such a column")
+    tables = columns_of(schema)
+    for missing in unknown:
+        if missing.elsewhere:
+            where = ", ".join(missing.elsewhere)
+            yield Hint("column_of_another_table", f"{missing.name} is not there; {where} has such a column")
             continue
-        names = known if each.kind == "table" else {name for columns in known.values() for name in columns}
-        close = difflib.get_close_matches(each.name.split(".")[-1].lower(), sorted(names), n=2)
+        names = tables if missing.kind == "table" else {name for columns in tables.values() for name in columns}
+        close = difflib.get_close_matches(missing.name.split(".")[-1].lower(), sorted(names), n=2)
         more = f"; closest: {', '.join(close)}" if close else ""
-        yield Hint(f"unknown_{each.kind}", f"no {each.kind} {each.name}{more}")
+        yield Hint(f"unknown_{missing.kind}", f"no {missing.kind} {missing.name}{more}")
 
 
 def of_schema(apart: Difference) -> Iterator[Hint]:

@@ -98,8 +98,8 @@ class _Resolver:
         for select in selects:
             self.sources[id(select)] = self._sources(select)
             _spell_out_using(select, self.sources[id(select)])
-        found = [(column, self._find(column)) for column in self.tree.find_all(exp.Column)]
-        for column, source in found:
+        columns = [(column, self._find(column)) for column in self.tree.find_all(exp.Column)]
+        for column, source in columns:
             self._rewrite(column, source)
         bases = (source.table for sources in self.sources.values() for source in sources.values())
         return Resolved(self.tree, frozenset(table for table in bases if table is not None), tuple(self.unknown))
@@ -128,9 +128,9 @@ class _Resolver:
     def _cte(self, cte: exp.CTE) -> _Source:
         if cte in self.open:
             return _Source(None, None)  # recursive: its columns are its own
-        named = tuple(column.name.lower() for column in cte.args["alias"].columns)
+        column_names = tuple(column.name.lower() for column in cte.args["alias"].columns)
         self.open.append(cte)
-        outputs = named or self._outputs(cte.this)
+        outputs = column_names or self._outputs(cte.this)
         self.open.pop()
         return _Source(None, outputs)
 
@@ -165,9 +165,11 @@ class _Resolver:
             if qualifier and qualifier in sources:
                 return sources[qualifier] if sources[qualifier].has(name) else self._missed(column)
             if not qualifier:
-                known = [source for source in sources.values() if source.has(name)]
-                if known:
-                    return min(known, key=lambda source: source.columns is None)  # a certain one before a possible one
+                holders = [source for source in sources.values() if source.has(name)]
+                if holders:
+                    return min(
+                        holders, key=lambda source: source.columns is None
+                    )  # a certain one before a possible one
                 if name in _aliases(select):
                     return None
         return _STRING if _can_be_string(column) else self._missed(column)

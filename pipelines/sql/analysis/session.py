@@ -73,9 +73,9 @@ class _Asked(dict[tuple[str, str], Sequence[Scalar]]):
 
 def _diagnosis(wrong: Failure) -> Any:
     """The diagnosis, and the columns whose stored values would tell more."""
-    asked = _Asked(wrong.values)
-    diagnosis = diagnose(dataclasses.replace(wrong, values=asked))
-    return dataclasses.asdict(diagnosis), sorted(set(asked.missing))
+    values = _Asked(wrong.values)
+    diagnosis = diagnose(dataclasses.replace(wrong, values=values))
+    return dataclasses.asdict(diagnosis), sorted(set(values.missing))
 
 
 KINDS: Mapping[str, Callable[..., Any]] = {

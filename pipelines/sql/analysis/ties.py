@@ -23,23 +23,23 @@ def _tie_probe(select: exp.Select, engine: EngineName) -> Probe | None:
     limit = _number(select.args.get("limit"))
     if not limit or not select.args.get("order") or select.args.get("distinct"):
         return None
-    kept = limit + (_number(select.args.get("offset")) or 0)
+    n_kept = limit + (_number(select.args.get("offset")) or 0)
     items = select.expressions
-    named = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
-    keys = [_key(ordered.this, items, named) for ordered in select.args["order"].expressions]
+    aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
+    keys = [_key(ordered.this, items, aliases) for ordered in select.args["order"].expressions]
     probe = select.copy()
     probe.set("expressions", [*probe.expressions, *(exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys))])
-    probe.set("limit", exp.Limit(expression=exp.Literal.number(kept + 1)))
+    probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
     probe.set("offset", None)
-    return probe.sql(dialect=engine), kept, len(keys)
+    return probe.sql(dialect=engine), n_kept, len(keys)
 
 
-def _key(key: exp.Expr, items: Sequence[exp.Expr], named: Mapping[str, exp.Expr]) -> exp.Expr:
+def _key(key: exp.Expr, items: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr]) -> exp.Expr:
     """A sort key as an expression: positions and aliases stand for an item of the SELECT list."""
     if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
         return items[int(key.this) - 1].unalias()
-    if isinstance(key, exp.Column) and not key.table and key.name.lower() in named:
-        return named[key.name.lower()]
+    if isinstance(key, exp.Column) and not key.table and key.name.lower() in aliases:
+        return aliases[key.name.lower()]
     return key
 
 

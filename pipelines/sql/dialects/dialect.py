@@ -169,8 +169,8 @@ def of_head(head: bytes, path: Path) -> str | None:
     from pipelines.registry import DIALECTS
 
     magics = {name: DIALECTS[name].magic for name in DIALECTS}
-    told = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
-    return next((name for name in told if path.suffix in DIALECTS[name].suffixes), next(iter(told), None))
+    names = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
+    return next((name for name in names if path.suffix in DIALECTS[name].suffixes), next(iter(names), None))
 
 
 def of_address(address: str) -> str | None:

@@ -122,8 +122,8 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
                 timer = threading.Timer(left(until), connection.interrupt)
                 timer.start()
                 try:
-                    found = connection.execute(sql)
-                    return fetch(lambda count: plain_rows(found.fetchmany(count)), SAMPLED_ROWS, bounds.max_bytes)[0]
+                    cursor = connection.execute(sql)
+                    return fetch(lambda count: plain_rows(cursor.fetchmany(count)), SAMPLED_ROWS, bounds.max_bytes)[0]
                 finally:
                     timer.cancel()
                     timer.join()  # an interrupt that came late would end the next statement
@@ -197,11 +197,11 @@ class DuckdbSession(Session):
         columns = tuple([item[0] for item in description])
         types = [str(item[1]) for item in description]
         if any(mark in kind for kind in types for mark in _INEXACT):
-            shown = ", ".join(
+            shown_columns = ", ".join(
                 f"#{place}::VARCHAR" if any(mark in kind for mark in _INEXACT) else f"#{place}"
                 for place, kind in enumerate(types, 1)
             )
-            cursor.execute(f"SELECT {shown} FROM ({body(sql)}\n) AS answer")
+            cursor.execute(f"SELECT {shown_columns} FROM ({body(sql)}\n) AS answer")
         rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
         return Raw(OK, columns, rows, truncated)
 
@@ -209,21 +209,21 @@ class DuckdbSession(Session):
         """By the type of the exception; what is none of DuckDB's is of its Python module, or of ours."""
         import duckdb
 
-        told = _told(error)
-        message = str(told.get("exception_message", "")).replace(self._location, "the database")
+        facts = _told(error)
+        message = str(facts.get("exception_message", "")).replace(self._location, "the database")
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
         if not isinstance(error, duckdb.Error):
             return failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
         if isinstance(error, duckdb.InterruptException):
             return self.timed_out()
-        known = (_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES)
-        status, error_class = next(known, (ERROR, "runtime"))
+        types = (_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES)
+        status, error_class = next(types, (ERROR, "runtime"))
         if status != ERROR:
             return failure(status, error_class, message)
-        if str(told.get("type", "")).endswith("Function"):
+        if str(facts.get("type", "")).endswith("Function"):
             return failure(ERROR, "no_such_function", message)
-        named = (kind for field, start, kind in _MISTAKES if str(told.get(field, "")).startswith(start))
-        return failure(ERROR, next(named, error_class), message)
+        mistakes = (kind for field, start, kind in _MISTAKES if str(facts.get(field, "")).startswith(start))
+        return failure(ERROR, next(mistakes, error_class), message)
 
     def is_healthy(self) -> bool:
         """Whether the catalog can be read; a database that a fatal error has shut is opened again for that."""
@@ -263,10 +263,10 @@ def _told(error: Exception) -> Mapping[str, Any]:
     """What DuckDB says of an error: a JSON object behind the name of its type."""
     name, _, text = str(error).partition(": ")
     try:
-        told = json.loads(text)
+        facts = json.loads(text)
     except ValueError:
-        told = None
-    return told if isinstance(told, dict) else {"exception_message": text or name}
+        facts = None
+    return facts if isinstance(facts, dict) else {"exception_message": text or name}
 
 
 class _Clock:
@@ -298,9 +298,9 @@ class _Clock:
     def _watch(self) -> None:
         with self._changed:
             while not self._over:
-                left = None if self._running is None else self._running[1] - perf_counter()
-                if self._running is not None and left is not None and left <= 0:
+                remaining_s = None if self._running is None else self._running[1] - perf_counter()
+                if self._running is not None and remaining_s is not None and remaining_s <= 0:
                     self._running[0].interrupt()
                     self._running = None
                     continue
-                self._changed.wait(left)
+                self._changed.wait(remaining_s)

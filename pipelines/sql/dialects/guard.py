@@ -165,10 +165,10 @@ def body(sql: str) -> str:
 def _is_over(rest: str) -> bool:
     """Whether there is nothing to run in a text: semicolons, spaces and comments."""
     while rest:
-        tokens, left = lexed(rest.lstrip(";"))
-        if tokens or left == rest:
+        tokens, remainder = lexed(rest.lstrip(";"))
+        if tokens or remainder == rest:
             return False
-        rest = left
+        rest = remainder
     return True
 
 
@@ -184,16 +184,16 @@ def lexed(sql: str) -> tuple[list[tuple[str, str]], str]:
     tokens: list[tuple[str, str]] = []
     at = 0
     while at < len(sql):
-        found = TOKEN.match(sql, at)
+        match = TOKEN.match(sql, at)
         # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
-        if found is None or sql.startswith("/*", at) > (found.lastgroup == "comment") or "\r" in found[0].strip():
+        if match is None or sql.startswith("/*", at) > (match.lastgroup == "comment") or "\r" in match[0].strip():
             return tokens, sql[at:]
-        kind = str(found.lastgroup)
+        kind = str(match.lastgroup)
         if kind in ("text", "name") and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
             return tokens, sql[at - 1 :]
         if kind not in ("space", "comment"):
-            tokens.append((kind, found[0].strip('"').lower() if kind == "name" else found[0].lower()))
-        at = found.end()
+            tokens.append((kind, match[0].strip('"').lower() if kind == "name" else match[0].lower()))
+        at = match.end()
     return tokens, ""
 
 

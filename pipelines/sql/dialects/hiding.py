@@ -128,8 +128,8 @@ class Hidden(NamedTuple):
             return False
         rows = veiled | frozenset(map(fold, named.aliases))
         columns = frozenset(map(fold, named.columns))
-        read = any(columns & self.columns[table] for table in veiled)
-        return named.unnamed or read or not rows.isdisjoint(map(fold, named.values))
+        reads_column = any(columns & self.columns[table] for table in veiled)
+        return named.unnamed or reads_column or not rows.isdisjoint(map(fold, named.values))
 
     def with_views(self, views: Mapping[str, str], reader: Callable[[str], Named | None]) -> Hidden:
         """The same and all views that read any of it, or a view that does.
@@ -138,10 +138,10 @@ class Hidden(NamedTuple):
             views: their queries by their names.
             reader: what a query names; None where that cannot be said, and the view is hidden.
         """
-        named = {name: reader(query) for name, query in views.items()}
-        known = self.with_tables(name for name, each in named.items() if each is None)
+        names_of = {name: reader(query) for name, query in views.items()}
+        known = self.with_tables(name for name, body in names_of.items() if body is None)
         while True:
-            more = [name for name, each in named.items() if each and known.is_read_by(each)]
+            more = [name for name, body in names_of.items() if body and known.is_read_by(body)]
             if known.tables.issuperset(map(fold, more)):
                 return known
             known = known.with_tables(more)

@@ -153,8 +153,8 @@ def _in_double_quotes(sql: str) -> str:
     """
     parts, at = [], 0
     while at < len(sql):
-        found = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
-        text = found[0] if found else sql[at]
+        match = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
+        text = match[0] if match else sql[at]
         parts.append(f'"{text[1:-1]}"' if text[0] == "`" and len(text) > 1 else text)
         at += len(text)
     return "".join(parts)
@@ -162,11 +162,11 @@ def _in_double_quotes(sql: str) -> str:
 
 def _read_otherwise(sql: str) -> Raw | None:
     """Why a statement that passed `guard.check` may not run: the engine reads it otherwise, or it shows the server."""
-    for found in TOKEN.finditer(sql):
-        text = found[0]
-        if found.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
+    for match in TOKEN.finditer(sql):
+        text = match[0]
+        if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
             return failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
-        if found.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
+        if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
             return failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
     words = [word for _, word in lexed(sql)[0]]
     for word, following in zip(words, [*words[1:], ""], strict=True):

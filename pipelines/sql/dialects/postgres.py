@@ -160,8 +160,8 @@ WHERE n.nspname = current_schema()
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
-        given = conninfo_to_dict(location).get("options") or ""
-        ours = f"{given} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
+        own_options = conninfo_to_dict(location).get("options") or ""
+        ours = f"{own_options} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
         with psycopg.connect(location, options=ours, autocommit=True, connect_timeout=10) as connection:
             until = time.monotonic() + view_seconds
 
@@ -230,10 +230,10 @@ class PostgresSession(Session):
             " -c client_encoding=UTF8 -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
         )
         try:
-            given = psycopg.conninfo.conninfo_to_dict(self._location)
+            own_options = psycopg.conninfo.conninfo_to_dict(self._location)
             connection = psycopg.connect(
                 self._location,
-                options=f"{given.get('options', '')} {ours}",
+                options=f"{own_options.get('options', '')} {ours}",
                 connect_timeout=max(2, int(self.bounds.timeout_s)),
                 autocommit=True,
                 application_name="sqltrain",

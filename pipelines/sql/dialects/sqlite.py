@@ -190,7 +190,7 @@ class SqliteSession(Session):
             for name, kind in kinds.items()
             if kind == "shadow" and any(fold(name).startswith(f"{of}_") for of in virtual)
         ]
-        columns = {table: found | self._generated(table) for table, found in hidden.columns.items()}
+        columns = {table: hidden_columns | self._generated(table) for table, hidden_columns in hidden.columns.items()}
         self._connection.set_authorizer(self._guard)
         return Hidden(hidden.tables, columns).with_tables([*virtual, *shadows])
 
@@ -210,7 +210,7 @@ class SqliteSession(Session):
 
     def _is_unasked(self, sql: str) -> bool:
         """Whether a statement may read what the authorizer is not asked about."""
-        return self.hidden is not None and any(found[1] is None for found in _UNASKED.finditer(sql))
+        return self.hidden is not None and any(match[1] is None for match in _UNASKED.finditer(sql))
 
     def _meet_virtual_tables(self) -> None:
         """Use each virtual table once. Their first use makes a table, which the authorizer will not allow later."""

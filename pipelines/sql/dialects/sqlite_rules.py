@@ -96,9 +96,9 @@ def classify(error: Exception) -> tuple[str, str]:
     if not name:  # of the module's own, once text and size are checked: a second statement, or a cell it cannot decode
         several = isinstance(error, sqlite3.ProgrammingError | sqlite3.Warning)
         return (REFUSED, "several_statements") if several else (ERROR, "runtime")
-    known = _CODES.get(name) or _CODES.get(general(name))
-    if known is not None:
-        return known
+    code = _CODES.get(name) or _CODES.get(general(name))
+    if code is not None:
+        return code
     message = str(error).lower()
     if any(mark in message for mark in _PROTECTED):
         return REFUSED, "not_authorized"

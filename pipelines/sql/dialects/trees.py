@@ -141,14 +141,14 @@ def _first(reasons: Iterator[str]) -> Raw | None:
 
 def _nodes(tree: Any) -> Iterator[Node]:
     """All objects of a tree, without recursion: a hostile one is deep."""
-    left = [tree]
-    while left:
-        item = left.pop()
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
         if isinstance(item, dict):
             yield item
-            left += item.values()
+            waiting += item.values()
         elif isinstance(item, list):
-            left += item
+            waiting += item
 
 
 def _refused_in_duckdb(node: Node) -> str:

@@ -114,10 +114,10 @@ class Pool:
 
     def _watch(self, worker: Worker) -> None:
         """Ask to be woken when a pipe that was full takes more."""
-        known = worker.into in self._selector.get_map()
-        if worker.unsent and not known:
+        is_registered = worker.into in self._selector.get_map()
+        if worker.unsent and not is_registered:
             self._selector.register(worker.into, selectors.EVENT_WRITE, (self, self._workers.index(worker)))
-        elif known and not worker.unsent:
+        elif is_registered and not worker.unsent:
             self._selector.unregister(worker.into)
 
     def _waiting(self) -> int:
@@ -194,13 +194,13 @@ class Pool:
 
     def close(self) -> None:
         """End all workers; jobs under way are told."""
-        left = [task for home in self._homes for task in home]
+        unfinished = [task for home in self._homes for task in home]
         for slot, worker in enumerate(self._workers):
             if worker is not None:
                 self._forget(slot, worker)
                 worker.close()
-                left += [task for _, task in worker.held]
+                unfinished += [task for _, task in worker.held]
         for home in self._homes:
             home.clear()
-        for task in left:
+        for task in unfinished:
             task.finish(WorkerDeath(False, 0))

@@ -60,8 +60,8 @@ def _are_facts(facts: Any) -> bool:
     if not isinstance(facts, tuple) or len(facts) != 4:
         return False
     status, error_class, rows, ms = facts
-    known = status in STATUSES and isinstance(error_class, _TEXT) and isinstance(rows, int) and rows >= 0
-    return known and (ms is None or _is_number(ms))
+    is_sound = status in STATUSES and isinstance(error_class, _TEXT) and isinstance(rows, int) and rows >= 0
+    return is_sound and (ms is None or _is_number(ms))
 
 
 def _is_number(value: Any) -> bool:

@@ -21,8 +21,8 @@ Opener = Callable[[str, Bounds, Clock], Session]
 def opener(session: str) -> Opener:
     """The class that opens databases, by "module:class"; imported here, so that a worker loads one driver only."""
     module, _, name = session.partition(":")
-    found: Opener = getattr(importlib.import_module(module), name)
-    return found
+    opener: Opener = getattr(importlib.import_module(module), name)
+    return opener
 
 
 class Databases:
@@ -90,9 +90,9 @@ class Databases:
         self._begin_opening()
         try:
             session = self._open(location, self._bounds, self._clock)
-            told = self.hidden.get(identity(location)) if self.hidden else None
-            if told is not None:
-                session.hide(Hidden.of(told))
+            hidden = self.hidden.get(identity(location)) if self.hidden else None
+            if hidden is not None:
+                session.hide(Hidden.of(hidden))
         finally:
             self._end_opening()
         self._sessions[location] = session
@@ -114,10 +114,10 @@ class Databases:
     def gold(self, location: str, sql: str) -> tuple[Raw, bool]:
         """The result of a gold query, and whether it was kept from the last time."""
         key = (location, sql)
-        known = self._gold.get(key)
-        if known is not None:
+        entry = self._gold.get(key)
+        if entry is not None:
             self._gold.move_to_end(key)
-            return known[0], True
+            return entry[0], True
         raw = whole(self.run(location, sql, self._bounds.max_rows))
         if raw.status == OK:
             size = len(marshal.dumps(list(raw.rows), 2)) + 200

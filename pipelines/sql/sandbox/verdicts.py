@@ -31,14 +31,14 @@ class Verdicts:
 
     def __call__(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         """(scores, gold facts, predicted facts); scores are {} when a gold query gave nothing to compare with."""
-        _, locations, gold_sql, predicted_sql, equalities, known, names = job
+        _, locations, gold_sql, predicted_sql, equalities, gold_facts, names = job
         self._number = number
         self._predictions.clear()
-        gold, kept = self._gold(locations[0], gold_sql)
+        gold, is_cached = self._gold(locations[0], gold_sql)
         if gold.status != OK or predicted_sql is None:
-            return {}, _facts(gold, kept), None
+            return {}, _facts(gold, is_cached), None
         predicted = self._predicted(locations[0], predicted_sql, gold_sql)
-        facts = Gold(*known)
+        facts = Gold(*gold_facts)
         if names is not None:
             facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
         scores: dict[str, float] = {}
@@ -49,7 +49,7 @@ class Verdicts:
             if failed is not None:
                 return {}, _facts(failed), _facts(predicted)
             scores[name] = score
-        return scores, _facts(gold, kept), _facts(predicted, predicted is gold)
+        return scores, _facts(gold, is_cached), _facts(predicted, predicted is gold)
 
     def broken(self, raw: Raw) -> tuple[Any, ...]:
         """The reply when something broke: laid at the query that was at hand."""
