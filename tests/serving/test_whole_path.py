@@ -1,0 +1,216 @@
+"""The whole path on a PostgreSQL server: connect, train, serve, a chat in a browser, a thumb, a night, a promotion
+and a rollback that the running server picks up. It trains a tiny model twice, so it takes some minutes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("starlette", reason="the serve extra is not installed")
+
+from tests.services.browser import CHROMIUM, Page, browser
+from tests.services.conftest import free_port, wait_for
+from tests.serving.test_tutorial import BLOCKS, PAGE
+from tests.sql.servers import binaries, make_reader, postgres
+
+ROOT = Path(__file__).parents[2]
+SHOP = """
+CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
+CREATE TABLE purchase (id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customer(id), amount INTEGER,
+    status INTEGER);
+INSERT INTO customer VALUES (1, 'Ada', 'ada@example.org', 'Paris'), (2, 'Bo', 'bo@example.org', 'Oslo');
+INSERT INTO purchase VALUES (1, 1, 30, 1), (2, 1, 10, 2), (3, 2, 5, 1), (4, 2, 7, 1);
+GRANT USAGE ON SCHEMA public TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader;
+"""
+# What people ask of this shop, and in how many words.
+WISHES = (
+    ("the number of customers", "SELECT COUNT(*) FROM customer"),
+    ("the names of customers", "SELECT name FROM customer"),
+    ("the sum of amounts", "SELECT SUM(amount) FROM purchase"),
+    ("the largest amount", "SELECT MAX(amount) FROM purchase"),
+    ("the cities", "SELECT DISTINCT city FROM customer"),
+    ("the number of purchases", "SELECT COUNT(*) FROM purchase"),
+)
+KNOWN, NEW = (0, 1, 2), (3, 4, 5)
+TIMES = ("today", "right now", "once more", "as of now", "if you can", "without delay")
+ENDS = ("?", "for the board .", "for the meeting .", "for the books .", "for my mail .", "says our friend .")
+PAIRS = [(time, end) for time in range(len(TIMES)) for end in range(len(ENDS))]
+# A quarter of the wordings is held out, every word of which is in others; one of these is for the chat.
+WORDS = [f"{{}} {TIMES[time]} {ENDS[end]}" for time, end in PAIRS if (time + end) % 4]
+*HELD_OUT, SPOKEN = [f"{{}} {TIMES[time]} {ENDS[end]}" for time, end in PAIRS if (time + end) % 4 == 0]
+
+
+@dataclass
+class Desk:
+    """A folder in which a person works with the shop.
+
+    Attributes:
+        address: of the database, as a role that only reads.
+    """
+
+    folder: Path
+    address: str
+
+    def run(self, *words: str) -> str:
+        """A command's output."""
+        command = [sys.executable, "-m", "flows.cli", *words]
+        done = subprocess.run(command, cwd=self.folder, env=self.environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def environment(self) -> dict[str, str]:
+        own = {"PYTHONPATH": str(ROOT), "PGPASSWORD": "secret", "SQLTRAIN_STORE": str(self.folder / "store")}
+        return {**os.environ, **own, "OMP_NUM_THREADS": "2"}
+
+    def ask_for(self, file: str, wishes: Sequence[int], words: Sequence[str]) -> Path:
+        """A file of questions with their SQL."""
+        rows = [
+            {"question": said.format(WISHES[wish][0]), "database": self.address, "sql": WISHES[wish][1]}
+            for said in words
+            for wish in wishes
+        ]
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def recipe(self) -> list[str]:
+        """The miniature on these questions, so small that it learns a wish in seconds: SFT alone."""
+        base = self.ask_for("base.jsonl", KNOWN, WORDS)
+        dev = self.ask_for("dev.jsonl", range(6), HELD_OUT[:1])
+        test = self.ask_for("test.jsonl", range(6), HELD_OUT)
+        return [
+            "miniature",
+            "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
+            "model.tiny={width: 64, layers: 2, heads: 2, ffn: 128}",
+            f"data.sft={{kind: jsonl, path: {base}}}",
+            f"data.rl=[{{kind: jsonl, path: {base}}}]",
+            f"data.dev={{kind: jsonl, path: {dev}, split: dev}}",
+            f"data.test=[{{kind: jsonl, path: {test}, split: test}}]",
+            "protocol.max_turns=2",
+            "protocol.max_turns_eval=2",
+            "synthesis.teacher.error_rate=0",
+            "sft.batch=8",
+            "sft.micro_batch=8",
+            "sft.epochs=16",
+            "sft.save_steps=1000",
+            "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 64, episode_tokens: 384}}",
+            "rollout.processes=1",
+            f"nightly.inbox={self.folder / 'feedback' / 'inbox'}",
+        ]
+
+
+@contextmanager
+def serving(desk: Desk) -> Iterator[str]:
+    """`sqltrain serve` of the champion, as a process."""
+    port = free_port()
+    command = [sys.executable, "-m", "flows.cli", "serve", "shop", "--policy=champion:miniature", f"--port={port}"]
+    with (desk.folder / "serve.log").open("wb") as log:
+        command.append("--feedback=feedback")
+        server = subprocess.Popen(command, cwd=desk.folder, env=desk.environment(), stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(lambda: server.poll() is not None or _answers(url), 120, "the server answers")
+        assert server.poll() is None, (desk.folder / "serve.log").read_text()
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.HTTPError:
+        return False
+
+
+def answered(url: str, question: str) -> dict[str, Any]:
+    """The last event of a question."""
+    body = {"messages": [{"role": "user", "content": question}]}
+    said = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).raise_for_status().json()
+    last: dict[str, Any] = said["choices"][0]["message"]["sqltrain"][-1]
+    return last
+
+
+def chat(page: Page, url: str, question: str) -> None:
+    """Ask in the browser, and wait for the answer's end."""
+    page.open(url)
+    page.wait_for("shop, answered by")
+    page.evaluate(f"document.getElementById('question').value = {json.dumps(question)}")
+    page.click("Ask")
+    page.wait_for("Right")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_from_a_database_to_a_champion_that_learned_from_a_thumb(tmp_path: Path) -> None:
+    programs = binaries()
+    if programs is None:
+        pytest.skip("PostgreSQL's programs are not installed")
+    import psycopg
+
+    began = time.monotonic()
+    with postgres(programs) as admin:
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE shop")
+        admin = admin.replace("dbname=postgres", "dbname=shop")
+        make_reader(programs, admin, "reader", "secret")
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(SHOP.encode())
+        port = admin.partition("port=")[2].split()[0]
+        desk = Desk(tmp_path, f"postgresql://reader@127.0.0.1:{port}/shop")
+        _connect(desk)
+        (tmp_path / "feedback" / "inbox").mkdir(parents=True)
+        first = json.loads(desk.run("nightly", *desk.recipe(), "--json").splitlines()[-1])
+        assert first["decision"] == "promoted", first
+        with serving(desk) as url, browser(tmp_path / "chromium") as page:
+            _talk(desk, url, page)
+            second = json.loads(desk.run("nightly", *desk.recipe(), "--json").splitlines()[-1])
+            assert (second["decision"], second["rows"]) == ("promoted", 2 + len(NEW) * len(WORDS)), second
+            _is_picked_up(url, second["challenger"]["key"])
+            assert answered(url, WORDS[0].format(WISHES[3][0]))["rows"] == [[30]]
+            desk.run("champion", "rollback", "miniature")
+            _is_picked_up(url, first["challenger"]["key"])
+        assert "example.org" not in "".join(path.read_text() for path in (tmp_path / "feedback").rglob("*.jsonl"))
+    print(f"from connect to rollback in {(time.monotonic() - began) / 60:.1f} minutes; {first}; {second}")
+
+
+def _connect(desk: Desk) -> None:
+    """Steps 2 and 3 of the tutorial, with this server's address."""
+    assert "```sh\nsqltrain connect shop.sqlite\n```" in PAGE
+    assert "customer.email: looks like personal data" in desk.run("connect", desk.address)
+    edit = next(block for block in BLOCKS if "yaml.safe_load" in block).partition("<<'EOF'\n")[2].partition("\nEOF")[0]
+    subprocess.run([sys.executable, "-c", edit], cwd=desk.folder, check=True)
+    desk.run("connect", "shop")
+
+
+def _talk(desk: Desk, url: str, page: Page) -> None:
+    """A right answer is confirmed, a wrong one mended, and colleagues add a file of their own."""
+    chat(page, url, SPOKEN.format(WISHES[2][0]))
+    assert page.evaluate("document.querySelector('tbody td').textContent") == "52"
+    page.click("Right")
+    page.wait_for("the next night learns from it")
+    chat(page, url, SPOKEN.format(WISHES[3][0]))
+    page.click("Wrong")
+    sql = WISHES[3][1]
+    page.evaluate(f"document.querySelector('[aria-label=\"the right SQL is\"]').value = {json.dumps(sql)}")
+    page.click("Send")
+    page.wait_for("the next night learns from it")
+    assert len((desk.folder / "feedback" / "inbox" / "serve.jsonl").read_text().splitlines()) == 2
+    desk.ask_for("feedback/inbox/colleagues.jsonl", NEW, WORDS)
+
+
+def _is_picked_up(url: str, key: str) -> None:
+    wait_for(lambda: httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == key, 60, f"{key} answers")
