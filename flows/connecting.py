@@ -91,7 +91,7 @@ def _tell(catalogue: reading.Found, where: named.Named) -> None:
     for kind, findings in by_kind.items():
         screen.say(f"{kind}: {len(findings)}")
         for finding in findings[:SHOWN]:
-            screen.say(f"  {plain(finding.where)}: {plain(finding.said)}")
+            screen.say(f"  {plain(finding.where)}: {plain(finding.advice)}")
         if len(findings) > SHOWN:
             screen.say(f"  ... and {len(findings) - SHOWN} more")
 

@@ -174,10 +174,10 @@ class Registry(Generic[T]):
             path = ".".join(map(str, first["loc"]))
             names = ", ".join(model.model_fields) or "none"
             if first["type"] == "extra_forbidden":
-                said = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
+                message = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
             else:
-                said = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
-            raise PydanticCustomError(WRONG_OPTION, "{said}", {"said": said}) from None
+                message = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
+            raise PydanticCustomError(WRONG_OPTION, "{message}", {"message": message}) from None
 
     def options_model(self, name: str) -> type[BaseModel]:
         """The model of a part's options: the one it was registered with, or its keyword parameters with their types."""

@@ -67,7 +67,9 @@ def stage(step: Step, tracker: Tracker, role: str) -> Iterator[Callable[[StageRe
     """
     about = {"run": tracker.name, "recipe": tracker.recipe.name, "stage": step.name, "key": step.key, "why": step.why}
     with _span(f"stage {step.name}", {**about, **({"role": role} if role else {})}) as note:
-        yield lambda made: note({"cached": made.cached, **{f"metrics.{name}": x for name, x in made.metrics.items()}})
+        yield lambda result: note(
+            {"cached": result.cached, **{f"metrics.{name}": x for name, x in result.metrics.items()}}
+        )
 
 
 @contextlib.contextmanager

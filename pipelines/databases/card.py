@@ -120,9 +120,9 @@ class Card(Section):
             )
         )
 
-    def also_hiding(self, told: Told) -> Card:
+    def also_hiding(self, hidden: Told) -> Card:
         """The same, with these tables and columns hidden, too; it may not have named them."""
-        whole, parts = told
+        whole, parts = hidden
         tables = dict(self.tables)
         for name in (*whole, *parts):
             tables[name] = tables.get(name, TableCard())

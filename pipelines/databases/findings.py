@@ -42,7 +42,7 @@ class Finding:
 
     kind: str
     where: str
-    said: str
+    advice: str
 
 
 def examine(schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, int | None]) -> list[Finding]:

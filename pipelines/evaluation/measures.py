@@ -114,7 +114,7 @@ def measure(name: str) -> Measure:
         return Measure(name, "mean", lambda run: _of_episodes(run, plain, COSTS[plain], level), fold)
     if base in SHARES and not k:
         return Measure(name, "percent", lambda run: _of_episodes(run, base, SHARES[base], level))
-    names = ", ".join([*SHARES, *COSTS, *(f"{each}@K" for each in OVER_SAMPLES)])
+    names = ", ".join([*SHARES, *COSTS, *(f"{name}@K" for name in OVER_SAMPLES)])
     raise RecipeError(f"there is no measure {name!r}", f"Known: {names}; with a level behind it: greedy [simple].")
 
 

@@ -75,7 +75,7 @@ def trace(folder: Path) -> Lineage:
         adapter,
         card,
         {kind: store.manifest(kind, input_key) for kind, input_key in keys.items()},
-        {kind: read_json(made / "metrics.json") for kind, made in places.items()},
+        {kind: read_json(place_of_stage / "metrics.json") for kind, place_of_stage in places.items()},
         tuple(_evaluations(store, stage, key)),
         questions_card.read_text(encoding="utf-8") if questions_card is not None and questions_card.is_file() else "",
     )

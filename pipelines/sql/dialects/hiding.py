@@ -96,9 +96,9 @@ class Hidden(NamedTuple):
     columns: Mapping[str, frozenset[str]] = {}
 
     @classmethod
-    def of(cls, told: Told) -> Hidden:
+    def of(cls, names_hidden: Told) -> Hidden:
         """From plain names."""
-        tables, columns = told
+        tables, columns = names_hidden
         return cls(
             frozenset(map(fold, tables)),
             {fold(table): frozenset(map(fold, names)) for table, names in columns.items() if names},

@@ -214,8 +214,8 @@ class SqliteSession(Session):
 
     def _meet_virtual_tables(self) -> None:
         """Use each virtual table once. Their first use makes a table, which the authorizer will not allow later."""
-        made = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
-        names = [row[0] for row in self._connection.execute(made)]
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
+        names = [row[0] for row in self._connection.execute(query)]
         for name in (*(f"pragma_{pragma}" for pragma in sorted(PRAGMAS)), "json_each", "json_tree", *names):
             with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; a query for it will say so
                 self._connection.execute('SELECT * FROM "{}" LIMIT 0'.format(name.replace('"', '""'))).close()
