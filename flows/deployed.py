@@ -16,7 +16,6 @@ from typing import Any
 from pipelines import recipes
 from pipelines.errors import RecipeError, ResourceError
 from pipelines.yaml_files import parse_value
-from tasks import spans
 
 FORM_KEYS = "SQLTRAIN_FORM_KEYS"
 HOME = "SQLTRAIN_HOME"
@@ -33,8 +32,6 @@ CLOSED_KEYS = frozenset({"nightly.guards", "rollout.dask", "rollout.servers"})
 def set_home() -> dict[str, str]:
     """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout that the worker imports.
 
-    Spans are switched on here, before the flow begins, which has a span of its own.
-
     Raises:
         ResourceError: there is no such folder, or the worker runs an installed wheel and the variable is not set.
     """
@@ -44,7 +41,6 @@ def set_home() -> dict[str, str]:
         raise ResourceError(f"{HOME} is not set", "Set it for the worker: the folder of its inbox and its store.")
     if not folder.is_dir():
         raise ResourceError(f"{HOME} names no folder: {folder}", "Set it for the worker, or make the folder.")
-    spans.switch_on()
     return {"directory": str(folder)}
 
 

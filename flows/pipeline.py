@@ -40,6 +40,8 @@ Overrides = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*=")], ...]
 
 CURATION = ("filter", "gold_schema")
 
+spans.switch_on()  # Prefect begins the span of a flow run when it has imported the flow
+
 
 @contextlib.contextmanager
 def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
@@ -248,6 +250,5 @@ def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, nam
     Raises:
         UserError, BoundaryError: as the plain run does.
     """
-    spans.switch_on()  # before the flow begins, which has a span of its own
     with prefect_server():
         return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)
