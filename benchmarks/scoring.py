@@ -27,7 +27,8 @@ from pipelines.types import Database
 
 Work = list[tuple[Database, str, str]]  # database, gold SQL, predicted SQL
 Clock = Callable[[], float]
-COMPARED = [name for name in EQUALITIES if not (EQUALITIES[name].timed or EQUALITIES[name].by_file)]
+APART = ("timed", "by_file", "by_outcome")  # traits of equalities that do not compare the results of two queries
+COMPARED = [name for name in EQUALITIES if not any(getattr(EQUALITIES[name], trait) for trait in APART)]
 
 
 def spider_work(folder: Path, skipped: Sequence[str]) -> Work:

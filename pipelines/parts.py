@@ -41,6 +41,8 @@ class Equality(NamedTuple):
         by_units: whether it needs the value units of both SELECT lists, for which the database's names are read.
         by_file: whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with
             the result of a gold query.
+        by_outcome: whether it compares what whole scripts lead to, which only an engine tells that gives each episode a
+            copy to change (`Dialect.keeps_state`).
         form: what two answers must share to be one vote: the set of their rows, or the bag.
     """
 
@@ -51,6 +53,7 @@ class Equality(NamedTuple):
     timed: bool = False
     by_units: bool = False
     by_file: bool = False
+    by_outcome: bool = False
     form: Literal["set", "bag"] = "bag"
 
 

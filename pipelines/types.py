@@ -119,6 +119,7 @@ class ActionKind(enum.StrEnum):
     EXPLORE = "explore"  # TRUST-SQL: a probe of metadata or values
     PROPOSE = "propose"  # TRUST-SQL: commit to a schema
     GENERATE = "generate"  # TRUST-SQL: a candidate query, executed
+    ASK = "ask"  # a question to the user
     SOLUTION = "solution"  # the final SQL: ends the episode
     INVALID = "invalid"  # a named format error; the episode goes on
 
@@ -128,7 +129,7 @@ class Action:
     """What a model's text was read as; parsing is total, so any text gives one.
 
     Attributes:
-        content: the SQL, or the JSON of a proposed schema; "" when invalid.
+        content: the SQL, the JSON of a proposed schema, or the question to the user; "" when invalid.
         reasoning: the text of the thinking block; "" when there is none.
         format_error: a short stable word ("missing_reasoning", "two_actions", ...); None when well-formed.
             A turn can carry a usable action and still have a format error.

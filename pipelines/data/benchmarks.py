@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.config import Benchmark as HeldOut
 from pipelines.config import Source
-from pipelines.data import base, synsql
+from pipelines.data import base, livesqlbench, synsql
 from pipelines.errors import DataError
 from pipelines.recipes import CONF
 from pipelines.registry import DIALECTS
@@ -120,6 +120,27 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         "MIT",
         "git clone https://github.com/xlang-ai/Spider2, and put the .sqlite files of its local database download into "
         "spider2-lite/resource/databases/spider2-localdb",
+    ),
+    "livesqlbench": Benchmark(
+        270,
+        18,
+        "CC BY-SA 4.0",
+        "git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite (with git lfs); its gold SQL "
+        f"comes by e-mail: {livesqlbench.HINT}",
+    ),
+    "mini_interact": Benchmark(
+        300,
+        26,
+        "CC BY-SA 4.0",
+        "git clone https://huggingface.co/datasets/birdsql/mini-interact (with git lfs); its gold SQL comes by e-mail: "
+        f"{livesqlbench.HINT}",
+    ),
+    "bird_critic": Benchmark(
+        500,
+        15,
+        "CC BY-SA 4.0",
+        "git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite (with git lfs); its gold SQL "
+        f"comes by e-mail: {livesqlbench.HINT}",
     ),
     "synsql": Benchmark(
         2_544_390,

@@ -26,7 +26,7 @@ from pipelines import recipes
 from pipelines.config import Recipe, Source
 from pipelines.data import base
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import DataError
+from pipelines.errors import DataError, EndpointError
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
 from pipelines.protocols.stops import close_tag, cut
@@ -35,6 +35,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
+from pipelines.rollout.user import reply, simulated_user
 from pipelines.sql.dialects.dialect import of_file
 from pipelines.sql.engine import Pair
 from pipelines.types import (
@@ -101,7 +102,9 @@ class Session:
             ValueError: the episode is over.
         """
         sql = self._accept(text)
-        if not self._episode.done:
+        if self._asks:
+            asyncio.run(self._hear())
+        elif not self._episode.done:
             result = None
             if sql is not None:
                 (result,) = self._environment.sql.execute_many([(self.example.database, sql)], self._environment.rows)
@@ -111,7 +114,9 @@ class Session:
     async def step_async(self, text: str) -> Step:
         """As `step`, inside a running event loop: the SQL of many sessions runs side by side."""
         sql = self._accept(text)
-        if not self._episode.done:
+        if self._asks:
+            await self._hear()
+        elif not self._episode.done:
             result = None
             if sql is not None:
                 result = await self._environment.sql.execute(self.example.database, sql, self._environment.rows)
@@ -136,6 +141,22 @@ class Session:
         while not step.done:
             step = self.step("")
         return step
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the agent's turn is a question to the user."""
+        return not self.done and bool(self._episode.questions)
+
+    async def _hear(self) -> None:
+        """Hand the user's answer to the agent; an endpoint that fails breaks the episode."""
+        user, episode = self._environment.user, self._episode
+        try:
+            said = await reply(user, self._environment.protocol, self.example, episode.questions, episode.sample)
+            episode.hear(said)
+        except EndpointError as error:
+            episode.fail(type(error).__name__)
+        finally:
+            await user.close()
 
     def _accept(self, text: str) -> str | None:
         if self.done:
@@ -167,10 +188,11 @@ class Environment:
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
         self.sql = sql_engine(self.recipe, workers)
         self.rows = self.recipe.protocol.observation_rows
-        self._protocol = build(self.recipe.protocol)
+        self.protocol = build(self.recipe.protocol)
+        self.user = simulated_user(self.protocol)
         self._rubric = Rubric(self.recipe.rewards)
         cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
-        self._rules = Rules(self._protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
+        self._rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
         self.schema = schemas(self.recipe)  # of a database, read once
         self._begun = 0
         self._closing = contextlib.ExitStack()
@@ -220,7 +242,7 @@ class Environment:
             DatabaseError: the database cannot be read.
         """
         self._begun += 1
-        prompt = self._protocol.prompt(example, self.schema(example.database), self._rules.max_turns)
+        prompt = self.protocol.prompt(example, self.schema(example.database), self._rules.max_turns)
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self._rules, POLICY, f"session-{self._begun}", prompt, None))
 
@@ -229,7 +251,7 @@ class Environment:
         statement alone, which is a malformed turn, where the protocol cannot say it.
         """
         try:
-            return self._protocol.write(Action(kind, sql.strip(), UNSEEN))
+            return self.protocol.write(Action(kind, sql.strip(), UNSEEN))
         except ValueError:
             return sql
 

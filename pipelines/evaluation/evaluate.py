@@ -12,7 +12,7 @@ from pipelines.protocols import knowledge, probes
 from pipelines.registry import EQUALITIES
 from pipelines.rewards.outcome import Analysis, levels
 from pipelines.rewards.terms import jaccard
-from pipelines.sql import analyst
+from pipelines.sql import analyst, livesqlbench
 from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.schema import Schema, quoted
@@ -164,11 +164,20 @@ def _verdicts(
 def _signatures(
     pairs: Sequence[Pair], verdicts: Sequence[Verdict], sql: SqlEngine, equality: str
 ) -> dict[Pair, str | None]:
-    """Result signatures of the answers that ran; each different answer runs once."""
+    """Result signatures of the answers that ran; each different answer runs once.
+
+    Where outcomes of scripts are compared, two answers are the same that lead to the same outcome.
+    """
+    part = EQUALITIES[equality]
+    rewrite = part.rewrite if part.by_outcome else None
     ran = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.predicted is ExecutionStatus.OK]
     jobs = {(pair.database, pair.predicted_sql): pair for pair in ran}
-    results = sql.execute_many([(database, text) for database, text in jobs if text is not None])
-    signatures = {job: signature(result, EQUALITIES[equality].form) for job, result in zip(jobs, results, strict=True)}
+    results = sql.execute_many(
+        [(database, rewrite(text) if rewrite else text) for database, text in jobs if text is not None]
+    )
+    if rewrite:
+        results = [dataclasses.replace(result, rows=livesqlbench.vote(result.rows)) for result in results]
+    signatures = {job: signature(result, part.form) for job, result in zip(jobs, results, strict=True)}
     return {pair: signatures[pair.database, pair.predicted_sql] for pair in ran}
 
 
@@ -268,12 +277,20 @@ def _record(
         unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
         question_digest=text_digest(example.question),
         gold_digest=text_digest(example.gold_sql),
+        asked=_asked(trajectory),
     )
 
 
 def _linking(static: Analysis, example: Example, final: str | None) -> Linking | None:
     """An answer's schema items against the gold schema."""
     return Linking.of(static.items(final, example.database), static.gold(example))
+
+
+def _asked(trajectory: Trajectory) -> int | None:
+    """How often an agent that can ask the user has asked."""
+    if trajectory.protocol != "ask":
+        return None
+    return sum(turn.action.kind is ActionKind.ASK for turn in trajectory.turns)
 
 
 def _lists_first(trajectory: Trajectory) -> bool | None:

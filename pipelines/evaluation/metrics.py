@@ -192,6 +192,12 @@ def tool_calls(records: Iterable[EpisodeRecord], equality: str = "", seed: int =
     return cost(records, lambda record: record.tool_calls)
 
 
+@metric("asked", unit="mean", title="asked", about="mean questions to the user")
+def questions_asked(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
+    """Questions to the user (BIRD-Interact); None where the agent has nobody to ask."""
+    return cost(records, lambda record: record.asked)
+
+
 @metric("tokens_in", unit="mean", title="tokens in", about="mean prompt and observation tokens")
 def tokens_in(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
     """Prompt and observation tokens."""

@@ -121,6 +121,7 @@ class EpisodeRecord:
         diagnosis: why it is wrong by some equality; None when it is right by all, or broken.
         lists_first: whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None where
             the agent has no explore phase.
+        asked: questions to the user; None where the agent has nobody to ask.
         unverified: names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without one.
         question_digest, gold_digest: of the question's and the gold SQL's text, "" where there is none: what tells a
             question whatever a benchmark's reader or a prediction file calls it.
@@ -157,6 +158,7 @@ class EpisodeRecord:
     unverified: Number | None = None
     question_digest: str = ""
     gold_digest: str = ""
+    asked: Annotated[Number | None, pydantic.Field(exclude_if=lambda asked: asked is None)] = None
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -103,6 +103,11 @@ class Protocol(abc.ABC):
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """The text of the user message that follows an action; `result` is None when nothing was executed."""
 
+    def hear(self, answer: str, turns_left: int) -> str:
+        """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
+        said = observations.defuse(answer[: self.config.observation_chars])
+        return self._respond(f"The user says: {said}\nTurns left: {turns_left}")
+
     @abc.abstractmethod
     def force(self) -> str:
         """What is appended to the last observation when the turn cap forces one final answer."""

@@ -7,7 +7,8 @@ An agent turn is `<reasoning>...</reasoning>` (SkyRL-SQL: `<think>`), then one o
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pipelines import config
 from pipelines.protocols import knowledge
@@ -37,15 +38,22 @@ class ReactOptions(config.Section):
 
 @protocol("react", options=ReactOptions)
 class React(OneAction):
-    """Reason, act, observe."""
+    """Reason, act, observe.
+
+    Attributes:
+        settings: the model of its options.
+        others: tags of further actions, by what they ask for.
+    """
 
     name = "react"
     opening = "<solution>"
+    settings: ClassVar[type[ReactOptions]] = ReactOptions
+    others: ClassVar[Mapping[str, ActionKind]] = {}
 
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
-        self.kinds = {"sql": ActionKind.SQL, "solution": ActionKind.SOLUTION}
-        options = read_options(ReactOptions, config)
+        self.kinds = {"sql": ActionKind.SQL, **self.others, "solution": ActionKind.SOLUTION}
+        options = read_options(self.settings, config)
         self.headers = options.headers
         if options.scout:
             self.kinds["schema"] = ActionKind.PROPOSE

@@ -14,6 +14,7 @@ from pipelines.config import Sampling
 from pipelines.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RolloutEngine:
         sql: executes the agent's queries in its sandbox.
         max_turns: the turn cap T; 0 forces an answer at once.
         schemas: gives a database's schema; cached by the caller.
+        user: answers what the agent asks; by default whom the protocol names.
 
     Attributes:
         timing: of the last run.
@@ -75,12 +77,14 @@ class RolloutEngine:
         sampling: Sampling,
         max_turns: int,
         schemas: Callable[[Database], Schema],
+        user: User | None = None,
     ) -> None:
         self._policy, self._sql, self._schemas = policy, sql, schemas
         if policy.context is not None and policy.context < sampling.episode_tokens:
             sampling = sampling.model_copy(update={"episode_tokens": policy.context})
         self._rules = Rules(protocol, sampling, max_turns, protocol.config.forced_final)
         self._rows = protocol.config.observation_rows
+        self._user = user or simulated_user(protocol)
         self.timing = Timing()
 
     def run(
@@ -118,6 +122,7 @@ class RolloutEngine:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
             await self._policy.close()
+            await self._user.close()
             self.timing.wall_s = time.perf_counter() - started
         return [done[index] for index in range(len(requests))]
 
@@ -180,10 +185,22 @@ class RolloutEngine:
         query = episode.accept(completion)
         if self.on_action is not None:
             self.on_action(episode.last_turn)
-        if not episode.done:
+        if episode.done:
+            pass
+        elif episode.questions:
+            episode.hear(await self._asked(episode))
+        else:
             episode.observe(None if query is None else await self._execute(episode, query))
         if self.on_turn is not None:
             self.on_turn(episode.last_turn)
+
+    async def _asked(self, episode: Episode) -> str:
+        """The user's answer to the agent's question."""
+        self._policy.away(episode.session)
+        try:
+            return await reply(self._user, self._rules.protocol, episode.example, episode.questions, episode.sample)
+        except EndpointError as error:  # it has been retried already
+            raise _Broken(type(error).__name__) from error
 
     async def _turn_of(self, episode: Episode) -> Completion:
         """The agent's turn: a stop string inside an open thinking block does not end it."""

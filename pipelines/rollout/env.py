@@ -6,8 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from pipelines.config import Sampling
+from pipelines.registry import DIALECTS
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
+from pipelines.sql.dialects.base import BETWEEN
 from pipelines.types import (
     ActionKind,
     Database,
@@ -59,7 +61,8 @@ class Episode:
     """The record of one episode while it grows.
 
     In turn: `next_request`, `accept` what the policy said, execute the SQL that `accept` returned, `observe` its
-    result; until `done`. Agent ids are appended as they were generated; observations are encoded once.
+    result, or `hear` the user's answer to the last of `questions`; until `done`. Agent ids are appended as they were
+    generated; observations are encoded once.
 
     Args:
         policy: the name of what generates.
@@ -95,6 +98,9 @@ class Episode:
         self._failure: str | None = None
         self._opening = self._forced_opening()
         self._final_sql: str | None = None
+        self._keeps = DIALECTS[self.database.engine].keeps
+        self._kept: list[str] = []  # what changed the episode's copy of the database, where it has one
+        self._query: str | None = None
         self._append_environment(codec.agent(self._opening) if codec else [])
         if self._room < 1:
             self._stop = StopReason.TOKEN_LIMIT
@@ -108,6 +114,16 @@ class Episode:
     def done(self) -> bool:
         """Whether the episode has ended."""
         return self._stop is not None
+
+    @property
+    def example(self) -> Example:
+        """The question."""
+        return self._request.example
+
+    @property
+    def sample(self) -> int:
+        """The episode's number within its question's group."""
+        return self._request.sample
 
     @property
     def last_turn(self) -> Turn:
@@ -130,7 +146,10 @@ class Episode:
         )
 
     def accept(self, completion: Completion) -> str | None:
-        """Take the agent's turn and return the SQL that must be executed for it, or None."""
+        """Take the agent's turn and return the SQL that must be executed for it, or None.
+
+        Where the episode has a copy of its database to change, what changed it so far stands before it.
+        """
         self._append(completion.token_ids, completion.logprobs)
         protocol = self._rules.protocol
         text = self._opening + completion.text
@@ -144,7 +163,8 @@ class Episode:
             self._stop = StopReason.SOLUTION
         elif self._forced or (len(self._turns) >= self._rules.max_turns and not self._rules.forced_final):
             self._stop = StopReason.TURN_LIMIT
-        return None if self.done else protocol.query(action)
+        self._query = None if self.done else protocol.query(action)
+        return None if self._query is None else BETWEEN.join((*self._kept, self._query))
 
     def observe(self, result: ExecutionResult | None) -> None:
         """Take what the SQL of the last turn returned, None when there was none, and answer the agent.
@@ -160,9 +180,27 @@ class Episode:
             if result.status is ExecutionStatus.UNAVAILABLE:
                 self.fail(result.error_class or "database_unavailable")
                 return
-        turns_left = self._rules.max_turns - len(self._turns)
-        text = self._rules.protocol.observe(turn.action, result, turns_left)
-        self._forced = turns_left <= 0
+            if result.ok and self._query is not None and self._keeps(self._query):
+                self._kept.append(self._query)
+        self._answer(self._rules.protocol.observe(turn.action, result, self._turns_left))
+
+    def hear(self, answer: str) -> None:
+        """Take the user's answer to the last turn's question, and hand it to the agent."""
+        self._answer(self._rules.protocol.hear(answer, self._turns_left))
+
+    @property
+    def questions(self) -> list[str]:
+        """What the agent has asked the user so far; empty where its last turn asks nothing."""
+        asked = [turn.action.content for turn in self._turns if turn.action.kind is ActionKind.ASK]
+        return asked if self._turns[-1].action.kind is ActionKind.ASK else []
+
+    @property
+    def _turns_left(self) -> int:
+        return self._rules.max_turns - len(self._turns)
+
+    def _answer(self, text: str) -> None:
+        """Answer the agent, if the answer leaves room for another turn."""
+        self._forced = self._turns_left <= 0
         if self._forced:
             text += self._demand()
         opening = self._forced_opening()
@@ -170,7 +208,7 @@ class Episode:
         if self._room - len(ids) < 1:
             self._stop, self._forced = StopReason.TOKEN_LIMIT, False
             return
-        self._turns[-1] = dataclasses.replace(turn, observation=text)
+        self._turns[-1] = dataclasses.replace(self._turns[-1], observation=text)
         self._messages.append(("user", text))
         self._opening = opening
         self._append_environment(ids)

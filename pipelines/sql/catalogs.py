@@ -54,7 +54,7 @@ def introspect(database: Database, values: int = 0) -> Schema:
     where = "" if dialect.is_server() else f" at {database.location}"  # an address may hold a password
     try:
         with dialect.catalog(locate(database), VIEW_SECONDS) as opened:
-            return _of_sqlite(opened, values) if database.engine == "sqlite" else _of_others(dialect, opened, values)
+            return _of_sqlite(opened, values) if dialect.sqlglot == "sqlite" else _of_others(dialect, opened, values)
     except FileNotFoundError:
         raise DataError(f"the database {database.id}{where} cannot be read: there is no such file") from None
     except Exception as error:  # each driver has an error tree of its own

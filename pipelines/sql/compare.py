@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pipelines.registry import equality
-from pipelines.sql import ehrsql
+from pipelines.sql import ehrsql, livesqlbench
 from pipelines.sql.bags import close_rows, same_bag
 from pipelines.sql.permutation import equal_up_to_columns
 
@@ -175,6 +175,12 @@ def strict_nonempty(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> f
 def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `evaluate.py`)."""
     return float(ehrsql.same_answer(gold.rows, predicted.rows))
+
+
+@equality("livesqlbench", rewrite=livesqlbench.prepared, by_outcome=True, form="set")
+def livesqlbench_outcome(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
+    """LiveSQLBench's default test case for queries, and the state of the database for statements that change it."""
+    return float(livesqlbench.same_outcome(gold.rows, predicted.rows))
 
 
 @equality("r_ves", graded=True, timed=True)

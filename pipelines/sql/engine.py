@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipelines import config
-from pipelines.errors import DatabaseError
-from pipelines.registry import EQUALITIES
+from pipelines.errors import DatabaseError, DataError
+from pipelines.registry import DIALECTS, EQUALITIES
 from pipelines.sql.audit import AuditLog, Entry
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.hiding import Told, identity
@@ -236,6 +236,12 @@ class SqlEngine:
 
     def _verdict_job(self, pair: Pair, equalities: Sequence[str]) -> tuple[Any, ...]:
         parts = [EQUALITIES[name] for name in equalities]
+        if any(part.by_outcome for part in parts) and not DIALECTS[pair.database.engine].keeps_state:
+            raise DataError(
+                f"an equality of {', '.join(equalities)} compares what statements change, and {pair.database.engine} "
+                "lets none change anything",
+                "Take the engine sqlite_stateful (`--engine`, or a data source that asks for it).",
+            )
         suite = any(part.suite for part in parts)
         locations = suite_locations(pair.database) if suite else (locate(pair.database),)
         names = self._names(pair.database) if any(part.by_units for part in parts) else None

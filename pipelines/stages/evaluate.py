@@ -22,6 +22,7 @@ from pipelines.recipes import digest
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.making import policy, prepare
+from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair
 from pipelines.sql.ves import r_ves
 from pipelines.stages.answers import TIMING, Answers, Line, note_time
@@ -297,10 +298,11 @@ def start(recipe: Recipe, answerer: str, responses: Path, gold: Path | None, ans
     """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
     sql, schema = sql_engine(recipe, workers=1), schemas(recipe)
     model, evaluated = answering(answerer, recipe, responses), _evaluating(recipe, gold)
+    user = simulated_user(build_protocol(recipe.protocol), responses)
 
     def ask(evaluation: Pass, requests: Sequence[EpisodeRequest], timing: Path) -> list[Trajectory]:
         engine = RolloutEngine(
-            model, build_protocol(evaluation.protocol), sql, evaluation.sampling, evaluation.max_turns, schema
+            model, build_protocol(evaluation.protocol), sql, evaluation.sampling, evaluation.max_turns, schema, user
         )
         done = engine.run(requests)
         note_time(timing, evaluation.name, len(done), engine.timing, _counted(model))

@@ -202,7 +202,10 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
         judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
         yield from (judge for judge in judges if judge != "static")
     elif stage.startswith("evaluate") and recipe.evaluation.selector:
-        yield recipe.evaluation.selector
+        yield recipe.evaluation.selector.removeprefix("merge:")
+    if recipe.protocol.name == "ask" and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
+        user = recipe.protocol.options.get("user", "scripted")
+        yield from (user,) if user != "scripted" else ()
 
 
 def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:

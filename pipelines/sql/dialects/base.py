@@ -19,6 +19,7 @@ OK, ERROR, REFUSED, TIMEOUT, LIMIT, UNAVAILABLE = "ok", "error", "refused", "tim
 FAULTS_OF_OTHERS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
+BETWEEN = "\0"  # stands between the turns of an episode's script (`Dialect.keeps`): no statement may hold it
 
 
 class Bounds(NamedTuple):

@@ -78,6 +78,7 @@ class Dialect(abc.ABC):
         magic: where in a file of it these bytes stand; None where a server holds the databases.
         password_variable: the environment variable that the engine's own client reads a password from.
         needs_packages: whether its session needs more than Python's standard library.
+        keeps_state: whether an episode works on a copy of its own, which its statements may change.
     """
 
     title: ClassVar[str]
@@ -100,6 +101,7 @@ class Dialect(abc.ABC):
     magic: ClassVar[tuple[int, bytes] | None] = None
     password_variable: ClassVar[str] = ""
     needs_packages: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = False
 
     @classmethod
     def is_server(cls) -> bool:
@@ -136,6 +138,13 @@ class Dialect(abc.ABC):
             return cls.with_password(address, password)
         except ValueError:  # whoever connects says what is wrong with it
             return address
+
+    @staticmethod
+    def keeps(sql: str) -> bool:
+        """Whether the later statements of an episode must meet what this one did: it is then sent again before each of
+        them, with `BETWEEN` behind it.
+        """
+        return False
 
     @staticmethod
     def role(query: Query) -> Role:

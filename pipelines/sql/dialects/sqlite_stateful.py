@@ -1,0 +1,202 @@
+"""SQLite for statements that change data: each script runs on a private copy in memory, which ends with the script.
+
+The read-only connection of `sqlite.py` reads the database's file into the copy, and runs nothing else. So a statement
+may write as it likes: it has no connection to the file, the worker may make no file larger, and what it did is gone
+when its answer is.
+
+An episode's later statements must meet what its earlier ones did. So the script of a later turn begins with the texts
+of the earlier turns that may have written; a turn that failed is not among them and has left nothing behind.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from pipelines.registry import dialect
+from pipelines.sql.dialects.base import (
+    BETWEEN,
+    ERROR,
+    LIMIT,
+    OK,
+    Bounds,
+    Clock,
+    OpenFailure,
+    Raw,
+    Session,
+    failure,
+    fetch,
+)
+from pipelines.sql.dialects.hiding import Hidden
+from pipelines.sql.dialects.sqlite import Sqlite, SqliteSession
+from pipelines.sql.dialects.sqlite_outcome import COLUMNS, outcome, state
+from pipelines.sql.dialects.sqlite_rules import ALLOW, FUNCTION, PRAGMA, classify, general, guard, unreadable
+from pipelines.sql.dialects.sqlite_scripts import ORDERED, OUTCOME, statements, writes
+
+CHANGED = ("rows changed",)  # the column of a statement that returns no rows
+SETUP = ".setup.sql"  # beside a database: the script that prepares the copy
+SHARE = 4  # the part of the worker's memory that a copy may have
+
+# Action codes of sqlite3_set_authorizer that change data or schema, and nothing beyond the connection's own databases.
+# Not among them: ATTACH, which VACUUM and VACUUM INTO are too, DETACH and virtual tables.
+_WRITES = frozenset((*range(1, 19), 22, 23, 26, 27, 28, 32))
+_PRAGMAS = ("foreign_keys", "quick_check")  # the second is what ADD COLUMN asks
+_OWN_FUNCTIONS = ("sqlite_rename_", "sqlite_drop_column")  # of ALTER TABLE; a statement cannot call them
+
+
+def writing_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+    """SQLite's authorizer callback for a private copy: what `guard` allows, and whatever changes the copy alone."""
+    if action in _WRITES:
+        return ALLOW
+    if action == PRAGMA and first is not None and first.lower() in _PRAGMAS:
+        return ALLOW
+    if action == FUNCTION and second is not None and second.lower().startswith(_OWN_FUNCTIONS):
+        return ALLOW
+    return guard(action, first, second, *rest)
+
+
+@dialect("sqlite_stateful")
+class StatefulSqlite(Sqlite):
+    """SQLite for questions that change data: an episode has a private copy of the database."""
+
+    session = "pipelines.sql.dialects.sqlite_stateful:StatefulSession"
+    keeps_state = True
+
+    @staticmethod
+    def keeps(sql: str) -> bool:
+        """See `Dialect.keeps`."""
+        return writes(sql)
+
+
+class StatefulSession(SqliteSession):
+    """One SQLite file, and for each script a copy of it.
+
+    Args:
+        location: the file's path; beside it may lie the script that prepares each copy (`SETUP`).
+        bounds: the limits that every script runs under; a copy may take a part of the memory (`SHARE`).
+        clock: see `SqliteSession`.
+    """
+
+    def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
+        super().__init__(location, bounds, clock)
+        self._most_bytes = (bounds.memory_mb << 20) // SHARE
+        self._source, self._guard = self._connection, writing_guard
+        self._source.set_authorizer(None)  # no statement of anybody else runs on it
+        setup = Path(location + SETUP)
+        try:
+            self._setup = statements(setup.read_text(encoding="utf-8")) if setup.is_file() else []
+        except (OSError, ValueError):
+            raise OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
+
+    def _copy(self) -> sqlite3.Connection:
+        """A copy of the file in memory, which cannot grow beyond its part of the memory.
+
+        Raises:
+            OpenFailure: the file is larger than that already, or cannot be read.
+        """
+        source = self._source
+        try:
+            source.execute("BEGIN")
+            source.execute("SELECT 1 FROM sqlite_master").fetchall()  # takes the read lock, within the time for it
+            (pages,), (size,) = (source.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+            if pages * size > self._most_bytes:
+                raise OpenFailure("database_too_large", f"the database is larger than {self._most_bytes >> 20} MiB")
+            copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
+            source.backup(copy)
+            copy.execute(f"PRAGMA max_page_count={self._most_bytes // size}")
+            copy.execute("PRAGMA temp_store=MEMORY")
+        except sqlite3.Error as error:
+            message = str(error).replace(self._location, "the database")
+            raise OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
+        finally:
+            source.rollback()
+        copy.text_factory = lambda data: data.decode("utf-8", "replace")
+        return copy
+
+    def _prepare(self) -> None:
+        """Run the script beside the database on the copy.
+
+        Raises:
+            OpenFailure: it fails.
+        """
+        try:
+            for statement in self._setup:
+                self._connection.execute(statement).close()
+            self._connection.commit()
+        except sqlite3.Error as error:
+            raise OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
+        self._before = self._objects(), self._connection.total_changes
+
+    def _objects(self) -> list[tuple[str, ...]]:
+        return self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
+
+    def _run(self, sql: str, max_rows: int) -> Raw:
+        try:
+            return super()._run(sql, max_rows)
+        finally:
+            if self._connection is not self._source:
+                self._connection.close()
+                self._connection = self._source
+
+    def answer(self, sql: str, max_rows: int) -> Raw:
+        """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
+        refused = unreadable(sql.replace(BETWEEN, "\n"))
+        if refused is not None:
+            return refused
+        self._connection = self._copy()
+        self._confine()
+        self._prepare()
+        *earlier, last = sql.split(BETWEEN)
+        tells = bool(earlier) and last in (OUTCOME, ORDERED)
+        if tells:
+            ordered, last = last == ORDERED, earlier.pop()
+        for turn in earlier:
+            self._turn(turn, 1)
+        raw = self._turn(last, max_rows)
+        return self._outcome(raw, ordered) if tells and raw.status == OK else raw
+
+    def _turn(self, script: str, max_rows: int) -> Raw:
+        """Run the statements of a turn; the result of the last one."""
+        raw = failure(ERROR, "empty", "there is no statement to run")
+        try:
+            parts = statements(script)
+        except ValueError as error:
+            return failure(LIMIT, "too_many_statements", str(error))
+        for statement in parts:
+            self._sql = statement
+            cursor = self._connection.execute(statement)
+            if cursor.description is None:
+                raw = Raw(OK, CHANGED, [(max(0, cursor.rowcount),)])
+            else:
+                rows, truncated = fetch(cursor.fetchmany, max_rows, self.bounds.max_bytes)
+                raw = Raw(OK, tuple([item[0] for item in cursor.description]), rows, truncated)
+            cursor.close()
+        return raw
+
+    def _outcome(self, raw: Raw, ordered: bool) -> Raw:
+        """What a script led to, as one row: the rows of its last statement, and what it has made of the database."""
+        if raw.truncated:
+            return failure(LIMIT, "result_limit", "the result is larger than a verdict may read")
+        changed = (self._objects(), self._connection.total_changes) != self._before
+        made = state(self._connection) if changed else ""
+        return Raw(OK, COLUMNS, [outcome(raw.rows, raw.columns != CHANGED, ordered, changed, made)])
+
+    def explain(self, error: Exception) -> Raw:
+        """See `SqliteSession.explain`; a copy that may not grow is the statement's own fault."""
+        if general(str(getattr(error, "sqlite_errorname", ""))) == "SQLITE_FULL":
+            return failure(LIMIT, "size_limit", f"the database may not grow beyond {self._most_bytes >> 20} MiB")
+        return super().explain(error)
+
+    def closed(self, hidden: Hidden) -> Hidden:
+        """See `Session.closed`: a statement that writes could carry what is hidden elsewhere, so nothing can be."""
+        return Session.closed(self, hidden)
+
+    def hold(self) -> None:
+        """Nothing: no script touches the file."""
+
+    def release(self) -> None:
+        """Nothing."""
+
+    def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
+        """See `Session.cold_ms`."""
+        return Session.cold_ms(self, sql, max_rows, timeout_s)
