@@ -128,8 +128,8 @@ second column is the key that holds the number: change it with `sqltrain run REC
 paper's ablations with `variant=NAME`. A dash is a stage that neither the paper nor one of its ablations has.
 [recipes_measured.md](recipes_measured.md) is what all of them do in miniature.
 
-Besides these there are `arctic_sql` (Arctic-Text2SQL-R1: one turn and an execution reward) and `revisql` (ReViSQL:
-verified data, CISPO on adapters), both from public descriptions,
+Besides these there are `arctic_sql` (Arctic-Text2SQL-R1: one turn and an execution reward), `revisql` (ReViSQL:
+verified data, CISPO on adapters) and `csc_sql` (CSC-SQL: merge revision at inference), from public descriptions,
 `sqltrain`, our own cross-over of the five (its file's head says what it takes from which),
 `miniature`, and `mini_*`, each of the others at the tiny scale. A recipe of your own is a YAML file, run by its path:
 

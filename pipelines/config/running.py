@@ -23,7 +23,8 @@ class Evaluation(Section):
         failing: in a vote, whether answers without a result abstain, or count together as one group.
         metrics: those of plug-ins that are reported beside ours (docs/extending.md).
         r_ves: also time each right answer against its gold SQL, a hundred times as BIRD's script does.
-        selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4); null: votes alone.
+        selector: an endpoint that chooses among the samples, pair by pair (Reasoning-SQL, A.4), or with `merge:` before
+            its name writes new SQL from the two with most votes (CSC-SQL); null: votes alone.
     """
 
     samples: Count = 8

@@ -1,9 +1,12 @@
-"""Candidate selection: the sample that an endpoint prefers to the others, pair by pair (Reasoning-SQL, A.4)."""
+"""Candidate selection: the sample that an endpoint prefers to the others, pair by pair (Reasoning-SQL, A.4), or what it
+makes of the two with most votes (CSC-SQL).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.record import EpisodeRecord
@@ -13,6 +16,10 @@ from pipelines.stages.answers import Line
 from pipelines.stages.context import Context
 from pipelines.types import Example, ExecutionResult, ExecutionStatus, from_dict, to_dict
 
+if TYPE_CHECKING:
+    from pipelines.endpoints.asking import Asker
+
+MERGE = "merge:"  # before the name of an endpoint that merges answers
 SELECTED = "selected"  # the pass of the answers that were chosen
 NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
 
@@ -20,11 +27,12 @@ NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_cla
 def select(
     ctx: Context, selector: str, questions: Sequence[Example], lines: Sequence[Line]
 ) -> tuple[list[Line], dict[str, float]]:
-    """One line a question, the chosen sample's own as a greedy episode; and, for the metrics, the selector's liking for
-    the first place and what its answers cost.
+    """One line a question, the chosen sample's own as a greedy episode, or that of the merged answer; and, for the
+    metrics, the selector's liking for the first place and what its answers cost.
 
     Args:
-        selector: an endpoint's name; what it said is kept, so that a killed evaluation asks nothing twice.
+        selector: an endpoint's name, behind `MERGE` where it merges; what it said is kept, so that a killed evaluation
+            asks nothing twice.
         lines: of all passes. Broken samples are no candidates, and a question with no other is left out.
     """
     from pipelines.endpoints.asking import Asker
@@ -44,11 +52,33 @@ def select(
         for name, group in samples.items()
     ]
     form = EQUALITIES[ctx.recipe.headline].form
-    asker = Asker.named(selector, ctx.responses)
+    asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
+    if selector.startswith(MERGE):
+        merged = _merged(ctx, asker, cases, lambda result: signature(result, form))
+        return merged, {f"selector_{name}": n for name, n in asker.take_used().items()}
     choices = choose(asker, cases, schemas(ctx.recipe), lambda result: signature(result, form))
     chosen = [_chosen(group[choice.winner]) for group, choice in zip(samples.values(), choices, strict=True)]
     first = sum(choice.first for choice in choices) / max(1, len(choices))
     return chosen, {"selector_first": first, **{f"selector_{name}": n for name, n in asker.take_used().items()}}
+
+
+def _merged(
+    ctx: Context,
+    asker: Asker,
+    cases: Sequence[tuple[Example, Sequence[tuple[str, ExecutionResult]]]],
+    same: Callable[[ExecutionResult], str | None],
+) -> list[Line]:
+    """A line for the merged answer of each question, which need not be one of its samples."""
+    from pipelines.evaluation.evaluate import evaluate, of_prediction
+    from pipelines.teachers.merging import merge
+
+    schema, questions = schemas(ctx.recipe), {question.id: question for question, _ in cases}
+    with sql_engine(ctx.recipe) as sql:
+        answers = merge(asker, cases, schema, same, sql.execute_many)
+        made = [of_prediction(name, text or None, asker.name) for name, text in zip(questions, answers, strict=True)]
+        records = evaluate(made, questions, sql, schema, ctx.recipe.equalities, "greedy")
+    pairs = zip(made, records, strict=True)
+    return [{"pass": SELECTED, "trajectory": to_dict(one), "record": to_dict(record)} for one, record in pairs]
 
 
 def _results(

@@ -51,7 +51,7 @@ def choose(
         cases: each question with its candidates, as SQL and what it returned.
         signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
     """
-    plans = [_groups(candidates, signature) for _, candidates in cases]
+    plans = [groups_of(candidates, signature) for _, candidates in cases]
     pairings: list[tuple[int, int, int]] = []
     for number, groups in enumerate(plans):
         pairings += [
@@ -62,7 +62,7 @@ def choose(
     return [_score(number, groups, len(cases[number][1]), letters) for number, groups in enumerate(plans)]
 
 
-def _groups(
+def groups_of(
     candidates: Sequence[tuple[str, ExecutionResult]], signature: Callable[[ExecutionResult], str | None]
 ) -> list[list[int]]:
     """Indices of the candidates that have a result, by result, in order of their first."""

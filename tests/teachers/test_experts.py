@@ -31,7 +31,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table
 from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store, read_json
-from pipelines.teachers import cleaning, judge, linker, prompts, selector
+from pipelines.teachers import cleaning, judge, linker, merging, prompts, selector
 from pipelines.teachers.star import HINT
 from pipelines.types import (
     Action,
@@ -403,3 +403,20 @@ def test_a_question_forges_no_heading_of_an_experts_prompt() -> None:
         "Hint:",
         "SQL:",
     ]
+
+
+def test_the_two_answers_with_most_votes_are_merged(asker: Any, music: Database) -> None:
+    """Of six answers with three results, the two with most votes are shown; the new answers vote again."""
+    sqls = [f"{GOLD} WHERE city = 'rome'", GOLD, "SELECT count(name) FROM singer", f"{GOLD} WHERE city = 'rome' "]
+    sqls += ["SELECT 77", "SELECT nam FROM singer"]
+    said = iter(["```sql\nSELECT 77\n```", "I see no fault."] + [f"So:\n```sql\n{GOLD} -- merged\n```"] * 6)
+    merging_model, server = asker(lambda messages: next(said))
+    with SqlEngine(Limits(timeout_s=5)) as sql:
+        candidates = list(zip(sqls, sql.execute_many([(music, one) for one in sqls]), strict=True))
+        cases = [(question(0, music), candidates), (question(1, music), candidates[1:3]), (question(2, music), [])]
+        merged = merging.merge(merging_model, cases, introspect, signature, sql.execute_many)
+    assert merged == [f"{GOLD} -- merged", GOLD, ""]
+    assert sum(server.delivered.values()) == merging.SAMPLES  # answers that agree are asked about never
+    shown = merging._question(*cases[0], [0, 1], introspect)[-1][1]
+    assert "Draft 1:\n    " in shown
+    assert "SELECT 77" not in shown
