@@ -57,6 +57,7 @@ OWN = (
 _SPIDER = "https://yale-lily.github.io/spider"
 _BIRD = "https://bird-bench.github.io"
 _BESIDE = "into the folder of Spider, whose databases it asks of"
+_BY_MAIL = f"(with git lfs). {livesqlbench.HINT}"
 BENCHMARKS: Mapping[str, Benchmark] = {
     "spider_train": Benchmark(8659, 146, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
     "spider_dev": Benchmark(1034, 20, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
@@ -125,22 +126,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         270,
         18,
         "CC BY-SA 4.0",
-        "git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite (with git lfs); its gold SQL "
-        f"comes by e-mail: {livesqlbench.HINT}",
+        f"git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite {_BY_MAIL}",
     ),
     "mini_interact": Benchmark(
-        300,
-        26,
-        "CC BY-SA 4.0",
-        "git clone https://huggingface.co/datasets/birdsql/mini-interact (with git lfs); its gold SQL comes by e-mail: "
-        f"{livesqlbench.HINT}",
+        300, 26, "CC BY-SA 4.0", f"git clone https://huggingface.co/datasets/birdsql/mini-interact {_BY_MAIL}"
     ),
     "bird_critic": Benchmark(
-        500,
-        15,
-        "CC BY-SA 4.0",
-        "git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite (with git lfs); its gold SQL "
-        f"comes by e-mail: {livesqlbench.HINT}",
+        500, 15, "CC BY-SA 4.0", f"git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite {_BY_MAIL}"
     ),
     "synsql": Benchmark(
         2_544_390,

@@ -37,7 +37,7 @@ from pipelines.types import Database, Example, read_lines
 
 GOLD = re.compile(r".*_gts?(?:_.*)?\.jsonl", re.IGNORECASE)
 HINT = (
-    "Its gold SQL and test cases are not in the public file: write to bird.bench25@gmail.com, with the subject "
+    "The gold SQL and the test cases are not in the public file: write to bird.bench25@gmail.com, with the subject "
     '"[livesqlbench-base-lite-SQLite GT&Test Cases]", "[mini-interact GT&Test Cases]" or "[bird-critic-1 GT&Test '
     'Cases]", and put the file that comes back beside the questions'
 )
@@ -94,7 +94,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     folder, layout = source_folder(source), LAYOUTS[source.kind]
     home = folder / layout.folder
     gold = {str(row.get("instance_id")): row for path in _gold(folder, options) for row in _rows(path)}
-    told = functools.cache(_told)
+    evidence_of = functools.cache(_evidence)
 
     def make(row: Any) -> Example:
         id, name = text_field(row, "instance_id"), text_field(row, layout.database)
@@ -104,12 +104,12 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
         setup = _script(row, "preprocess_sql")
         place = _place(home, name, root, source, id, setup)
         ambiguities = _ambiguities(row)
-        hidden = frozenset(one["deleted"] for one in ambiguities if isinstance(one["deleted"], int))
+        hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
         meta: dict[str, Any] = {"difficulty": f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()}
         meta |= {"setup": setup} if setup else {}
         meta |= {"ambiguities": ambiguities} if source.kind == "mini_interact" else {}
         sql = _sql({**row, **gold.get(id, {})}, options.state)
-        evidence = told(home / name / name, hidden, options.knowledge, options.meanings)
+        evidence = evidence_of(home / name / name, hidden, options.knowledge, options.meanings)
         return Example(
             f"{source.kind}_{id}",
             question + (ISSUE + issue if issue else ""),
@@ -151,11 +151,11 @@ def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
     """
     if options.gold is not None:
         return [folder / options.gold]
-    found = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    paths = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has several gold files: {names}", "Say which by options.gold=NAME.")
-    return found
+    return paths
 
 
 def _database(folder: Path, name: str) -> Path:
@@ -214,15 +214,15 @@ def _ambiguities(row: Row) -> list[dict[str, Any]]:
     groups = ((True, "critical_ambiguity"), (False, "non_critical_ambiguity"), (True, "knowledge_ambiguity"))
     return [
         {
-            "term": str(one.get("term", "")),
-            "means": str(one.get("sql_snippet", "")),
-            "kind": str(one.get("type", "")),
+            "term": str(mark.get("term", "")),
+            "means": str(mark.get("sql_snippet", "")),
+            "kind": str(mark.get("type", "")),
             "critical": critical,
-            "deleted": one.get("deleted_knowledge"),
+            "deleted": mark.get("deleted_knowledge"),
         }
         for critical, name in groups
-        for one in _listed(by_name.get(name))
-        if isinstance(one, dict)
+        for mark in _listed(by_name.get(name))
+        if isinstance(mark, dict)
     ]
 
 
@@ -231,7 +231,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _told(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: bool) -> str:
+def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: bool) -> str:
     """What is told beside a question: the database's knowledge but for what is hidden, and what its columns mean."""
     lines = []
     about = stem.with_name(stem.name + KNOWLEDGE)

@@ -151,8 +151,8 @@ class Session:
         """Hand the user's answer to the agent; an endpoint that fails breaks the episode."""
         user, episode = self._environment.user, self._episode
         try:
-            said = await reply(user, self._environment.protocol, self.example, episode.questions, episode.sample)
-            episode.hear(said)
+            answer = await reply(user, self._environment.protocol, self.example, episode.questions, episode.sample)
+            episode.hear(answer)
         except EndpointError as error:
             episode.fail(type(error).__name__)
         finally:

@@ -105,8 +105,8 @@ class Protocol(abc.ABC):
 
     def hear(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
-        said = observations.defuse(answer[: self.config.observation_chars])
-        return self._respond(f"The user says: {said}\nTurns left: {turns_left}")
+        shown = observations.defuse(answer[: self.config.observation_chars])
+        return self._respond(f"The user says: {shown}\nTurns left: {turns_left}")
 
     @abc.abstractmethod
     def force(self) -> str:

@@ -191,8 +191,8 @@ class Episode:
     @property
     def questions(self) -> list[str]:
         """What the agent has asked the user so far; empty where its last turn asks nothing."""
-        asked = [turn.action.content for turn in self._turns if turn.action.kind is ActionKind.ASK]
-        return asked if self._turns[-1].action.kind is ActionKind.ASK else []
+        questions = [turn.action.content for turn in self._turns if turn.action.kind is ActionKind.ASK]
+        return questions if self._turns[-1].action.kind is ActionKind.ASK else []
 
     @property
     def _turns_left(self) -> int:

@@ -55,8 +55,8 @@ class ScriptedUser:
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
         """See `User.answer`."""
-        asked = _words(question)
-        shares = [(_share(asked, str(mark.get("term", ""))), -place) for place, mark in enumerate(marks(example))]
+        words = _words(question)
+        shares = [(_share(words, str(mark.get("term", ""))), -place) for place, mark in enumerate(marks(example))]
         share, place = max(shares, default=(0.0, 0))
         if share < ENOUGH:
             return REFUSAL
@@ -89,8 +89,8 @@ class EndpointUser:
         parts = {"Your question": example.question, "What is vague": vague or "nothing is marked"}
         parts |= {"The right SQL": example.gold_sql, "The assistant asks": question}
         case = "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts.items())
-        told = await self._asker.ask((("system", RULES.format(refusal=REFUSAL)), ("user", case)), sample=sample)
-        return told.text.strip() or REFUSAL
+        answer = await self._asker.ask((("system", RULES.format(refusal=REFUSAL)), ("user", case)), sample=sample)
+        return answer.text.strip() or REFUSAL
 
     async def close(self) -> None:
         """See `User.close`."""
@@ -118,14 +118,14 @@ def marks(example: Example) -> list[Mapping[str, Any]]:
     """What is marked as vague in a question: the words (`term`), what they mean in SQL (`means`), and whether an answer
     depends on them (`critical`).
     """
-    found = example.meta.get("ambiguities")
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list | tuple) else []
+    value = example.meta.get("ambiguities")
+    return [mark for mark in value if isinstance(mark, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", text.lower())) - frozenset(_PLAIN.split())
 
 
-def _share(asked: frozenset[str], term: str) -> float:
+def _share(question: frozenset[str], term: str) -> float:
     words = _words(term)
-    return len(words & asked) / len(words) if words else 0.0
+    return len(words & question) / len(words) if words else 0.0

@@ -70,13 +70,13 @@ def same_outcome(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any,
 
     A gold script that changes nothing and is no query is never met: a wrong answer could not be told from a right one.
     """
-    wanted, given = (_named(rows) for rows in (gold, predicted))
-    if wanted["changed"]:
-        return bool(given["state"] == wanted["state"])
-    if not wanted["query"] or not wanted["rows"] or not given["query"]:
+    right, answer = (_named(rows) for rows in (gold, predicted))
+    if right["changed"]:
+        return bool(answer["state"] == right["state"])
+    if not right["query"] or not right["rows"] or not answer["query"]:
         return False
-    form = "in_order" if wanted["ordered"] else "as_set"
-    return bool(given[form] == wanted[form])
+    form = "in_order" if right["ordered"] else "as_set"
+    return bool(answer[form] == right[form])
 
 
 def vote(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:

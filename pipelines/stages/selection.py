@@ -75,10 +75,14 @@ def _merged(
     schema, questions = schemas(ctx.recipe), {question.id: question for question, _ in cases}
     with sql_engine(ctx.recipe) as sql:
         answers = merge(asker, cases, schema, same, sql.execute_many)
-        made = [of_prediction(name, text or None, asker.name) for name, text in zip(questions, answers, strict=True)]
-        records = evaluate(made, questions, sql, schema, ctx.recipe.equalities, "greedy")
-    pairs = zip(made, records, strict=True)
-    return [{"pass": SELECTED, "trajectory": to_dict(one), "record": to_dict(record)} for one, record in pairs]
+        trajectories = [
+            of_prediction(name, text or None, asker.name) for name, text in zip(questions, answers, strict=True)
+        ]
+        records = evaluate(trajectories, questions, sql, schema, ctx.recipe.equalities, "greedy")
+    return [
+        {"pass": SELECTED, "trajectory": to_dict(trajectory), "record": to_dict(record)}
+        for trajectory, record in zip(trajectories, records, strict=True)
+    ]
 
 
 def _results(

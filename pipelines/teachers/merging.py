@@ -45,8 +45,8 @@ def merge(
     """
     plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
     split = [number for number, groups in enumerate(plans) if len(groups) > 1]
-    asked = [_question(*cases[number], [group[0] for group in plans[number][:2]], schemas) for number in split]
-    revised = dict(zip(split, asyncio.run(_ask(asker, asked)), strict=True))
+    conversations = [_question(*cases[number], [group[0] for group in plans[number][:2]], schemas) for number in split]
+    revised = dict(zip(split, asyncio.run(_ask(asker, conversations)), strict=True))
     jobs = [(cases[number][0].database, sql) for number in split for sql in revised[number]]
     results = iter(execute(jobs))
     chosen = []
@@ -65,27 +65,28 @@ async def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list
         EndpointError: the endpoint failed on one after all retries; the others are kept.
     """
     try:
-        asked = [asker.ask(each, SAMPLING, sample=sample) for each in conversations for sample in range(SAMPLES)]
-        texts = [answer.text for answer in await asyncio.gather(*asked)]
+        numbered = [(conversation, sample) for conversation in conversations for sample in range(SAMPLES)]
+        answers = await asyncio.gather(*(asker.ask(each, SAMPLING, sample=sample) for each, sample in numbered))
     finally:
         await asker.close()
-    parts = [texts[start : start + SAMPLES] for start in range(0, len(texts), SAMPLES)]
-    return [[sql for text in part if (sql := read_sql(text))] for part in parts]
+    parts = [answers[start : start + SAMPLES] for start in range(0, len(answers), SAMPLES)]
+    return [[sql for answer in part if (sql := read_sql(answer.text))] for part in parts]
 
 
 def read_sql(text: str) -> str:
     """The last query that an answer fences; "" where there is none."""
-    return next((found.strip() for found in reversed(_FENCE.findall(text))), "")
+    fenced = _FENCE.findall(text)
+    return str(fenced[-1]).strip() if fenced else ""
 
 
 def _question(
     example: Example, candidates: Candidates, drafts: Sequence[int], schemas: Callable[[Database], Schema]
 ) -> tuple[Message, ...]:
-    shown = {
+    drafts_shown = {
         f"Draft {number}": f"{candidates[index][0]}\nIts result:\n{_shown(candidates[index][1])}"
         for number, index in enumerate(drafts, 1)
     }
-    case = prompts.about(schemas(example.database), example.question, example.evidence, **shown)
+    case = prompts.about(schemas(example.database), example.question, example.evidence, **drafts_shown)
     return prompts.conversation(MERGE, case)
 
 

@@ -35,19 +35,19 @@ def state(connection: sqlite3.Connection) -> str:
         sqlite3.Error: a view cannot be read, or the time is over.
     """
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    found: list[Any] = []
+    objects: list[Any] = []
     for kind, name, table in connection.execute(_OBJECTS).fetchall():
         if kind in ("table", "view"):
             cursor = connection.execute(f"SELECT * FROM {_quoted(name)}")
             columns = [item[0].lower() for item in cursor.description]
-            found.append([kind, name.lower(), columns, *_bag(cursor, today)])
+            objects.append([kind, name.lower(), columns, *_bag(cursor, today)])
         elif kind == "index":
-            known = connection.execute(f"PRAGMA index_list({_quoted(table)})").fetchall()
+            indices = connection.execute(f"PRAGMA index_list({_quoted(table)})").fetchall()
             columns = [row[2] for row in connection.execute(f"PRAGMA index_info({_quoted(name)})")]
-            found.append([kind, table.lower(), [row[2] for row in known if row[1] == name], columns])
+            objects.append([kind, table.lower(), [row[2] for row in indices if row[1] == name], columns])
         else:
-            found.append([kind, table.lower()])
-    return digest(sorted(map(repr, found)))
+            objects.append([kind, table.lower()])
+    return digest(sorted(map(repr, objects)))
 
 
 def _quoted(name: str) -> str:

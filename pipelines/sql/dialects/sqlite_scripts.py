@@ -27,19 +27,19 @@ def statements(script: str) -> list[str]:
     Raises:
         ValueError: there are more than `MOST_STATEMENTS`.
     """
-    found, text = [], ""
+    parts, text = [], ""
     for match in _PIECE.finditer(script):
         if match["end"] is None:
             text += " " if match["comment"] is not None else match[0]
         elif _CREATE.match(text) and not sqlite3.complete_statement(text + ";"):
             text += ";"  # inside the body of a trigger
         else:
-            found.append(text.strip())
+            parts.append(text.strip())
             text = ""
-    found = [statement for statement in (*found, text.strip()) if statement]
-    if len(found) > MOST_STATEMENTS:
+    parts = [part for part in (*parts, text.strip()) if part]
+    if len(parts) > MOST_STATEMENTS:
         raise ValueError(f"there are more than {MOST_STATEMENTS} statements")
-    return found
+    return parts
 
 
 def without_comments(script: str) -> str:
