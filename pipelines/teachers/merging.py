@@ -66,7 +66,7 @@ async def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list
     """
     try:
         numbered = [(conversation, sample) for conversation in conversations for sample in range(SAMPLES)]
-        answers = await asyncio.gather(*(asker.ask(each, SAMPLING, sample=sample) for each, sample in numbered))
+        answers = await asyncio.gather(*(asker.ask(prompt, SAMPLING, sample=sample) for prompt, sample in numbered))
     finally:
         await asker.close()
     parts = [answers[start : start + SAMPLES] for start in range(0, len(answers), SAMPLES)]

@@ -13,16 +13,18 @@ PLACES = 2  # decimal places that count (`preprocess_results` of LiveSQLBench's 
 _OBJECTS = "SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
 
 
-def outcome(rows: Sequence[tuple[Any, ...]], query: bool, ordered: bool, changed: bool, made: str) -> tuple[Any, ...]:
+def outcome(
+    rows: Sequence[tuple[Any, ...]], query: bool, ordered: bool, changed: bool, digest_of_state: str
+) -> tuple[Any, ...]:
     """The one row of an outcome (`COLUMNS`): digests of the last statement's rows, as a set and in order, and `state`.
 
     Args:
         query: whether the last statement was one.
         ordered: whether the order of its rows counts; passed on.
-        changed: whether the script changed the database; `made` is then its state.
+        changed: whether the script changed the database; `digest_of_state` is then what `state` says.
     """
     texts = [repr(rounded(row)) for row in rows]
-    return int(query), len(rows), digest(sorted(set(texts))), digest(texts), int(ordered), int(changed), made
+    return int(query), len(rows), digest(sorted(set(texts))), digest(texts), int(ordered), int(changed), digest_of_state
 
 
 def state(connection: sqlite3.Connection) -> str:

@@ -178,8 +178,8 @@ class StatefulSession(SqliteSession):
         if raw.truncated:
             return failure(LIMIT, "result_limit", "the result is larger than a verdict may read")
         changed = (self._objects(), self._connection.total_changes) != self._before
-        made = state(self._connection) if changed else ""
-        return Raw(OK, COLUMNS, [outcome(raw.rows, raw.columns != CHANGED, ordered, changed, made)])
+        now = state(self._connection) if changed else ""
+        return Raw(OK, COLUMNS, [outcome(raw.rows, raw.columns != CHANGED, ordered, changed, now)])
 
     def explain(self, error: Exception) -> Raw:
         """See `SqliteSession.explain`; a copy that may not grow is the statement's own fault."""
