@@ -34,6 +34,7 @@ DEFAULT_TEST = (
     "    result = ex_base(pred_sqls, sol_sqls, db_name, conn, conditions)\n    assert result == 1\n"
 )
 SIGNALS = """
+PRAGMA synchronous = OFF;
 CREATE TABLE signals (id INTEGER PRIMARY KEY, kind TEXT, snr REAL);
 INSERT INTO signals VALUES (1, 'radio', 4.0), (2, 'radio', 9.0), (3, 'laser', 2.0);
 """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hostiles import hostile
 from shops import build_shop
 
 from pipelines.config import Protocol, Sampling
@@ -28,9 +30,14 @@ TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN DELETE FROM b; END"
 NOW = "CREATE TABLE log (at TEXT); INSERT INTO log VALUES (CURRENT_TIMESTAMP)"
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_shop(tmp_path_factory.mktemp("built") / "shop.sqlite").location
+
+
 @pytest.fixture
-def shop(tmp_path: Path) -> Database:
-    return Database("shop", "sqlite_stateful", build_shop(tmp_path / "shop.sqlite").location)
+def shop(built: str, tmp_path: Path) -> Database:
+    return Database("shop", "sqlite_stateful", str(shutil.copy(built, tmp_path / "shop.sqlite")))
 
 
 @pytest.fixture
@@ -106,6 +113,21 @@ def tight() -> Iterator[SqlEngine]:
     """An engine whose copies have half a second, and a quarter of 64 MiB."""
     with SqlEngine(Limits(timeout_s=0.5, memory_mb=64)) as engine:
         yield engine
+
+
+def test_hostile_statements_that_may_write_now_reach_nothing_but_their_copy(engine: SqlEngine, tmp_path: Path) -> None:
+    folder = tmp_path / "guarded"
+    shop = Database("shop", "sqlite_stateful", build_shop(folder / "shop.sqlite").location)
+    (folder / "secret.csv").write_text("the secret\n1\n")
+    before = beside(shop.location)
+    statements = [sql for outcome, sql in hostile("sqlite", folder) if outcome != "limit"]
+    results = engine.execute_many([(shop, sql) for sql in statements])
+    assert ExecutionStatus.UNAVAILABLE not in {result.status for result in results}
+    assert not any("the secret" in f"{result.rows}{result.error}" for result in results)
+    ran = [sql for sql, result in zip(statements, results, strict=True) if result.ok]
+    assert not any(word in sql.lower() for sql in ran for word in ("attach", "vacuum", "load_extension", "virtual"))
+    assert engine.execute_many([(shop, COUNT)])[0].rows == ((4,),)
+    assert beside(shop.location) == before
 
 
 def test_time_and_size_of_a_copy_are_bounded(tight: SqlEngine, shop: Database) -> None:
