@@ -149,14 +149,17 @@ class Session:
 
     async def _hear(self) -> None:
         """Hand the user's answer to the agent; an endpoint that fails breaks the episode."""
-        user, episode = self._environment.user, self._episode
+        environment, episode = self._environment, self._episode
+        user, questions = environment.user, episode.questions
+        environment.asking += 1
         try:
-            answer = await reply(user, self._environment.protocol, self.example, episode.questions, episode.sample)
-            episode.hear(answer)
+            episode.hear(await reply(user, environment.protocol, self.example, questions, episode.sample))
         except EndpointError as error:
             episode.fail(type(error).__name__)
         finally:
-            await user.close()
+            environment.asking -= 1
+            if not environment.asking:
+                await user.close()
 
     def _accept(self, text: str) -> str | None:
         if self.done:
@@ -178,6 +181,9 @@ class Environment:
         workers: processes that run SQL.
         evaluates: whether the recipe's turn cap of evaluation holds, and not that of training.
 
+    Attributes:
+        user: answers what agents ask; `asking` of their questions are on their way.
+
     Raises:
         RecipeError: no such recipe, or it pays nothing.
     """
@@ -189,7 +195,7 @@ class Environment:
         self.sql = sql_engine(self.recipe, workers)
         self.rows = self.recipe.protocol.observation_rows
         self.protocol = build(self.recipe.protocol)
-        self.user = simulated_user(self.protocol)
+        self.user, self.asking = simulated_user(self.protocol), 0
         self._rubric = Rubric(self.recipe.rewards)
         cap = self.recipe.protocol.max_turns_eval if evaluates else self.recipe.protocol.max_turns
         self._rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)

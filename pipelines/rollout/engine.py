@@ -185,16 +185,14 @@ class RolloutEngine:
         query = episode.accept(completion)
         if self.on_action is not None:
             self.on_action(episode.last_turn)
-        if episode.done:
-            pass
-        elif episode.questions:
-            episode.hear(await self._asked(episode))
-        else:
+        if not episode.done and episode.questions:
+            episode.hear(await self._answer(episode))
+        elif not episode.done:
             episode.observe(None if query is None else await self._execute(episode, query))
         if self.on_turn is not None:
             self.on_turn(episode.last_turn)
 
-    async def _asked(self, episode: Episode) -> str:
+    async def _answer(self, episode: Episode) -> str:
         """The user's answer to the agent's question."""
         self._policy.away(episode.session)
         try:

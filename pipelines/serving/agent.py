@@ -160,7 +160,7 @@ def why_unanswered(trajectory: Trajectory) -> str:
 def _tell_action(turn: Turn, tell: Callable[[Event], None]) -> None:
     if turn.action.reasoning.strip():
         tell({"type": "reasoning", "text": turn.action.reasoning.strip()})
-    if turn.action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID) and turn.action.content:
+    if turn.action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK) and turn.action.content:
         tell({"type": "sql", "sql": turn.action.content})
 
 
