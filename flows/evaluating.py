@@ -166,8 +166,9 @@ def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:
     if "ex_selected" not in metrics:
         return []
     value, low, high = (100 * metrics[name] for name in ("ex_selected", "ex_selected_low", "ex_selected_high"))
-    bias = f"{metrics['selector_first']:.0%} of its answers chose the query shown first"
-    return [f"selected by {recipe.evaluation.selector}  {value:.1f} [{low:.1f}, {high:.1f}]; {bias}"]
+    shares = [metrics["selector_first"]] if "selector_first" in metrics else []  # of one that merges there is none
+    bias = "".join(f"; {share:.0%} of its answers chose the query shown first" for share in shares)
+    return [f"selected by {recipe.evaluation.selector}  {value:.1f} [{low:.1f}, {high:.1f}]{bias}"]
 
 
 def _costs(folder: Path) -> list[str]:

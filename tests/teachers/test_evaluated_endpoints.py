@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -197,3 +198,25 @@ def test_an_endpoint_chooses_among_the_samples(
     assert compared > 0
     lines = (store.root / "responses" / "teacher.jsonl").read_text().splitlines()
     assert sum(line.startswith("{") for line in lines) == asked + compared  # all that was ever answered is kept
+
+
+def test_an_endpoint_merges_the_samples(
+    tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES, "evaluation.selector=merge:teacher"), Store(tmp_path / "store")
+    answers = oracle_of(recipe, store, wrong=True)
+
+    def reply(messages: list[dict[str, str]]) -> str:
+        if "Two draft SQL queries" not in messages[0]["content"]:
+            return answers(messages)
+        drafts = re.findall(r"Draft \d:\n    (.*)", messages[-1]["content"])
+        return f"```sql\n{next(draft for draft in drafts if draft != WRONG)}\n```"
+
+    server = servers(reply)
+    name_endpoint(server)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    metrics = evaluated(store)
+    assert metrics["ex_selected"] > metrics["ex_sampled"]
+    assert metrics["selector_answers"] % 8 == 0
+    assert metrics["selector_answers"] > 0
+    assert "selector_first" not in metrics
