@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 # Without --no-compile, pip compiles torch and the rest whole, 100 CPU seconds; Python compiles what it imports.
 PIP_FLAGS = --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# A process of tests for each core; a file's tests stay in one of them.
-SPREAD = -n auto --maxprocesses 8 --dist loadfile
+# One process of tests more than there are cores, for some tests wait, and eight at most; a file's tests stay in one of them.
+SPREAD = -n $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 ))) --dist loadfile
 
 .PHONY: miniature recipes test site lint adapters services services-setup services-server services-rest conformance lock clean
 

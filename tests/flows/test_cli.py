@@ -132,7 +132,7 @@ def test_an_interrupted_run_says_so_and_fails(tmp_path: Path) -> None:
 def test_a_terminal_that_lacks_a_character_shows_another(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flows.cli", "run", "miniature", "--until", "data", f"store={tmp_path}"]
     done = subprocess.run(
-        [*command, "data.sft.options={databases: 1, questions: 4}", "data.rl=[]"],
+        [*command, *(f"data.{pool}.options={{databases: 1, questions: 4}}" for pool in ("sft", "dev")), "data.rl=[]"],
         cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

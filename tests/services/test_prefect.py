@@ -205,6 +205,7 @@ def cpu_seconds(site: Site, command: str) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+@pytest.mark.slow  # CI kills such a run and its server: the test after it
 def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, tmp_path: Path) -> None:
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
     command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --engine prefect --until synthesize"
