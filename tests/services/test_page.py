@@ -1,0 +1,178 @@
+"""infra/README.md followed to the letter on a machine of its own: every block is run, and what it promises is there.
+
+Server with its key, worker, deployments, a schedule, a form filled in a browser, exit codes, automations that fire,
+assets, traces, two nights, rollback, and an evaluation with feedback in MLflow.
+"""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..nightly import farms
+from .browser import CHROMIUM, Page, browser
+from .collector import Collector, attributes, collecting
+from .conftest import ROOT, SMALL, Site, end, free_port, new_site, readme_blocks, running, wait_for
+from .test_events import Listener, listening, materialized
+from .test_schedule import EVERY_MINUTE, started_by_schedule
+from .test_ui import RENEW, answers, fill, log_in
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
+SFT = "sqltrain://miniature/sft"
+
+
+class Reader:
+    """Who reads the page: follows its blocks, and remembers which."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.followed = {"key", "environment", "server", "pools", "deploy", "worker", "traces"}  # by the site's start
+
+    def follow(self, name: str, code: int = 0, **parameters: object) -> str:
+        """Run a block, with parameters behind its last word; what it printed."""
+        more = [f"--param {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in parameters.items()]
+        done = self.site.run(" ".join([self.site.block(name).strip(), *more]), timeout=900)
+        assert done.returncode == code, done.stdout + done.stderr
+        self.followed.add(name)
+        return done.stdout
+
+    def begin(self, name: str) -> "subprocess.Popen[bytes]":
+        """Start a block that runs until it is ended."""
+        self.followed.add(name)
+        return self.site.start(name)
+
+
+def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
+    pictures = ROOT / "docs" / "images" if RENEW else tmp_path
+    site = new_site(tmp_path)
+    with collecting() as collector, listening() as listener, browser(tmp_path / "profile") as page:
+        variable, _, address = site.block("traces").strip().removeprefix("export ").partition("=")
+        site.environment[variable] = address.replace("4318", str(collector.port))
+        with running(site):
+            reader = Reader(site)
+            log_in(page, site)
+            urls = f"--notify {listener.url}/notify --reload {listener.url}/reload"
+            made = site.run(f"python infra/automations.py {urls}")
+            assert made.returncode == 0, made.stderr
+            a_schedule_starts_runs(site)
+            reader.follow("night", code=1)  # there is no inbox yet: it says so and fails
+            wait_for(lambda: listener.heard("/notify", "no inbox"), 120, "the failed night was told of")
+            a_form_is_filled(site, page)
+            reader.follow("run", overrides=SMALL)
+            reader.follow("run", code=1, common={"seed": -1})
+            a_run_is_one_trace(collector)
+            stages_are_assets(site, page, pictures)
+            two_nights(reader, listener, tmp_path)
+            assert "champion" in reader.follow("champion")
+            assert "was sft/" in reader.follow("rollback")
+            assert "rolled back" in reader.follow("status")
+            assert "0 damaged" in reader.follow("disk")
+            an_evaluation_has_feedback(reader, page, pictures)
+            a_gpu_worker_listens(reader)
+            reader.follow("json-logs")
+            assert reader.followed == set(readme_blocks())
+
+
+def a_schedule_starts_runs(site: Site) -> None:
+    changed = site.run(EVERY_MINUTE)
+    assert changed.returncode == 0, changed.stdout + changed.stderr
+    wait_for(lambda: started_by_schedule(site), 180, "a scheduled run has started")
+    cleared = site.run("prefect deployment schedule clear retrain/nightly --accept-yes")
+    assert cleared.returncode == 0, cleared.stdout + cleared.stderr
+
+
+def a_form_is_filled(site: Site, page: Page) -> None:
+    run = fill(site, page, {"recipe": "miniature", "common": {"seed": 1, "grpo_steps": 1}, "overrides": SMALL})
+    assert run["parameters"]["common"]["grpo_steps"] == 1
+    assert wait_for(lambda: ended(site, run["id"]), 600, "the form's run ended") == "COMPLETED"
+    (manifest,) = site.store.glob("grpo/*/manifest.json")
+    assert json.loads(manifest.read_text())["recipe"]["grpo"]["steps"] == 2  # an override wins over the fields
+
+
+def ended(site: Site, run: str) -> str:
+    """How a run ended; "" while it has not."""
+    state = str(site.api(f"flow_runs/{run}")["state"]["type"])
+    return "" if state in ("SCHEDULED", "PENDING", "RUNNING") else state
+
+
+def a_run_is_one_trace(collector: Collector) -> None:
+    """The flow run and its tasks, which Prefect tells of, with our run and our stages inside of them."""
+    named = lambda name: [span for span in collector.spans if span.name == name]  # noqa: E731
+    wait_for(lambda: named("retrain miniature"), 60, "the collector was told of the flow run, which ends last")
+    (stage, *_) = named("stage sft")
+    trace = {span.span_id: span for span in collector.spans if span.trace_id == stage.trace_id}
+    assert {"stage data", "stage grpo"} <= {span.name for span in trace.values()}
+    names, span = [], stage
+    while span is not None:
+        names.append(span.name)
+        span = trace.get(span.parent_span_id)
+    key = attributes(stage)["sqltrain.key"]
+    assert names == ["stage sft", f"miniature: sft {key}", "run miniature", "retrain miniature"]
+
+
+def stages_are_assets(site: Site, page: Page, pictures: Path) -> None:
+    event = wait_for(lambda: materialized(site, SFT).get(SFT), 60, "SFT is an asset")
+    page.open(f"http://127.0.0.1:{site.port}/events/event/{event['occurred'][:10]}/{event['id']}")
+    page.wait_for("sqltrain://miniature/filter")
+    page.picture(pictures / "prefect-assets.png")
+
+
+def two_nights(reader: Reader, listener: Listener, folder: Path) -> None:
+    base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
+    overrides = farms.overrides(folder, base)
+    inbox = folder / "inbox"
+    inbox.mkdir()
+    reader.follow("night", overrides=overrides, inbox=str(inbox))
+    farms.questions(inbox, "monday.jsonl", farms.named("n", 20), [2, 3])
+    reader.follow("night", overrides=overrides, inbox=str(inbox))
+    ledger = reader.site.store / "nightly" / "miniature" / "ledger.jsonl"
+    lines: list[dict[str, Any]] = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [line["decision"] for line in lines] == ["promoted", "promoted"]
+    key = lines[-1]["challenger"]["key"]
+    wait_for(lambda: listener.heard("/reload", key), 60, "what serves was told of the champion")
+    assert "sqltrain://miniature/champion" in materialized(reader.site, "sqltrain://miniature/champion")
+
+
+def an_evaluation_has_feedback(reader: Reader, page: Page, pictures: Path) -> None:
+    port = free_port()
+    command = ["bash", "-c", f"exec {reader.site.block('mlflow').replace('5000', str(port))}"]
+    reader.followed.add("mlflow")
+    with (reader.site.folder / "mlflow.log").open("wb") as log:
+        server = subprocess.Popen(
+            command, cwd=ROOT, env=reader.site.environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        wait_for(lambda: answers(port), 120, "MLflow's server is up")
+        page.open(f"http://127.0.0.1:{port}/#/experiments/1/traces")
+        page.wait_for("execution_accuracy")
+        page.wait_for("error_class")
+        uncover(page)
+        page.picture(pictures / "mlflow-feedback.png")
+    finally:
+        end(server)
+
+
+def uncover(page: Page) -> None:
+    """Put away what MLflow lays over its table of traces, and show the columns of the feedback."""
+    page.click("Got it")
+    for script in (
+        "document.querySelector('[data-component-id*=assistant][data-component-id*=close]').click()",
+        "document.querySelector('[aria-label*=execution_accuracy]').scrollIntoView({inline: 'center'})",
+    ):
+        page.evaluate(script)
+
+
+def a_gpu_worker_listens(reader: Reader) -> None:
+    worker = reader.begin("gpu-worker")
+    try:
+        wait_for(lambda: reader.site.api("work_pools/gpu/workers/filter", {}), 120, "a worker of the GPU pool listens")
+    finally:
+        end(worker)
