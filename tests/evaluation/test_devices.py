@@ -43,6 +43,7 @@ def numbered() -> shards.Run:
     return run
 
 
+@pytest.mark.services  # two processes import everything
 def test_processes_that_share_a_stage_are_numbered(tmp_path: Path) -> None:
     work = shards.Shards(range(4), 1, tmp_path)
     work.run(numbered, (), 2, Silent())

@@ -128,6 +128,7 @@ def test_a_model_that_speaks_another_protocol_is_told_so(
     )
 
 
+@pytest.mark.services  # it waits for time-outs
 def test_a_broken_episode_is_asked_again_and_only_it(
     tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
 ) -> None:
