@@ -57,6 +57,7 @@ def one_process(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return curated(taught, tmp_path / "one", "rollout.processes=1")
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
 def test_two_processes_write_the_same(taught: Path, one_process: dict[str, Any], tmp_path: Path) -> None:
     assert sorted(one_process) == ["data", "filter", "gold_schema", "synthesize"]
     assert curated(taught, tmp_path / "two", "rollout.processes=2") == one_process

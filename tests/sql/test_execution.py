@@ -121,6 +121,7 @@ def test_a_changed_file_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
     assert engine.execute_many([(database, "SELECT count(*) FROM customer")])[0].rows == ((4,),)
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
 def test_jobs_behind_a_long_statement_do_not_wait(shop: Database) -> None:
     with SqlEngine(Limits(timeout_s=5), workers=1) as engine:
 

@@ -67,6 +67,7 @@ def both(
     return broken, grown
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
 def test_server_faults_do_not_change_the_dataset(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

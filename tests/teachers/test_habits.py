@@ -170,6 +170,7 @@ def test_requests_per_minute_are_kept(tmp_path: Path, serve: Any) -> None:
     assert sum(one - began < 0.5 for one in server.times) <= 30
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
 def test_tokens_per_minute_are_kept(tmp_path: Path, serve: Any) -> None:
     server = serve(lambda body: whole(content="x"))  # 40 tokens an answer; each may take 100 and some
     settings = {"tokens_per_minute": 12000, "extra": {"max_tokens": 100}}

@@ -50,6 +50,7 @@ def silent(event):
     pass
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
 def test_grpo_raises_the_reward(plan):
     optimizer = Optimizer(lr=1.5e-3, schedule="constant", warmup_ratio=0.0)
     made = plan("grpo", steps=40, questions_per_step=6, micro_batch=24, save_steps=100, optimizer=optimizer)

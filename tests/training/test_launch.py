@@ -93,6 +93,7 @@ def test_an_error_in_the_parent_stops_the_child(plan):
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(120)")  # a launcher that never looks at its parent
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
 @pytest.mark.parametrize(("launcher", "written"), [((), "curves.jsonl"), (SLEEPER, "child.log")])
 def test_the_child_dies_with_its_parent(plan, tmp_path, launcher, written):
     """Also when the parent is killed by kill -9 and cannot say goodbye; by itself it would go on for minutes."""
