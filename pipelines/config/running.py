@@ -9,6 +9,8 @@ import pydantic
 from pipelines.config.base import Count, EqualityName, Positive, Sampling, Section, Share
 from pipelines.registry import METRICS, POLICIES
 
+MERGE = "merge:"  # before the name of an endpoint that merges answers (`Evaluation.selector`)
+
 
 class Evaluation(Section):
     """The reported figures: one greedy episode a question, then `samples` (or none) for majority@k and pass@k.

@@ -196,12 +196,13 @@ def _sql(row: Row, state: bool) -> str:
     sql = _script(row, "sol_sql")
     if not sql:
         raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
+    changes = writes(sql)
     tests = map(str, _listed(row.get("test_cases")))
     own = [test for test in tests if set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST]
-    if own and not (state and writes(sql)):
+    if own and not (state and changes):
         raise BadRow("python_test_case", "its test case is a Python function, which is never run")
     conditions = row.get("conditions")
-    ordered = isinstance(conditions, dict) and conditions.get("order") is True and not writes(sql)
+    ordered = isinstance(conditions, dict) and conditions.get("order") is True and not changes
     return IN_ORDER + sql if ordered else sql
 
 

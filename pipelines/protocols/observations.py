@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 from pipelines.types import LONGEST_INTEGER, ExecutionResult, Scalar, text_of
@@ -33,6 +34,11 @@ def defuse(text: str) -> str:
 def indented(text: str) -> str:
     """A defused text that stands under a heading: every line, whatever ends it, behind four spaces."""
     return "\n".join(f"    {line}" for line in defuse(text).splitlines())
+
+
+def under_headings(parts: Iterable[tuple[str, str]]) -> str:
+    """Texts under their headings, with no line of one that could be taken for a heading."""
+    return "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts)
 
 
 def _visible(text: str) -> str:

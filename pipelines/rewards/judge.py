@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from pipelines.protocols.observations import indented
+from pipelines.protocols.observations import under_headings
 from pipelines.types import Example, Outcome
 
 Messages = tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
         ("Hint", example.evidence or "none"),
         *(reversed(queries) if predicted_first else queries),
     )
-    case = "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts)
+    case = under_headings(parts)
     return (("system", RUBRIC.format(scale=scale)), ("user", case))
 
 

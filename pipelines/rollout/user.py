@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.protocols.ask import Ask
-from pipelines.protocols.observations import indented
+from pipelines.protocols.observations import under_headings
 from pipelines.types import Example
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class EndpointUser:
         vague = "\n".join(f"{mark.get('term')}: {mark.get('means')}" for mark in marks(example))
         parts = {"Your question": example.question, "What is vague": vague or "nothing is marked"}
         parts |= {"The right SQL": example.gold_sql, "The assistant asks": question}
-        case = "\n\n".join(f"{heading}:\n{indented(text)}" for heading, text in parts.items())
+        case = under_headings(parts.items())
         answer = await self._asker.ask((("system", RULES.format(refusal=REFUSAL)), ("user", case)), sample=sample)
         return answer.text.strip() or REFUSAL
 

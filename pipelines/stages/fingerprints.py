@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Protocol, Recipe, Source
+from pipelines.config.running import MERGE
 from pipelines.data import base
 from pipelines.databases import addresses, card
 from pipelines.errors import DataError, RecipeError
@@ -202,7 +203,7 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
         judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
         yield from (judge for judge in judges if judge != "static")
     elif stage.startswith("evaluate") and recipe.evaluation.selector:
-        yield recipe.evaluation.selector.removeprefix("merge:")
+        yield recipe.evaluation.selector.removeprefix(MERGE)
     if recipe.protocol.name == "ask" and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
         user = recipe.protocol.options.get("user", "scripted")
         yield from (user,) if user != "scripted" else ()

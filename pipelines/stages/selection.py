@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pipelines.config.running import MERGE
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.voting import signature
@@ -19,7 +20,6 @@ from pipelines.types import Example, ExecutionResult, ExecutionStatus, from_dict
 if TYPE_CHECKING:
     from pipelines.endpoints.asking import Asker
 
-MERGE = "merge:"  # before the name of an endpoint that merges answers
 SELECTED = "selected"  # the pass of the answers that were chosen
 NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
 

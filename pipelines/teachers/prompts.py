@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from pipelines.endpoints.answers import whole
-from pipelines.protocols.observations import indented
+from pipelines.protocols.observations import under_headings
 from pipelines.sql.schema import Schema, render
 from pipelines.types import Message
 
@@ -33,7 +33,7 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 def about(schema: Schema, question: str, hint: str, **parts: str) -> str:
     """The user's message: schema, question, hint, and further parts under their names, their lines indented."""
     fields = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
-    return "\n\n".join(f"{name}:\n{indented(text)}" for name, text in fields.items())
+    return under_headings(fields.items())
 
 
 def conversation(rules: str, case: str) -> tuple[Message, ...]:
