@@ -58,6 +58,11 @@ def overrides(folder: Path, base: Path) -> list[str]:
     """The miniature made so small that it learns a family in seconds: SFT alone, on these questions."""
     test = questions(folder / "held", "test.jsonl", named("t", 12), range(len(FAMILIES)))
     dev = questions(folder / "held", "dev.jsonl", named("d", 2), range(len(FAMILIES)))
+    return small(base, dev, test, folder / "inbox", epochs=20, episode_tokens=256)
+
+
+def small(base: Path, dev: Path, test: Path, inbox: Path, epochs: int, episode_tokens: int) -> list[str]:
+    """The miniature made so small that it learns some questions of two turns at most in seconds: SFT alone."""
     return [
         "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
         "model.tiny={width: 64, layers: 2, heads: 2, ffn: 128}",
@@ -70,9 +75,9 @@ def overrides(folder: Path, base: Path) -> list[str]:
         "synthesis.teacher.error_rate=0",
         "sft.batch=8",
         "sft.micro_batch=8",
-        "sft.epochs=20",
+        f"sft.epochs={epochs}",
         "sft.save_steps=1000",
-        "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 64, episode_tokens: 256}}",
+        f"evaluation={{samples: 0, ks: [1], sampling: {{turn_tokens: 64, episode_tokens: {episode_tokens}}}}}",
         "rollout.processes=1",
-        f"nightly.inbox={folder / 'inbox'}",
+        f"nightly.inbox={inbox}",
     ]

@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
+from tests.nightly import farms
 from tests.services.browser import CHROMIUM, Page, browser
 from tests.services.conftest import free_port, wait_for
 from tests.serving.test_tutorial import BLOCKS, PAGE
@@ -89,25 +90,8 @@ class Desk:
         base = self.ask_for("base.jsonl", KNOWN, WORDS)
         dev = self.ask_for("dev.jsonl", range(6), HELD_OUT[:1])
         test = self.ask_for("test.jsonl", range(6), HELD_OUT)
-        return [
-            "miniature",
-            "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
-            "model.tiny={width: 64, layers: 2, heads: 2, ffn: 128}",
-            f"data.sft={{kind: jsonl, path: {base}}}",
-            f"data.rl=[{{kind: jsonl, path: {base}}}]",
-            f"data.dev={{kind: jsonl, path: {dev}, split: dev}}",
-            f"data.test=[{{kind: jsonl, path: {test}, split: test}}]",
-            "protocol.max_turns=2",
-            "protocol.max_turns_eval=2",
-            "synthesis.teacher.error_rate=0",
-            "sft.batch=8",
-            "sft.micro_batch=8",
-            "sft.epochs=16",
-            "sft.save_steps=1000",
-            "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 64, episode_tokens: 384}}",
-            "rollout.processes=1",
-            f"nightly.inbox={self.folder / 'feedback' / 'inbox'}",
-        ]
+        inbox = self.folder / "feedback" / "inbox"
+        return ["miniature", *farms.small(base, dev, test, inbox, epochs=16, episode_tokens=384)]
 
 
 @contextmanager
