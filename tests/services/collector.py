@@ -1,12 +1,13 @@
 """A collector of OpenTelemetry spans: an HTTP server that keeps what exporters send to it."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.in_threads import serving
 
 
 class Collector:
@@ -50,11 +51,5 @@ def attributes(owner: Any) -> dict[str, Any]:
 @contextmanager
 def collecting() -> Iterator[Collector]:
     collector = Collector()
-    thread = threading.Thread(target=collector.server.serve_forever)
-    thread.start()
-    try:
+    with serving(collector.server):
         yield collector
-    finally:
-        collector.server.shutdown()
-        thread.join()
-        collector.server.server_close()

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.in_threads import serving
 
 from .conftest import Site, wait_for
 
@@ -45,14 +46,8 @@ class Listener:
 @contextmanager
 def listening() -> Iterator[Listener]:
     listener = Listener()
-    thread = threading.Thread(target=listener.server.serve_forever)
-    thread.start()
-    try:
+    with serving(listener.server):
         yield listener
-    finally:
-        listener.server.shutdown()
-        thread.join()
-        listener.server.server_close()
 
 
 def materialized(site: Site, prefix: str) -> dict[str, dict[str, Any]]:
