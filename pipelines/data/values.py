@@ -15,8 +15,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
+from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.schema import Column, Schema, Table, quoted
+from pipelines.sql.schema import Column, Schema, Table
 from pipelines.types import Database, Example
 
 LONGEST = 80  # characters of a text that is a value; longer ones are prose

@@ -70,7 +70,8 @@ def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
     """The schema without the views and columns that the sandbox refuses because they hold what is hidden."""
     import dataclasses
 
-    from pipelines.sql.schema import Schema, quoted
+    from pipelines.sql.dialects.base import quoted
+    from pipelines.sql.schema import Schema
 
     def probe(table: Table, *columns: str) -> tuple[Database, str]:
         return database, f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table.name)} LIMIT 0"

@@ -14,9 +14,10 @@ from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql import catalogs
 from pipelines.sql.catalogs import introspect
+from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, Table, quoted
+from pipelines.sql.schema import Schema, Table
 from pipelines.types import Scalar, text_of
 
 LIMITS = Limits(timeout_s=5.0, max_rows=200, max_bytes=4_000_000)  # of a statement that reads rows or counts them

@@ -14,8 +14,9 @@ from pipelines.rewards.outcome import Analysis, levels
 from pipelines.rewards.terms import jaccard
 from pipelines.sql import analyst, livesqlbench
 from pipelines.sql.diagnoses import Diagnosis, Failure
+from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
-from pipelines.sql.schema import Schema, quoted
+from pipelines.sql.schema import Schema
 from pipelines.types import (
     Action,
     ActionKind,

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
+from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Query
 from pipelines.sql.dialects.values import plain
 from pipelines.sql.sandbox.requests import locate
-from pipelines.sql.schema import Column, ForeignKey, Schema, Table, quoted
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 from pipelines.types import Database, Scalar
 
 VIEW_SECONDS = 60.0  # for one statement of a view, and in engines that count no work for all views of a database

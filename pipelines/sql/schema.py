@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines.sql.dialects.base import quoted
 from pipelines.types import Scalar, SchemaItems, text_of
 
 Style = Literal["ddl", "compact", "names"]
@@ -53,11 +54,6 @@ class Schema:
     """The tables of a database, in its own order."""
 
     tables: tuple[Table, ...]
-
-
-def quoted(name: str) -> str:
-    """A name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipelines.sql.catalogs import introspect
+from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.sqlite import open_readonly
-from pipelines.sql.schema import Column, ForeignKey, Schema, Table, quoted
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 from pipelines.types import Database
 
 Kind = Literal["integer", "real", "text", "blob"]

@@ -232,3 +232,8 @@ def _within(chunk: list[tuple[Any, ...]], max_bytes: int) -> list[tuple[Any, ...
         if max_bytes < 0:
             return chunk[:number]
     return chunk
+
+
+def quoted(name: str) -> str:
+    """A name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'

@@ -30,6 +30,7 @@ from pipelines.sql.dialects.base import (
     Session,
     failure,
     fetch,
+    quoted,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Unread
 from pipelines.sql.dialects.hiding import REFUSAL, Hidden, fold
@@ -218,7 +219,7 @@ class SqliteSession(Session):
         names = [row[0] for row in self._connection.execute(query)]
         for name in (*(f"pragma_{pragma}" for pragma in sorted(PRAGMAS)), "json_each", "json_tree", *names):
             with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; a query for it will say so
-                self._connection.execute('SELECT * FROM "{}" LIMIT 0'.format(name.replace('"', '""'))).close()
+                self._connection.execute(f"SELECT * FROM {quoted(name)} LIMIT 0").close()
 
     def _is_denied(self) -> bool:
         """Whether the authorizer denies something in the statement, which is prepared once more for that: to note it in

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pipelines.sql.dialects.base import quoted
+
 COLUMNS = ("query", "rows", "as_set", "in_order", "ordered", "changed", "state")
 PLACES = 2  # decimal places that count (`preprocess_results` of LiveSQLBench's evaluator)
 _OBJECTS = "SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
@@ -40,20 +42,16 @@ def state(connection: sqlite3.Connection) -> str:
     objects: list[Any] = []
     for kind, name, table in connection.execute(_OBJECTS).fetchall():
         if kind in ("table", "view"):
-            cursor = connection.execute(f"SELECT * FROM {_quoted(name)}")
+            cursor = connection.execute(f"SELECT * FROM {quoted(name)}")
             columns = [item[0].lower() for item in cursor.description]
             objects.append([kind, name.lower(), columns, *_bag(cursor, today)])
         elif kind == "index":
-            indices = connection.execute(f"PRAGMA index_list({_quoted(table)})").fetchall()
-            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({_quoted(name)})")]
+            indices = connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall()
+            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({quoted(name)})")]
             objects.append([kind, table.lower(), [row[2] for row in indices if row[1] == name], columns])
         else:
             objects.append([kind, table.lower()])
     return digest(sorted(map(repr, objects)))
-
-
-def _quoted(name: str) -> str:
-    return '"{}"'.format(name.replace('"', '""'))
 
 
 def _bag(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]:
