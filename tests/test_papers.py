@@ -165,7 +165,7 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("mtir_sql", "turns_3"): {"protocol.max_turns": 4, "protocol.max_turns_eval": 4},
     ("mtir_sql", "format_03"): {"grpo.drop": [], "rewards.mtir_format.options.value": 0.3},
     ("mtir_sql", "grpo"): {"grpo.drop": []},
-    ("mtir_sql", "reinforce_pp"): {"grpo.drop": [], "grpo.scale": "batch"},
+    ("mtir_sql", "reinforce_pp"): {"grpo.drop": [], "grpo.baseline": "batch", "grpo.scale": "batch"},
     ("reasoning_sql", "star_sft"): {"synthesis.rationalise": True, "protocol.prompt": "divide"},
 }
 

@@ -14,7 +14,7 @@ from pipelines.data import base
 from pipelines.protocols.base import Protocol, build
 from pipelines.sql.catalogs import introspect
 from pipelines.training import losses
-from pipelines.training.advantages import group_advantages
+from pipelines.training.advantages import estimate
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
 
 FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
@@ -91,14 +91,13 @@ def test_which_of_spiders_training_questions_are_read(tmp_path: Path, name: str,
     assert ("train_others.json" in read) is others
 
 
-def test_without_a_deviation_the_advantage_is_leave_one_out_up_to_the_factor() -> None:
-    """MTIR-SQL's variant rloo: r minus the mean of the others is G / (G - 1) times r minus the mean of all."""
+def test_the_variant_rloo_takes_the_mean_of_the_groups_others_off() -> None:
     recipe = load("mtir_sql", "variant=rloo").grpo
     group = recipe.group
     rewards = torch.tensor([1.2, -0.8, 0.0, -0.1, 1.2])
     others = (rewards.sum() - rewards) / (group - 1)
-    found = group_advantages(rewards, group, recipe.scale)
-    assert torch.allclose(found * group / (group - 1), rewards - others)
+    advantages = estimate(rewards, group, recipe.baseline, recipe.scale)
+    assert torch.allclose(advantages, rewards - others)
 
 
 def test_a_thinking_models_figures_are_sampled_at_its_own_temperature() -> None:

@@ -159,8 +159,10 @@ class Grpo(Section):
         micro_batch: episodes of one forward pass; a generation is cut into such parts.
         clip_low, clip_high: epsilon bounds (SQL-Trail, equation 2); on-policy no ratio leaves 1, and neither acts.
         beta: KL coefficient; 0 for none.
-        scale: what the advantage is divided by: its group's standard deviation, the whole generation's
-            (REINFORCE++ with a group baseline), or nothing.
+        baseline: what is taken off a reward: its group's mean, the mean of the group's `others` (RLOO), or that of the
+            whole generation, the `batch` (REINFORCE++).
+        scale: what that is divided by: its group's standard deviation, that of the whole generation after the baseline
+            (REINFORCE++), or nothing (RLOO, Dr. GRPO).
         loss: how tokens are averaged (`dapo` over all, `grpo` in each episode first, `dr_grpo` by the longest episode
             there may be), and what is clipped: `cispo`, averaged as `dapo`, clips each token's weight at 1 + clip_high
             and not its loss.
@@ -174,8 +176,10 @@ class Grpo(Section):
             before its update; 0 samples each generation with the weights that it trains.
         importance_cap: bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects
             nothing. Rollouts in process need none.
+        importance_level: whether each token has a weight of its own, or all of an episode's tokens the product of
+            their ratios.
         bounds: an episode is left out when the mean ratio of policy and sampler over its tokens leaves them; null keeps
-            all. They act where `importance_cap` does.
+            all.
         sampling: how the episodes are drawn.
         optimizer: which optimiser, and its schedule.
         held_out: questions of the dev pool that the policy answers greedily while it trains, by which one sees whether
@@ -193,6 +197,7 @@ class Grpo(Section):
     clip_low: float = 0.2
     clip_high: float = 0.28
     beta: float = 0.0
+    baseline: Literal["group", "others", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
@@ -203,6 +208,7 @@ class Grpo(Section):
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
     staleness: Literal[0, 1] = 0
     importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
+    importance_level: Literal["token", "sequence"] = "token"
     bounds: tuple[float, float] | None = None
     sampling: Sampling = Sampling(top_p=0.99)
     optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)

@@ -12,6 +12,7 @@ from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.policies.making import device
 from pipelines.stages.fingerprints import asked
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
+from pipelines.training import combinations
 
 
 def check(recipe: Recipe, steps: Sequence[Step]) -> None:
@@ -29,6 +30,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         build(recipe.protocol).sections()
     if "grpo" in missing:
         Rubric(recipe.rewards)
+        combinations.check(recipe)
     if recipe.protocol.schema_view == "filtered" and missing & {"data", "test"} and not recipe.data.linker:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker", "Name its endpoint, data.linker=NAME, or data.linker=gold."

@@ -6,29 +6,37 @@ from typing import Literal
 
 from torch import Tensor
 
+Baseline = Literal["group", "others", "batch"]
+Scale = Literal["group", "batch", "none"]
 EPS = 1e-4  # TRL's; TRUST-SQL, equation 5 names no value
-SAME = 1e-5  # below this, a group's standard deviation is rounding: rewards are sums of a few 32-bit terms
+SAME = 1e-5  # below this, a standard deviation is rounding: rewards are sums of a few 32-bit terms
 
 
-def group_advantages(rewards: Tensor, group: int, scale: Literal["group", "batch", "none"] = "group") -> Tensor:
-    """(N,) advantages from (N,) rewards whose groups stand together: (r - mean) / (std + eps) within each group.
+def estimate(rewards: Tensor, group: int, baseline: Baseline = "group", scale: Scale = "group") -> Tensor:
+    """(N,) advantages from (N,) rewards whose groups stand together: (r - baseline) / (deviation + eps).
 
-    With "batch" the deviation is that of all rewards (REINFORCE++), with "none" there is none (Reasoning-SQL).
+    GRPO takes both from the group. RLOO (Ahmadian et al., 2024, equation 6) takes the mean of the group's other
+    episodes off and divides by nothing; REINFORCE++ (Hu et al., 2025) takes the mean of the whole generation off and
+    divides by its deviation, or, with a group baseline, by the deviation of what that baseline left.
 
-    A NaN reward is an episode that was left out: it counts in no mean or deviation and has advantage 0. So has
-    every episode of a group whose rewards are all equal. The deviation is the sample's, divided by n - 1, as in
-    TRL (TRUST-SQL's equation 5 says only sigma).
+    A NaN reward is an episode that was left out: it counts in no mean or deviation and has advantage 0. So has every
+    episode that says nothing (see `useful`). A deviation is the sample's, divided by n - 1, as in TRL (TRUST-SQL's
+    equation 5 says only sigma).
     """
     grouped = rewards.view(-1, group)
-    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+    mean = rewards.nanmean() if baseline == "batch" else grouped.nanmean(dim=1, keepdim=True)
+    centred = grouped - mean
+    if baseline == "others":  # r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1)
+        count = (~grouped.isnan()).sum(dim=1, keepdim=True)
+        centred = centred * count / (count - 1).clamp(min=1)
     if scale != "none":
-        spread = _deviation(grouped if scale == "group" else rewards.view(1, -1))
+        spread = _deviation(grouped if scale == "group" else centred.view(1, -1))
         centred = centred / (spread.unsqueeze(1) + EPS)
-    return centred.view(-1).where(useful(rewards, group), 0.0)
+    return centred.view(-1).where(useful(rewards, group, baseline), 0.0)
 
 
 def zero_variance(rewards: Tensor, group: int) -> Tensor:
-    """(N / group,) whether a group teaches nothing: all its rewards are equal, or fewer than two are left."""
+    """(N / group,) whether a group's rewards are all equal, or fewer than two are left."""
     return _deviation(rewards.view(-1, group)) <= SAME
 
 
@@ -39,6 +47,7 @@ def _deviation(grouped: Tensor) -> Tensor:
     return ((centred**2).sum(dim=1) / (there.sum(dim=1) - 1).clamp(min=1)).sqrt()
 
 
-def useful(rewards: Tensor, group: int) -> Tensor:
-    """(N,) whether an episode's reward says anything: it takes part, and its group's rewards are not all equal."""
-    return ~rewards.isnan() & ~zero_variance(rewards, group).repeat_interleave(group)
+def useful(rewards: Tensor, group: int, baseline: Baseline = "group") -> Tensor:
+    """(N,) whether an episode's reward says anything: it takes part, and those it is held against are not all equal."""
+    alike = zero_variance(rewards, rewards.numel() if baseline == "batch" else group)
+    return ~rewards.isnan() & ~alike.repeat_interleave(rewards.numel() // len(alike))

@@ -9,14 +9,15 @@ from typing import Any
 import datasets
 from trl.trainer.grpo_config import GRPOConfig
 
-from pipelines.config import Grpo, Recipe, Sampling
+from pipelines.config import Grpo, Recipe
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.errors import DataError, RecipeError
 from pipelines.registry import POLICIES
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
-from pipelines.training import batching, datafile, model, settings
+from pipelines.training import batching, combinations, datafile, model, settings
 from pipelines.training.ahead import Ahead
+from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
@@ -25,8 +26,6 @@ from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.weights import whole_weights
 from pipelines.types import Example
-
-IN_PROCESS = "transformers"  # the policy that is the network under training itself
 
 
 def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
@@ -43,7 +42,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     step_state = StepState()
     with sql_engine(recipe) as sql:
-        rollouts = build(plan, examples, _policy(plan, network, tokenizer, emit), sql)
+        rollouts = build(plan, examples, _policy(plan, network, tokenizer), sql)
         trainer = GrpoTrainer(
             plan=plan,
             rollouts=rollouts,
@@ -73,6 +72,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
 
 def _check(recipe: Recipe) -> None:
     """Refuse what would only fail, or silently do nothing, after the model is loaded."""
+    combinations.check(recipe)
     grpo = recipe.grpo
     if grpo.lambda_schema and not any(term.track == SCHEMA for term in recipe.rewards):
         raise RecipeError("grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema.")
@@ -95,7 +95,7 @@ def _check(recipe: Recipe) -> None:
         )
 
 
-def _policy(plan: Plan, network: Any, tokenizer: Any, emit: Emit) -> Policy:
+def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
     """What makes the rollouts: the network itself, or servers that its weights are sent to.
 
     Raises:
@@ -106,9 +106,12 @@ def _policy(plan: Plan, network: Any, tokenizer: Any, emit: Emit) -> Policy:
     policy = making.policy(plan.checkpoint_in, plan.recipe)
     policy.follow()
     sampling = plan.recipe.grpo.sampling
-    cut = sampling.temperature != 1.0 or sampling.top_p < 1.0
-    if plan.recipe.grpo.importance_cap is not None and cut and not policy.tells_what_it_draws():
-        _uncorrected(sampling, emit)
+    reshaped = sampling.temperature != 1.0 or sampling.top_p < 1.0
+    if plan.recipe.grpo.importance_cap is not None and reshaped and not policy.tells_what_it_draws():
+        raise RecipeError(
+            "the servers tell log-probabilities before temperature and top-p: what they draw cannot be corrected",
+            "Start them with --logprobs-mode processed_logprobs, or set grpo.importance_cap=null to correct nothing.",
+        )
     return policy
 
 
@@ -116,18 +119,6 @@ def _sync(plan: Plan) -> WeightSync | None:
     """What brings the weights to the policy; None where the network itself is the policy."""
     give = POLICIES[plan.recipe.rollout.policy].give
     return None if give is None else WeightSync(lambda folder: give(str(folder), plan.recipe, True), plan.out)
-
-
-def _uncorrected(sampling: Sampling, emit: Emit) -> None:
-    """Say what weights that correct for the sampler cannot hold, or refuse where there would be none."""
-    start = "start the servers with --logprobs-mode processed_logprobs"
-    if sampling.temperature != 1.0:
-        raise RecipeError(
-            f"vLLM tells log-probabilities before temperature: at {sampling.temperature} nothing can be corrected",
-            f"Set grpo.importance_cap=null, or {start}.",
-        )
-    text = f"grpo.sampling.top_p={sampling.top_p} is not in the servers' log-probabilities: weights that correct for"
-    emit({"event": "note", "text": f"{text} the sampler may be {1 / sampling.top_p - 1:.1%} too high; {start}"})
 
 
 def steps(grpo: Grpo, questions: int) -> int:
@@ -158,7 +149,6 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
         epsilon_high=1 + grpo.clip_high if grpo.loss == "cispo" else grpo.clip_high,
         loss_type=grpo.loss,
         importance_sampling_level=grpo.level,
-        scale_rewards=grpo.scale,
         shuffle_dataset=False,
     )
 

@@ -84,10 +84,9 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch of a generation; advantages that are only rounding become 0, and the schema track comes along."""
+        """TRL's batch of a generation, with our advantages for its own, and with the schema track."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        assert self.generation is not None
-        output["advantages"] = output["advantages"] * self._useful(FULL)
+        output["advantages"] = self._advantages(FULL)
         if self.grpo.lambda_schema:
             output |= self._schema_track()
         self.step_state.old = None
@@ -97,11 +96,10 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         """Advantages (B,), mask (B, C) and token count of the schema track (TRUST-SQL, equations 4 and 5)."""
         assert self.generation is not None
         useful = self._useful(SCHEMA)
-        scaled = advantages.group_advantages(self._everyone(SCHEMA), self.grpo.group, self.grpo.scale)
         masks = self.rollouts.masks(self.generation, SCHEMA, useful)
         mask = pad([torch.tensor(row) for row in masks], padding_value=0, padding_side="right").to(useful.device)
         return {
-            "schema_advantages": scaled[self._local_rows(len(masks))],
+            "schema_advantages": self._advantages(SCHEMA),
             "schema_mask": mask,
             "schema_items": self.accelerator.gather(mask.sum()).sum(),
         }
@@ -114,13 +112,18 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
 
     def _useful(self, track: str) -> Tensor:
         """(B,) which of this process's episodes say anything on a track."""
-        assert self.generation is not None
-        useful = advantages.useful(self._everyone(track), self.grpo.group)
-        return useful[self._local_rows(len(self.generation.episodes))]
+        return self._local(advantages.useful(self._everyone(track), self.grpo.group, self.grpo.baseline))
 
-    def _local_rows(self, count: int) -> slice:
+    def _advantages(self, track: str) -> Tensor:
+        """(B,) the advantages of this process's episodes on a track."""
+        grpo = self.grpo
+        return self._local(advantages.estimate(self._everyone(track), grpo.group, grpo.baseline, grpo.scale))
+
+    def _local(self, values: Tensor) -> Tensor:
+        """This process's rows of all processes'."""
+        count = len(values) // self.accelerator.num_processes
         first = self.accelerator.process_index * count
-        return slice(first, first + count)
+        return values[first : first + count]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """TRL's micro-batches, regrouped after each generation so that each holds rows of like weight and length."""
@@ -167,7 +170,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         if not differs or cap is None or sampled is None:
             return None
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        return losses.sampler_weights(inputs.get("old_per_token_logps", logps), sampled, mask, cap, self.grpo.bounds)
+        old = inputs.get("old_per_token_logps", logps)
+        return losses.sampler_weights(old, sampled, mask, cap, self.grpo.bounds, self.grpo.importance_level)
 
     def _schema_loss(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
         """The schema track's loss. The penalty on leaving the reference is paid once, by the full track."""

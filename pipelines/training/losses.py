@@ -59,16 +59,24 @@ def averaged(
 
 
 def sampler_weights(
-    old: Tensor, sampled: Tensor, mask: Tensor, cap: float, bounds: tuple[float, float] | None = None
+    old: Tensor,
+    sampled: Tensor,
+    mask: Tensor,
+    cap: float,
+    bounds: tuple[float, float] | None = None,
+    level: Level = "token",
 ) -> Tensor:
     """(B, C) min(pi_old / pi_sampler, cap): truncated importance sampling (Yao et al., 2025); 1 where nothing is told.
 
     Args:
         bounds: an episode whose geometric mean of pi_old / pi_sampler over its tokens leaves them has weight 0.
+        level: "token" weighs each token by its own ratio, which corrects only for that token; "sequence" weighs all of
+            an episode's by their product, which without a cap is exact, and has the larger variance.
     """
     gap = ((old - sampled) * mask).nan_to_num(0.0)
-    weights = gap.exp().clamp(max=cap)
+    whole = gap.sum(-1, keepdim=True)  # (B, 1)
+    weights = (gap if level == "token" else whole.expand_as(gap)).exp().clamp(max=cap)
     if bounds is None:
         return weights
-    mean = (gap.sum(-1) / mask.sum(-1).clamp(min=1.0)).exp()  # (B,)
-    return weights * ((mean >= bounds[0]) & (mean <= bounds[1])).unsqueeze(1)
+    mean = (whole / mask.sum(-1, keepdim=True).clamp(min=1.0)).exp()
+    return weights * ((mean >= bounds[0]) & (mean <= bounds[1]))

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pipelines.training.advantages import group_advantages
+from pipelines.config import Grpo
+from pipelines.training.advantages import estimate
 from pipelines.training.losses import Kind, Level, averaged, per_token, ratios
 
 LOW, HIGH = 0.2, 0.28
@@ -80,16 +81,49 @@ def test_the_sequence_level_is_gspos_gradient(kind: Kind) -> None:
     assert gradient(kind, "sequence") == [pytest.approx(row, rel=1e-5, abs=1e-7) for row in wanted]
 
 
-def test_without_a_deviation_the_advantage_is_leave_one_out_times_a_constant() -> None:
-    """RLOO takes the mean of the others off: (G - 1) / G of that is the reward less the mean of all."""
-    rewards = [3.0, 1.0, 0.0, 0.0]
-    others = [reward - (sum(rewards) - reward) / 3 for reward in rewards]
-    found = group_advantages(torch.tensor(rewards), 4, "none").tolist()
-    assert found == pytest.approx([value * 3 / 4 for value in others])
+# Two questions of two episodes, two tokens each; every ratio is 2, 1 or 1/2, so that all numbers below are fractions.
+REWARDS = [3.0, 1.0, 2.0, 2.0]
+RATIOS = [[2.0, 1.0], [1.0, 0.5], [1.0, 2.0], [0.5, 1.0]]
+D = 1.41421356 + 1e-4  # deviation of the first group, sqrt(2), with TRL's epsilon
+B = 0.81649658 + 1e-4  # of the whole generation, whose mean is 2: sqrt((1 + 1 + 0 + 0) / 3)
+METHODS = {
+    # -A * ratio / (2 tokens * 4 episodes), and 0 where it is clipped: 2 > 1.28 with A > 0, 0.5 < 0.8 with A < 0
+    "grpo": ({}, {"loss": "grpo"}, [[0, -1 / D / 8], [1 / D / 8, 0], [0, 0], [0, 0]]),
+    # -A * ratio / (8 tokens * 4 episodes), A = r - mean
+    "dr_grpo": ({"scale": "none"}, {"loss": "dr_grpo"}, [[0, -1 / 32], [1 / 32, 0], [0, 0], [0, 0]]),
+    # -A * ratio / 8 tokens in all
+    "dapo": ({}, {"loss": "dapo"}, [[0, -1 / D / 8], [1 / D / 8, 0], [0, 0], [0, 0]]),
+    # The geometric means of the ratios are sqrt(2) and sqrt(1/2): both are out of their bounds.
+    "gspo": ({}, {"loss": "grpo", "level": "sequence"}, [[0, 0], [0, 0], [0, 0], [0, 0]]),
+    # The same within bounds of 1/2 and 3/2: -A * mean ratio / (2 tokens * 4 episodes)
+    "gspo, wide": (
+        {},
+        {"loss": "grpo", "level": "sequence", "low": 0.5, "high": 0.5},
+        [[-1.41421356 / D / 8] * 2, [0.70710678 / D / 8] * 2, [0, 0], [0, 0]],
+    ),
+    # -A * min(ratio, 1.28) / 8: no token is without a gradient
+    "cispo": ({}, {"loss": "cispo"}, [[-1.28 / D / 8, -1 / D / 8], [1 / D / 8, 0.5 / D / 8], [0, 0], [0, 0]]),
+    # A = r - the other's: 2 and -2
+    "rloo": ({"baseline": "others", "scale": "none"}, {"loss": "dapo"}, [[0, -2 / 8], [2 / 8, 0], [0, 0], [0, 0]]),
+    # A = (r - 2) / deviation of all
+    "reinforce++": (
+        {"baseline": "batch", "scale": "batch"},
+        {"loss": "dapo"},
+        [[0, -1 / B / 8], [1 / B / 8, 0], [0, 0], [0, 0]],
+    ),
+}
 
 
-def test_reinforce_plus_plus_divides_by_the_deviation_of_the_whole_generation() -> None:
-    rewards = [2.0, 0.0, 1.0, 1.0, 3.0, 1.0]  # groups of two: means 1, 1 and 2; the mean of all is 4/3
-    spread = math.sqrt(sum((reward - 4 / 3) ** 2 for reward in rewards) / 5)
-    wanted = [1 / (spread + 1e-4), -1 / (spread + 1e-4), 0.0, 0.0, 1 / (spread + 1e-4), -1 / (spread + 1e-4)]
-    assert group_advantages(torch.tensor(rewards), 2, "batch").tolist() == pytest.approx(wanted, rel=1e-5)
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_from_its_rewards_to_its_gradient(name: str) -> None:
+    estimator, options, wanted = METHODS[name]
+    settings = Grpo(**estimator, loss=options["loss"], level=options.get("level", "token"))  # type: ignore[arg-type]
+    advantages = estimate(torch.tensor(REWARDS), 2, settings.baseline, settings.scale).unsqueeze(1)
+    old, mask = torch.tensor([[-1.0, -2.0]] * 4), torch.ones(4, 2)
+    logps = (old + torch.tensor(RATIOS).log()).requires_grad_()
+    ratio = ratios(logps, old, mask, settings.level)
+    low, high = options.get("low", LOW), options.get("high", HIGH)
+    losses = per_token(settings.loss, ratio, logps, advantages, low, high)
+    averaged(settings.loss, losses, mask, items=mask.sum(), longest=8, parts=1, share=1.0).backward()
+    assert logps.grad is not None
+    assert logps.grad.tolist() == [pytest.approx(row, rel=1e-5, abs=1e-8) for row in wanted]

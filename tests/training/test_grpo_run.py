@@ -1,13 +1,14 @@
 """GRPO as a whole: a real child process, real SQL, a model that has learned nothing."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from trl.trainer.utils import add_fused_lm_head
 
 from pipelines import recipes
-from pipelines.config import Sampling
+from pipelines.config import Grpo, Recipe, Rollout, Sampling
 from pipelines.errors import RecipeError
 from pipelines.training import grpo, launch, model
 from pipelines.training.plan import Plan
@@ -65,10 +66,17 @@ def test_a_micro_batch_of_the_tiny_scale_fits_a_small_machine(tmp_path):
     assert rows * bytes_kept(network, tiny.grpo.sampling.episode_tokens) < 1.2e9
 
 
-def test_what_cannot_be_corrected_is_refused_and_what_is_inexact_is_told():
+@pytest.mark.parametrize("reshaped", [Sampling(temperature=0.6), Sampling(top_p=0.8)])
+def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_path, reshaped):
     """vLLM tells log-probabilities before temperature and top-p, unless it is started to do otherwise."""
-    said = []
-    with pytest.raises(RecipeError, match=r"at 0\.6 nothing can be corrected.*processed_logprobs"):
-        grpo._uncorrected(Sampling(temperature=0.6, top_p=0.95), said.append)
-    grpo._uncorrected(Sampling(top_p=0.8), said.append)
-    assert "may be 25.0% too high" in said[0]["text"]
+    server = SimpleNamespace(follow=lambda: None, tells_what_it_draws=lambda: False)
+    monkeypatch.setattr(grpo.making, "policy", lambda *_: server)
+
+    def plan(**changes):
+        section = Grpo(sampling=reshaped, **changes)
+        recipe = Recipe(name="served", grpo=section, rollout=Rollout(policy="vllm"))
+        return Plan(kind="grpo", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
+
+    with pytest.raises(RecipeError, match="processed_logprobs"):
+        grpo._policy(plan(), None, None)
+    assert grpo._policy(plan(importance_cap=None), None, None) is server

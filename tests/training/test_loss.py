@@ -259,3 +259,13 @@ def test_an_episode_that_the_sampler_drew_from_another_policy_is_left_out():
     assert torch.allclose(all_kept, expected)
     assert torch.allclose(sampler_weights(old, sampled, mask, 2.0, (0.8, 1.25)), expected)
     assert sampler_weights(old, sampled, mask, 2.0, (0.8, 1.2)).tolist() == [[0.0] * 3, [1.0] * 3]
+
+
+def test_an_episodes_tokens_can_share_the_product_of_their_ratios():
+    """e^0.5 * e^-0.1 = e^0.4 = 1.49 for both tokens of the first episode; the cap is one on the product."""
+    old = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -9.0]])
+    sampled = torch.tensor([[-1.5, -1.9, 0.0], [-2.0, -2.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0]])
+    weights = sampler_weights(old, sampled, mask, cap=3.0, level="sequence")
+    assert torch.allclose(weights, torch.tensor([[math.exp(0.4)] * 3, [3.0] * 3]))
+    assert sampler_weights(old, sampled, mask, 3.0, (0.5, 2.0), "sequence")[1].tolist() == [0.0] * 3  # e^1 each

@@ -1,0 +1,50 @@
+"""Which settings of `grpo` go together: each that would do nothing, or something else than it says, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelines.config import Grpo, Recipe
+from pipelines.errors import RecipeError
+
+IN_PROCESS = "transformers"  # the policy that is the network under training itself
+
+
+def check(recipe: Recipe) -> None:
+    """Look at the recipe's `grpo` section; nothing heavy is imported.
+
+    Raises:
+        RecipeError: two settings contradict one another; it says what to set.
+    """
+    for what, do in (*_estimator(recipe.grpo), *_corrections(recipe)):
+        raise RecipeError(what, do)
+
+
+def _estimator(grpo: Grpo) -> Iterator[tuple[str, str]]:
+    if grpo.baseline == "batch" and grpo.scale == "group":
+        yield (
+            "grpo.baseline=batch learns from groups of equal rewards, whose own deviation, grpo.scale=group, is 0",
+            "Set grpo.scale=batch (REINFORCE++) or grpo.scale=none.",
+        )
+    if grpo.baseline == "batch" and (grpo.drop_zero_variance or grpo.resample):
+        yield (
+            "grpo.baseline=batch learns from groups of equal rewards, too",
+            "Set grpo.drop_zero_variance=false grpo.resample=0, which would leave them out.",
+        )
+
+
+def _corrections(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    grpo, ahead = recipe.grpo, recipe.rollout.policy == IN_PROCESS and recipe.grpo.staleness
+    is_corrected = grpo.importance_cap is not None and (recipe.rollout.policy != IN_PROCESS or ahead)
+    if not is_corrected and (grpo.bounds is not None or grpo.importance_level == "sequence"):
+        name = "bounds" if grpo.bounds is not None else "importance_level"
+        yield (
+            f"grpo.{name} corrects for a sampler that is not the policy, and here nothing is corrected",
+            "It acts with grpo.staleness=1 or a served policy, and with a grpo.importance_cap.",
+        )
+    top_p = grpo.sampling.top_p
+    if is_corrected and ahead and top_p < 1.0:
+        yield (
+            f"grpo.sampling.top_p={top_p} is not in the log-probabilities by which grpo.staleness corrects",
+            "Set grpo.sampling.top_p=1, or grpo.importance_cap=null to correct nothing.",
+        )

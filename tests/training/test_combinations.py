@@ -1,0 +1,51 @@
+"""Settings of `grpo` that contradict one another are refused before the first stage."""
+
+import pytest
+
+from pipelines import recipes
+from pipelines.errors import RecipeError
+from pipelines.stages import graph, preflight
+from pipelines.store import Store
+from pipelines.training import combinations
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["grpo.baseline=batch", "grpo.drop_zero_variance=false"], r"deviation, grpo.scale=group, is 0"),
+        (["grpo.baseline=batch", "grpo.scale=batch"], "drop_zero_variance=false"),
+        (["grpo.importance_level=sequence"], "importance_level corrects"),
+        (["grpo.bounds=[0.5, 2]"], "bounds corrects"),
+        (["grpo.bounds=[0.5, 2]", "grpo.staleness=1", "grpo.importance_cap=null"], "bounds corrects"),
+        (["grpo.staleness=1", "grpo.sampling.top_p=0.99"], "top_p=0.99 is not in the log-probabilities"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(overrides, words):
+    with pytest.raises(RecipeError, match=words):
+        combinations.check(recipes.load("miniature", overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["grpo.baseline=batch", "grpo.scale=batch", "grpo.drop_zero_variance=false"],
+        ["grpo.baseline=others", "grpo.scale=none"],
+        ["grpo.staleness=1", "grpo.bounds=[0.5, 2]", "grpo.importance_level=sequence"],
+        ["grpo.staleness=1", "grpo.sampling.top_p=0.99", "grpo.importance_cap=null"],
+        ["rollout.policy=vllm", "grpo.bounds=[0.5, 2]", "grpo.sampling.top_p=0.99"],
+    ],
+)
+def test_what_goes_together_is_not(overrides):
+    combinations.check(recipes.load("miniature", overrides))
+
+
+def test_every_recipe_and_variant_goes_together():
+    for name in recipes.recipe_names():
+        for variant in ("", *recipes.variants(name)):
+            combinations.check(recipes.load(name, [f"variant={variant}"] if variant else []))
+
+
+def test_a_run_hears_of_it_before_its_first_stage(tmp_path):
+    recipe = recipes.load("miniature", ["grpo.bounds=[0.5, 2]"])
+    with pytest.raises(RecipeError, match=r"grpo\.bounds"):
+        preflight.check(recipe, graph.plan(recipe, Store(tmp_path)))
