@@ -110,6 +110,7 @@ synthesis.teacher.share: a teacher's part of the episodes, in a `synthesis.mix` 
 grpo.resample: dynamic sampling (DAPO): rounds in which groups without variance are drawn anew
 grpo.order: a curriculum: `easy_first` or `hard_first` by S(q), in place of shuffling
 grpo.importance_cap: rollouts from vLLM: bound of the weight pi_trainer / pi_sampler; null for no weights
+grpo.importance_level: `sequence`: one such weight for all tokens of an episode, the product of theirs
 grpo.optimizer.options: what only that kind knows: with `kind: muon`, `{lr_rest: RATE}`, the rate of what is no matrix
 filter.drop: filter rules for demonstrations, ours or a plug-in's: `filter.drop=[NAME]` (docs/extending.md)
 evaluation.metrics: metrics of plug-ins that are reported beside ours: `evaluation.metrics=[NAME]` (docs/extending.md)

@@ -19,14 +19,16 @@ class RewardFunction(NamedTuple):
     """A term of a reward panel.
 
     Attributes:
-        pay: (outcome, **options) -> its value, before its weight.
+        pay: (outcome, **options) -> its value, before its weight; a value for each turn where `by_turn` says so.
         wrong: lowest and highest value of a wrong answer; None for a case table, whose order is its own.
         right: the same of a right answer.
+        by_turn: whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
     """
 
-    pay: Callable[..., float]
+    pay: Callable[..., Any]
     wrong: tuple[float, float] | None = None
     right: tuple[float, float] | None = None
+    by_turn: bool = False
 
 
 class Equality(NamedTuple):

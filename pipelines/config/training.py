@@ -163,6 +163,8 @@ class Grpo(Section):
             whole generation, the `batch` (REINFORCE++).
         scale: what that is divided by: its group's standard deviation, that of the whole generation after the baseline
             (REINFORCE++), or nothing (RLOO, Dr. GRPO).
+        credit: whether all tokens of an episode share its advantage, or each turn has one of its own, from what it and
+            the turns after it were paid.
         loss: how tokens are averaged (`dapo` over all, `grpo` in each episode first, `dr_grpo` by the longest episode
             there may be), and what is clipped: `cispo`, averaged as `dapo`, clips each token's weight at 1 + clip_high
             and not its loss.
@@ -199,6 +201,7 @@ class Grpo(Section):
     beta: float = 0.0
     baseline: Literal["group", "others", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
+    credit: Literal["episode", "turn"] = "episode"
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
     lambda_schema: float = 0.0

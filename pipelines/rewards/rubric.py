@@ -19,11 +19,13 @@ class Rewards:
         total: the full track's reward: what plain GRPO optimises.
         by_term: each term's own value, before its weight.
         by_track: weighted sum of each track's terms ("full", and "schema" where the recipe has one).
+        by_turn: the full track's reward by the turn that it is paid for: the last one, where a term does not say.
     """
 
     total: float
     by_term: Mapping[str, float]
     by_track: Mapping[str, float]
+    by_turn: tuple[float, ...] = ()
 
 
 class Rubric:
@@ -51,11 +53,13 @@ class Rubric:
         """
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
-        by_term = {term.term: REWARDS[term.term].pay(outcome, **term.options) for term in self.terms}
+        payments = {term.term: _by_turn(term, outcome) for term in self.terms}
+        by_term = {name: sum(values) for name, values in payments.items()}
         by_track: dict[str, float] = dict.fromkeys(self.tracks, 0.0)
         for term in self.terms:
             by_track[term.track] += term.weight * by_term[term.term]
-        return Rewards(by_track["full"], by_term, by_track)
+        full = [[term.weight * value for value in payments[term.term]] for term in self.terms if term.track == "full"]
+        return Rewards(by_track["full"], by_term, by_track, tuple(map(sum, zip(*full, strict=True))))
 
     def margin(self) -> float | None:
         """Least reward of a right answer less the greatest of a wrong one, on the full track.
@@ -67,8 +71,23 @@ class Rubric:
         for term in self.terms:
             if term.track != "full":
                 continue
-            _, wrong, right = REWARDS[term.term]
-            if wrong is None or right is None:
+            entry = REWARDS[term.term]
+            if entry.wrong is None or entry.right is None:
                 return None
-            margin += min(term.weight * value for value in right) - max(term.weight * value for value in wrong)
+            worst, best = (term.weight * value for value in entry.right), (term.weight * value for value in entry.wrong)
+            margin += min(worst) - max(best)
         return margin
+
+
+def _by_turn(term: RewardTerm, outcome: Outcome) -> list[float]:
+    """What a term pays for each turn, before its weight; for the last one alone, where it pays for the whole episode.
+
+    Raises:
+        ValueError: a term that pays by turn gave another number of values.
+    """
+    entry, turns = REWARDS[term.term], max(1, len(outcome.trajectory.turns))
+    paid = entry.pay(outcome, **term.options)
+    values = list(paid) if entry.by_turn else [0.0] * (turns - 1) + [paid]
+    if len(values) != turns:
+        raise ValueError(f"reward term {term.term!r} paid for {len(values)} turns of {turns}")
+    return values

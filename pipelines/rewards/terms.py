@@ -92,6 +92,19 @@ def static_grade(outcome: Outcome) -> float:
     return (syntax(outcome) + schema(outcome) + bigram(outcome)) / 3
 
 
+# --- Ours: paid turn by turn -----------------------------------------------------------------------------------------
+
+
+@reward("turn_faults", by_turn=True)
+def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
+    """-0.1 for each turn that is malformed or whose SQL fails, paid for that turn (from no paper)."""
+    faulty = [
+        turn.action.format_error is not None or turn.status not in (None, ExecutionStatus.OK)
+        for turn in outcome.trajectory.turns
+    ]
+    return [-cost if is_faulty else 0.0 for is_faulty in faulty or [False]]
+
+
 # --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Baseline = Literal["group", "others", "batch"]
@@ -33,6 +34,26 @@ def estimate(rewards: Tensor, group: int, baseline: Baseline = "group", scale: S
         spread = _deviation(grouped if scale == "group" else centred.view(1, -1))
         centred = centred / (spread.unsqueeze(1) + EPS)
     return centred.view(-1).where(useful(rewards, group, baseline), 0.0)
+
+
+def of_turns(payments: Tensor, group: int) -> Tensor:
+    """(N, T) advantages of turns from (N, T) payments, NaN past an episode's end and where it was left out.
+
+    What a turn earns is what is paid from it on, for an earlier payment does not depend on it. Its baseline is the mean
+    of what the group's other episodes earn from their turn of the same number on (from their last, where they are
+    shorter). It depends on none of the episode's own actions, so the policy gradient stays unbiased; a mean or a
+    deviation that the episode itself is part of does not, nor does one over those alone that came so far.
+    """
+    there = ~payments.isnan()
+    to_go = payments.nan_to_num(0.0).flip(1).cumsum(1).flip(1)
+    last = (there.sum(dim=1, keepdim=True) - 1).clamp(min=0)  # (N, 1)
+    places = torch.arange(payments.size(1), device=payments.device).expand_as(payments).minimum(last)
+    counts = there[:, :1].view(-1, group, 1)  # (N / group, group, 1): which episodes take part
+    earned = to_go.gather(1, places).view(-1, group, payments.size(1)) * counts
+    others = counts.sum(dim=1, keepdim=True) - 1
+    centred = earned - (earned.sum(dim=1, keepdim=True) - earned) / others.clamp(min=1)
+    centred = (centred * (others > 0)).view_as(payments)
+    return centred.where(there & (centred.abs() > SAME), 0.0)
 
 
 def zero_variance(rewards: Tensor, group: int) -> Tensor:

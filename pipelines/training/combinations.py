@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.config import Grpo, Recipe
+from pipelines.config import Recipe
 from pipelines.errors import RecipeError
+from pipelines.registry import REWARDS
 
 IN_PROCESS = "transformers"  # the policy that is the network under training itself
 
@@ -16,20 +17,42 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: two settings contradict one another; it says what to set.
     """
-    for what, do in (*_estimator(recipe.grpo), *_corrections(recipe)):
+    for what, do in (*_estimator(recipe), *_corrections(recipe)):
         raise RecipeError(what, do)
 
 
-def _estimator(grpo: Grpo) -> Iterator[tuple[str, str]]:
+def _estimator(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    grpo = recipe.grpo
     if grpo.baseline == "batch" and grpo.scale == "group":
         yield (
             "grpo.baseline=batch learns from groups of equal rewards, whose own deviation, grpo.scale=group, is 0",
             "Set grpo.scale=batch (REINFORCE++) or grpo.scale=none.",
         )
+    if grpo.credit == "turn":
+        yield from _credit(recipe)
     if grpo.baseline == "batch" and (grpo.drop_zero_variance or grpo.resample):
         yield (
             "grpo.baseline=batch learns from groups of equal rewards, too",
             "Set grpo.drop_zero_variance=false grpo.resample=0, which would leave them out.",
+        )
+
+
+def _credit(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    grpo = recipe.grpo
+    if (grpo.baseline, grpo.scale, grpo.level) != ("others", "none", "token"):
+        yield (
+            "grpo.credit=turn holds each turn against the group's other episodes, and divides by nothing",
+            "Set grpo.baseline=others grpo.scale=none grpo.level=token.",
+        )
+    if grpo.drop_zero_variance or grpo.resample:
+        yield (
+            "groups of equal rewards may still have been paid for other turns, from which grpo.credit=turn learns",
+            "Set grpo.drop_zero_variance=false grpo.resample=0, which would leave them out.",
+        )
+    if not any(REWARDS[term.term].by_turn and term.track == "full" for term in recipe.rewards):
+        yield (
+            "grpo.credit=turn needs a reward term that is paid by turn; all of the recipe's are paid at the end",
+            "Add one under rewards:, such as turn_faults, or set grpo.credit=episode.",
         )
 
 

@@ -16,7 +16,7 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from pipelines.training import advantages, losses, settings
+from pipelines.training import advantages, credit, losses, settings
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
@@ -87,6 +87,10 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         """TRL's batch of a generation, with our advantages for its own, and with the schema track."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         output["advantages"] = self._advantages(FULL)
+        if self.grpo.credit == "turn":
+            assert self.generation is not None
+            turns = credit.on_tokens(self._turns(), self.generation.episodes, output["completion_ids"].size(1))
+            output["advantages"] = turns.to(output["advantages"])
         if self.grpo.lambda_schema:
             output |= self._schema_track()
         self.step_state.old = None
@@ -112,7 +116,16 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
 
     def _useful(self, track: str) -> Tensor:
         """(B,) which of this process's episodes say anything on a track."""
+        if track == FULL and self.grpo.credit == "turn":
+            return self._turns().any(1)
         return self._local(advantages.useful(self._everyone(track), self.grpo.group, self.grpo.baseline))
+
+    def _turns(self) -> Tensor:
+        """(B, T) the advantages of the turns of this process's episodes."""
+        assert self.generation is not None
+        paid = credit.payments(self.generation.episodes).to(self.accelerator.device)
+        paid = self.accelerator.pad_across_processes(paid, dim=1, pad_index=credit.NAN)
+        return self._local(advantages.of_turns(self.accelerator.gather(paid), self.grpo.group))
 
     def _advantages(self, track: str) -> Tensor:
         """(B,) the advantages of this process's episodes on a track."""
@@ -369,7 +382,7 @@ def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
 
 def weighed(inputs: dict[str, Any], name: str, weights: Tensor | None) -> dict[str, Tensor]:
     """One track's advantages (B, C), weighed token by token; nothing to change where there are no weights."""
-    return {} if weights is None else {name: inputs[name].unsqueeze(1) * weights}
+    return {} if weights is None else {name: inputs[name].view(len(weights), -1) * weights}
 
 
 def reward(paid: Sequence[float | None], **_: Any) -> list[float | None]:

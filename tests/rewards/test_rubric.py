@@ -1,5 +1,6 @@
 """The panel: weights, tracks, the log by term, and whether a wrong answer can be paid more than a right one."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from pipelines import recipes
 from pipelines.config import RewardTerm
 from pipelines.errors import RecipeError
+from pipelines.registry import REWARDS
 from pipelines.rewards.rubric import Rubric
 from pipelines.types import ExecutionStatus, Outcome, SchemaItems
 
@@ -46,6 +48,22 @@ def test_tracks_are_summed_apart_equation_4(outcome: Make, items: Callable[..., 
     paid = rubric.score(outcome(predicted_schema=items("t"), gold_items=items("t")))
     assert paid.by_track == pytest.approx({"full": 1.1, "schema": 1.0})
     assert paid.total == paid.by_track["full"]
+
+
+def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
+    """A malformed turn and a good one before the answer; what is not paid by turn is paid for the last."""
+    rubric = panel({"term": "exec", "weight": 2}, {"term": "turn_faults", "weight": 3, "options": {"cost": 0.5}})
+    paid = rubric.score(outcome(turns=3, malformed=True))
+    assert paid.by_turn == (-1.5, 0.0, 2.0)
+    assert paid.by_term == {"exec": 1.0, "turn_faults": -0.5}
+    assert paid.total == sum(paid.by_turn)
+
+
+def test_a_term_must_pay_each_turn(outcome: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = REWARDS["turn_faults"]._replace(pay=lambda outcome: [0.0])
+    monkeypatch.setitem(REWARDS._entries, "turn_faults", dataclasses.replace(REWARDS.entry("turn_faults"), value=short))
+    with pytest.raises(ValueError, match="paid for 1 turns of 2"):
+        panel({"term": "turn_faults"}).score(outcome())
 
 
 def test_a_broken_episode_is_never_scored(outcome: Make) -> None:

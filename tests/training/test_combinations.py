@@ -18,6 +18,10 @@ from pipelines.training import combinations
         (["grpo.bounds=[0.5, 2]"], "bounds corrects"),
         (["grpo.bounds=[0.5, 2]", "grpo.staleness=1", "grpo.importance_cap=null"], "bounds corrects"),
         (["grpo.staleness=1", "grpo.sampling.top_p=0.99"], "top_p=0.99 is not in the log-probabilities"),
+        (["grpo.credit=turn", "grpo.drop_zero_variance=false"], "grpo.baseline=others grpo.scale=none"),
+        (["variant=turn_credit", "grpo.drop_zero_variance=true"], "other turns"),
+        (["variant=turn_credit", "grpo.level=sequence"], "level=token"),
+        (["variant=turn_credit", "rewards=[{term: exec}]"], "such as turn_faults"),
     ],
 )
 def test_what_contradicts_itself_is_refused(overrides, words):

@@ -80,9 +80,14 @@ def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
         PaidEpisode(
             trajectory,
             SimpleNamespace(correct=True),
-            Rewards(full, {"exec": full, "schema": schema}, {"full": full, "schema": schema}),
+            Rewards(
+                full,
+                {"exec": full, "schema": schema, "turn_faults": 0.0},
+                {"full": full, "schema": schema},
+                (-0.1, 0.0, 0.0, full + 0.1) if actions == LONG else (0.0, full),  # a long one's first turn is at fault
+            ),
         )
-        for trajectory, (_, full, schema) in zip(episodes, EPISODES, strict=True)
+        for trajectory, (actions, full, schema) in zip(episodes, EPISODES, strict=True)
     ]
     monkeypatch.setattr(Rollouts, "generate", lambda *_: Generation(paid, paid, {}, {}))
     caught = []
@@ -114,7 +119,10 @@ def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
         updates = {
             "grpo": section,
             "protocol": ProtocolConfig(name="phases", prompt="brief", max_turns=5),
-            "rewards": (RewardTerm(term="exec"), RewardTerm(term="schema", track="schema")),
+            "rewards": (
+                *(RewardTerm(term="exec"), RewardTerm(term="turn_faults")),
+                RewardTerm(term="schema", track="schema"),
+            ),
         }
         out = tmp_path / f"run-{len(caught)}"
         out.mkdir()
@@ -182,4 +190,35 @@ def test_a_group_that_is_all_alike_trains_on_nothing_when_it_is_dropped(gradient
 
     expected = by_hand(network, episodes, first_group_of_the_full_track)
     got, _ = gradient(drop_zero_variance=True)
+    assert (got - expected).norm() / expected.norm() < 1e-3
+
+
+@pytest.mark.parametrize("micro_batch", [8, 2])
+def test_each_turn_can_have_an_advantage_of_its_own(gradient, episodes, taught, recipe, micro_batch):
+    """What it and the turns after it were paid, less the mean of the others from their turn of that number on.
+
+    A long episode paid r earns r from its first turn on, and r + 0.1 from each later one; a short one earns r.
+    """
+    first = (1 - 1 / 3, 0 - 2 / 3, 0 - 2 / 3, 1 - 1 / 3, 0.0, 0.0, 0.0, 0.0)
+    later = (
+        1.1 - 1.1 / 3,
+        0 - 2.2 / 3,
+        0.1 - 2.1 / 3,
+        1 - 1.2 / 3,
+        1 - 3.2 / 3,
+        1.1 - 3.1 / 3,
+        1 - 3.2 / 3,
+        1.1 - 3.1 / 3,
+    )
+    network, _ = load(taught, recipe.model)
+    loss = 0.0
+    for trajectory, early, late in zip(episodes, first, later, strict=True):
+        told = logprobs(network, list(trajectory.token_ids))
+        place = torch.arange(1, len(trajectory.token_ids))
+        advantages = torch.where(place < trajectory.turn_ends[0], early, late)
+        loss = loss - (advantages * told * torch.tensor(trajectory.agent_mask[1:])).sum() / (8 * 200)
+    loss.backward()
+    expected = torch.cat([value.grad.flatten() for value in network.parameters()])
+    changes = {"credit": "turn", "baseline": "others", "scale": "none", "loss": "dr_grpo", "lambda_schema": 0.0}
+    got, _ = gradient(micro_batch=micro_batch, **changes)
     assert (got - expected).norm() / expected.norm() < 1e-3

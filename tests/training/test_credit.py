@@ -1,0 +1,118 @@
+"""Credit for each turn: without bias on a small world whose every group of episodes is enumerated."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pipelines.rewards.rubric import Rewards
+from pipelines.training import credit
+from pipelines.training.advantages import estimate, of_turns
+from pipelines.training.rollouts import PaidEpisode
+from pipelines.types import StopReason, Trajectory
+
+NAN = math.nan
+# One question. Turn 1 answers at once, and is paid 0.2, or probes, and is paid -0.1. A probe shows x (one time in four)
+# or y. Turn 2 then takes one of two actions: in x they are paid 1 and 0, in y 0 and 0.8. The policy has three
+# parameters, all of them 0: the log-odds of a probe, of the first action in x, and of the first in y.
+# Each episode: its probability, its turns' payments, and the derivatives of log pi of both turns by the parameters.
+EPISODES = (
+    (1 / 2, (0.2, NAN), ((-0.5, 0, 0), (0, 0, 0))),
+    (1 / 16, (-0.1, 1.0), ((0.5, 0, 0), (0, 0.5, 0))),
+    (1 / 16, (-0.1, 0.0), ((0.5, 0, 0), (0, -0.5, 0))),
+    (3 / 16, (-0.1, 0.0), ((0.5, 0, 0), (0, 0, 0.5))),
+    (3 / 16, (-0.1, 0.8), ((0.5, 0, 0), (0, 0, -0.5))),
+)
+# A probe is worth -0.1 + 1/4 * 1/2 + 3/4 * 1/2 * 0.8 = 0.325, an answer 0.2, and the derivative of a log-odd is 1/4;
+# an action in x counts 1/2 * 1/4 of the time, one in y 1/2 * 3/4.
+GRADIENT = (0.25 * (0.325 - 0.2), 1 / 2 * 1 / 4 * 0.25 * 1.0, -1 / 2 * 3 / 4 * 0.25 * 0.8)
+GROUP = 3
+Estimator = Callable[[torch.Tensor], torch.Tensor]
+
+
+def expected(estimator: Estimator) -> list[float]:
+    """The mean over all groups of the sum over turns of advantage times derivative, by episode."""
+    groups = list(itertools.product(EPISODES, repeat=GROUP))
+    payments = torch.tensor([paid for group in groups for _, paid, _ in group], dtype=torch.float64)
+    slopes = torch.tensor([slope for group in groups for _, _, slope in group], dtype=torch.float64)
+    chances = torch.tensor([math.prod(chance for chance, _, _ in group) for group in groups], dtype=torch.float64)
+    gradients = (estimator(payments).unsqueeze(2) * slopes).sum(1).view(len(groups), GROUP, 3).mean(1)
+    result: list[float] = (chances.unsqueeze(1) * gradients).sum(0).tolist()
+    return result
+
+
+def same_turn(values: torch.Tensor, divide: bool) -> torch.Tensor:
+    """What the turns of one number have is taken for rewards of one state: their mean taken off, their deviation by."""
+    columns = values.view(-1, GROUP, values.size(1)).transpose(1, 2).reshape(-1)
+    advantages = estimate(columns, GROUP, scale="group" if divide else "none")
+    return advantages.view(-1, values.size(1), GROUP).transpose(1, 2).reshape(values.shape)
+
+
+def to_go(payments: torch.Tensor) -> torch.Tensor:
+    return payments.nan_to_num(0.0).flip(1).cumsum(1).flip(1).where(~payments.isnan(), NAN)
+
+
+def test_the_estimator_of_turns_has_no_bias() -> None:
+    assert expected(lambda payments: of_turns(payments, GROUP)) == pytest.approx(GRADIENT, abs=1e-12)
+
+
+def test_the_whole_episodes_advantage_has_no_bias_either_but_blames_turns_for_what_came_before() -> None:
+    def whole(payments: torch.Tensor) -> torch.Tensor:
+        return estimate(payments.nansum(1), GROUP, "others", "none").unsqueeze(1).expand_as(payments)
+
+    assert expected(whole) == pytest.approx(GRADIENT, abs=1e-12)
+
+
+def test_normalising_each_turns_own_payment_pushes_the_wrong_way() -> None:
+    """A probe is paid less than an answer, though it is worth more: the policy would unlearn to probe."""
+    assert GRADIENT[0] > 0
+    assert expected(lambda payments: same_turn(payments, divide=True))[0] < 0
+
+
+def test_a_mean_over_those_that_came_so_far_weighs_turns_by_how_many_came() -> None:
+    """With its own episode in the mean, turn 1 keeps 2/3 of its slope; turn 2 k / (k + 1), of k others that came."""
+    found = expected(lambda payments: same_turn(to_go(payments), divide=False))
+    kept = 1 / 4 * 0 + 1 / 2 * 1 / 2 + 1 / 4 * 2 / 3
+    assert found == pytest.approx([2 / 3 * GRADIENT[0], kept * GRADIENT[1], kept * GRADIENT[2]], abs=1e-12)
+
+
+def test_what_a_turn_earns_is_held_against_the_others() -> None:
+    """Two turns, one, and three of which the first costs 1; and an episode that was left out."""
+    payments = torch.tensor([[0.0, 2.0, NAN], [4.0, NAN, NAN], [-1.0, 0.0, 3.0], [NAN] * 3])
+    # From each turn on: 2 2 | 4 (also for later turns) | 2 3 3.
+    expected = [[2 - 3.0, 2 - 3.5, 0.0], [4 - 2.0, 0.0, 0.0], [2 - 3.0, 3 - 3.0, 3 - 3.0], [0.0] * 3]
+    assert of_turns(payments, 4).tolist() == expected
+    assert of_turns(payments[2:], 2).tolist() == [[0.0] * 3] * 2  # alone, there is nothing to hold it against
+
+
+def test_paid_at_the_end_alone_it_is_leave_one_out() -> None:
+    payments = torch.tensor([[0.0, 3.0, NAN], [1.0, NAN, NAN], [0.0, 0.0, 0.0], [0.0, 0.0, NAN]])
+    whole = estimate(payments.nansum(1), 4, "others", "none")
+    assert torch.equal(of_turns(payments, 4), whole.unsqueeze(1).expand(4, 3).where(~payments.isnan(), 0.0))
+
+
+def episode(ids: int, ends: tuple[int, ...], by_turn: tuple[float, ...]) -> PaidEpisode:
+    """A prompt of two tokens, then turns and observations."""
+    mask = tuple(int(place >= 2) for place in range(ids))
+    tokens = {"token_ids": tuple(range(ids)), "agent_mask": mask, "turn_ends": ends}
+    trajectory = Trajectory("q", 0, "p", "react", (), (), None, StopReason.SOLUTION, **tokens)
+    return PaidEpisode(trajectory, None, Rewards(sum(by_turn), {}, {}, by_turn))
+
+
+def test_each_token_has_the_advantage_of_its_turn() -> None:
+    """Turns end before tokens 4 and 7, the observation between them belongs to the later one and is masked anyway."""
+    episodes = [
+        episode(7, (4, 7), (0.5, 1.0)),
+        episode(3, (3,), (2.0,)),
+        PaidEpisode(episode(3, (3,), ()).trajectory, None, None),
+    ]
+    paid = credit.payments(episodes)
+    assert paid.nan_to_num(9.0).tolist() == [[0.5, 1.0], [2.0, 9.0], [9.0, 9.0]]
+    values = torch.tensor([[1.0, -1.0], [0.25, 0.0], [0.0, 0.0]])
+    assert credit.on_tokens(values, episodes, 5).tolist() == [
+        [1.0, 1.0, -1.0, -1.0, -1.0],
+        [0.25, 0, 0, 0, 0],
+        [0.0] * 5,
+    ]
