@@ -24,7 +24,12 @@ from pipelines.registry import ALL, METRICS, Registry
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 # A part of ours of each kind, and files in which its name means another thing: a port of a driver, a curve.
-OTHERWISE = {"tasks/connection.py", "pipelines/training/rollouts.py", "pipelines/training/watch.py"}
+OTHERWISE = {
+    "tasks/connection.py",
+    "pipelines/rollout/policies/replicas.py",
+    "pipelines/training/rollouts.py",
+    "pipelines/training/watch.py",
+}
 EXAMPLES = {
     "reward term": "bigram",
     "reader": "kaggledbqa",

@@ -25,8 +25,9 @@ LEARNING = {"data", "model", "protocol", "synthesis", "filter", "gold_schema", "
 MEASURING = {"contracts", "evaluation", "execution", "nightly", "reported", "rollout"}
 OPEN_SECTIONS = frozenset(LEARNING | MEASURING | {"name", "seed", "stages", "title"})
 OPEN_KEYS = frozenset({"hardware.device", "hardware.slot", "hardware.sql_workers", "hardware.threads"})
-# `dask` is a scheduler that sends code, `servers` are addresses, `guards` are files that are included.
-CLOSED_KEYS = frozenset({"nightly.guards", "rollout.dask", "rollout.servers"})
+# `dask` is a scheduler that sends code, `servers` are addresses, `python` and `arguments` make a command, `guards` are
+# files that are included.
+CLOSED_KEYS = frozenset({"nightly.guards", "rollout.arguments", "rollout.dask", "rollout.python", "rollout.servers"})
 
 
 def set_home() -> dict[str, str]:

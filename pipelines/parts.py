@@ -6,6 +6,7 @@ Only the standard library is imported here: SQL workers read it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -86,10 +87,25 @@ class PolicyMaker(NamedTuple):
         give: (checkpoint, recipe, must) -> None: brings the weights of a checkpoint to where the policy reads them,
             before a stage's processes start and, in GRPO, at each step; `must` raises where it takes none. None where
             there is no such place: GRPO cannot train what such a policy samples from.
+        serve: (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a
+            `Serving`; see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
     """
 
     make: Callable[..., Policy]
     give: Callable[[str, Recipe, bool], None] | None = None
+    serve: Callable[..., AbstractContextManager[Serving]] | None = None
+
+
+class Serving(NamedTuple):
+    """What a stage asks while what generates runs.
+
+    Attributes:
+        recipe: its own, with the addresses of what was started for it.
+        training: the GPUs that training may use beside it, as CUDA names them; None for all.
+    """
+
+    recipe: Recipe
+    training: tuple[str, ...] | None = None
 
 
 class OptimizerMaker(NamedTuple):

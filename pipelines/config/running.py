@@ -47,7 +47,13 @@ class Rollout(Section):
     Attributes:
         policy: `transformers` decodes in process; `vllm` asks a server; or a plug-in's.
         options: what only that policy knows.
-        servers: base URLs of the vLLM servers.
+        servers: base URLs of vLLM servers of your own; none: each stage starts its own on this machine and ends them.
+        python: the Python of the environment that has vLLM, for servers that a stage starts; null: where the `vllm`
+            command is.
+        replicas: servers that a stage starts; null: as many as there are GPUs for, of which GRPO leaves half to
+            training.
+        tensor_parallel: GPUs that one such server is spread over.
+        arguments: what else `vllm serve` is told for them.
         slots: episodes decoded together by one process.
         processes: processes that share a stage's shards.
         dask: scoring, filtering and gold schemas go to a Dask cluster: "local", or a scheduler's address.
@@ -58,6 +64,10 @@ class Rollout(Section):
     policy: Annotated[str, pydantic.AfterValidator(POLICIES.check)] = "transformers"
     options: Annotated[dict[str, Any], pydantic.AfterValidator(POLICIES.options_of("policy"))] = {}
     servers: tuple[str, ...] = ()
+    python: str | None = None
+    replicas: Positive | None = None
+    tensor_parallel: Positive = 1
+    arguments: tuple[str, ...] = ()
     slots: Positive = 64
     processes: Positive = 1
     dask: str | None = None

@@ -20,10 +20,10 @@ from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
-from pipelines.rollout.policies.making import policy, prepare
+from pipelines.rollout.policies.making import policy
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import examples_at, rows_of, single_thread, write_lines
-from pipelines.stages.shards import Run, Shards
+from pipelines.stages.shards import Run, Shards, asking
 from pipelines.types import Outcome
 
 
@@ -38,9 +38,9 @@ def build(ctx: Context) -> None:
     rows = array("q", pl.concat(pools).unique("id", keep="first", maintain_order=True)["row"])
     shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(rows), "questions")
-    prepare(ctx.checkpoint, ctx.recipe)
-    args = (ctx.recipe, ctx.checkpoint, data)
-    shards.run(start, args, ctx.recipe.rollout.processes, ctx.progress, ctx.recipe.rollout.dask)
+    with asking(ctx, shards, ctx.checkpoint) as recipe:
+        args = (recipe, ctx.checkpoint, data)
+        shards.run(start, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
     empty = difficulty.table(())
     scored = pl.concat([empty, *(difficulty.table(shards.read(index)) for index in range(len(shards)))])
     parts = [

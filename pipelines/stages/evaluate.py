@@ -21,7 +21,7 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.recipes import digest
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies.base import Policy
-from pipelines.rollout.policies.making import policy, prepare
+from pipelines.rollout.policies.making import policy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair
 from pipelines.sql.ves import r_ves
@@ -30,7 +30,7 @@ from pipelines.stages.context import Context, checkpoint_of
 from pipelines.stages.inputs import examples, single_thread, write_lines
 from pipelines.stages.reading import left_out
 from pipelines.stages.selection import SELECTED, select
-from pipelines.stages.shards import Run, Shards
+from pipelines.stages.shards import Run, Shards, asking
 from pipelines.store import write_json
 from pipelines.types import Example, StopReason, Trajectory, from_dict, read_lines, to_dict
 
@@ -66,14 +66,13 @@ def evaluate_questions(
     recipe = ctx.recipe
     shards = Shards(questions, recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    if answerer != ORACLE and not answerer.startswith(ENDPOINT):
-        prepare(answerer, recipe)
+    checkpoint = None if answerer == ORACLE or answerer.startswith(ENDPOINT) else answerer
     # An endpoint's rate and cap hold in one process: a second one would have its own.
     processes = 1 if answerer.startswith(ENDPOINT) else recipe.rollout.processes
     guard = MalformedGuard(shards)
-    shards.run(
-        start, (recipe, answerer, ctx.responses, gold, answers), processes, ctx.progress, enough=guard.is_triggered
-    )
+    with asking(ctx, shards, checkpoint) as served:
+        args = (served, answerer, ctx.responses, gold, answers)
+        shards.run(start, args, processes, ctx.progress, enough=guard.is_triggered)
     if guard.is_triggered():
         guard.skip_the_rest(recipe, gold)
         ctx.progress.say(f"the first {FIRST_EPISODES} questions got malformed answers only: the others are not asked")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines import processes
+from pipelines.config import Recipe
 from pipelines.errors import BoundaryError
 from pipelines.stages.cluster import fan_out
-from pipelines.stages.context import Progress
+from pipelines.stages.context import Context, Progress
 from pipelines.store import SHARDS
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ class Shards(Generic[Item]):
     def part(self, index: int) -> Sequence[Item]:
         """The items of one shard."""
         return self.items[index * self.size : (index + 1) * self.size]
+
+    @property
+    def done(self) -> bool:
+        """Whether every shard is there."""
+        return all(self.path(index).exists() for index in range(len(self)))
 
     def run(
         self,
@@ -146,6 +153,25 @@ class Shards(Generic[Item]):
         """What the shards hold, in the order of the items."""
         for index in range(len(self)):
             yield from self.read(index)
+
+
+@contextlib.contextmanager
+def asking(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterator[Recipe]:
+    """While shards are made by the policy of a checkpoint; what it asks is started only where some are missing.
+
+    Args:
+        checkpoint: None where something else answers.
+
+    Yields:
+        the recipe, with the addresses of what was started.
+    """
+    if checkpoint is None or shards.done:
+        yield ctx.recipe
+        return
+    from pipelines.rollout.policies.making import serving
+
+    with serving(checkpoint, ctx.recipe, ctx.folder, ctx.progress.say) as served:
+        yield served.recipe
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

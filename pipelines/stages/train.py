@@ -15,11 +15,12 @@ from pipelines.databases.of_recipe import schemas
 from pipelines.errors import RecipeError
 from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
+from pipelines.rollout.policies.making import serving
 from pipelines.stages.context import REFERENCE, Context
 from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import write_json
 from pipelines.training.launch import train
-from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
+from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
 from pipelines.types import Example, read_lines, write_jsonl
 
@@ -92,7 +93,9 @@ def grpo(ctx: Context) -> None:
         gold_schemas=ctx.inputs.get("gold_schema"),
         out=ctx.folder,
     )
-    _train(ctx, plan, ("reward", "ex"))
+    with serving(ctx.checkpoint, ctx.recipe, ctx.folder, ctx.progress.say, ctx.folder / SERVED) as served:
+        plan = plan.model_copy(update={"recipe": served.recipe})
+        _train(ctx, plan, ("reward", "ex"), served.training)
 
 
 def _gold_schemas_are_there(ctx: Context) -> None:
@@ -119,8 +122,12 @@ def _questions(ctx: Context) -> list[Example]:
     return [by_id[name] for name in chosen]
 
 
-def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
-    """Train in a child, with its steps on the bar, and sum up what its curves say."""
+def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
+    """Train in a child, with its steps on the bar, and sum up what its curves say.
+
+    Args:
+        devices: the GPUs that it may use; None for all.
+    """
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "begin":
@@ -134,7 +141,7 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...]) -> None:
         elif event["event"] == "alarm":
             ctx.progress.warn(f"{ctx.stage}: {event['text']}")
 
-    train(plan, ctx.folder, on_event)
+    train(plan, ctx.folder, on_event, devices)
     _write_card(ctx)
     ctx.metrics(summary(ctx))
 

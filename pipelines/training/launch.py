@@ -33,7 +33,13 @@ OnMetrics = Callable[[dict[str, Any]], None]
 Lines = queue.Queue[tuple[str, str] | None]
 
 
-def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SILENCE_S) -> None:
+def train(
+    plan: Plan,
+    folder: Path,
+    on_metrics: OnMetrics,
+    devices: Sequence[str] | None = None,
+    silence_s: float = SILENCE_S,
+) -> None:
     """Train in a child process; `folder` then holds `model/`, `curves.jsonl` and `timing.jsonl`.
 
     A killed run goes on from its last whole checkpoint; checkpoints are removed at the end.
@@ -41,6 +47,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
     Args:
         plan: its `out` is `folder`.
         on_metrics: gets every event of the child: `start`, `begin`, `note`, `step` (with its numbers), `done`.
+        devices: the GPUs that it may use, as CUDA names them; None for all.
         silence_s: how long the child may say nothing, in seconds, before it is stopped.
 
     Raises:
@@ -50,7 +57,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
     path.write_text(plan.model_dump_json(), encoding="utf-8")
-    child = _start(plan, path)
+    child = _start(plan, path, devices)
     lines: Lines = queue.Queue()
     pumps = [_pump(*stream, lines) for stream in (("out", child.stdout), ("err", child.stderr))]
     try:
@@ -68,7 +75,7 @@ def train(plan: Plan, folder: Path, on_metrics: OnMetrics, silence_s: float = SI
         (folder / name).unlink()
 
 
-def _start(plan: Plan, path: Path) -> subprocess.Popen[str]:
+def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.Popen[str]:
     hardware = plan.recipe.hardware
     python = hardware.python or sys.executable
     if shutil.which(python) is None:
@@ -87,6 +94,8 @@ def _start(plan: Plan, path: Path) -> subprocess.Popen[str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return subprocess.Popen(
         [*guard, *command],
         stdin=subprocess.DEVNULL,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from pipelines import processes
 from pipelines.config import Recipe
 from pipelines.errors import ResourceError
+from pipelines.parts import Serving
 from pipelines.registry import POLICIES
 from pipelines.registry import policy as register
 from pipelines.rollout.policies.base import Policy
@@ -34,7 +38,30 @@ def _give(checkpoint: str, recipe: Recipe, must: bool) -> None:
     give(recipe.rollout.servers, checkpoint, must)
 
 
-@register("vllm", give=_give)
+@contextlib.contextmanager
+def _serve(
+    checkpoint: str, recipe: Recipe, folder: Path, say: Callable[[str], None], newest: Path | None
+) -> Iterator[Serving]:
+    """Servers of this machine's own where the recipe names none.
+
+    Raises:
+        ResourceError: they cannot be started, or workers on other machines could not reach them.
+    """
+    from pipelines.rollout.policies import replicas
+
+    if recipe.rollout.servers:
+        yield Serving(recipe)
+        return
+    if recipe.rollout.dask not in (None, "local"):
+        raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
+    plan = replicas.layout(recipe, replicas.gpus(), trains=newest is not None)
+    say(f"starting {len(plan.serving)} vLLM server{'s' if len(plan.serving) > 1 else ''} of {checkpoint}")
+    with replicas.running(checkpoint, recipe, folder, plan, newest, say) as urls:
+        rollout = recipe.rollout.model_copy(update={"servers": urls})
+        yield Serving(recipe.model_copy(update={"rollout": rollout}), plan.training)
+
+
+@register("vllm", give=_give, serve=_serve)
 def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     """Servers of vLLM, which must hold the checkpoint.
 
@@ -75,12 +102,26 @@ def policy(checkpoint: str, recipe: Recipe) -> Policy:
     return POLICIES[recipe.rollout.policy].make(checkpoint, recipe, **recipe.rollout.options)
 
 
-def prepare(checkpoint: str, recipe: Recipe) -> None:
-    """Before a stage's processes start: give the policy the weights of its checkpoint, if it takes any.
+@contextlib.contextmanager
+def serving(
+    checkpoint: str, recipe: Recipe, folder: Path, say: Callable[[str], None], newest: Path | None = None
+) -> Iterator[Serving]:
+    """While a stage asks its policy: what generates runs, and holds the weights of the stage's checkpoint.
+
+    Args:
+        folder: the stage's work folder, for logs.
+        say: told when something is started.
+        newest: where GRPO puts the weights that it sends; None where nothing is trained.
 
     Raises:
+        ResourceError: something cannot be started.
         EndpointError: a server does not answer.
     """
-    give = POLICIES[recipe.rollout.policy].give
-    if give is not None:
-        give(checkpoint, recipe, False)
+    maker = POLICIES[recipe.rollout.policy]
+    with contextlib.ExitStack() as stack:
+        served = Serving(recipe)
+        if maker.serve is not None:
+            served = stack.enter_context(maker.serve(checkpoint, recipe, folder, say, newest))
+        if maker.give is not None and newest is None:
+            maker.give(checkpoint, served.recipe, False)
+        yield served

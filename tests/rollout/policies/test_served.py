@@ -14,7 +14,7 @@ from pipelines.errors import ResourceError
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import EpisodeRequest
 from pipelines.rollout.policies import served
-from pipelines.rollout.policies.making import policy, prepare
+from pipelines.rollout.policies.making import policy, serving
 from pipelines.rollout.policies.vllm import VllmPolicy
 from pipelines.types import Example
 
@@ -81,13 +81,19 @@ def recipe() -> Callable[..., Recipe]:
     return make
 
 
+def load_into(checkpoint: str, recipe: Recipe) -> None:
+    """Bring a checkpoint to a recipe's servers, as a stage does."""
+    with serving(checkpoint, recipe, Path(), print):
+        pass
+
+
 def test_a_server_with_other_weights_is_refused_in_one_line(
     holder: Any, recipe: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, tuned: Path
 ) -> None:
     """The base is served, the fine-tuned model is to be scored: no figure of the one may be stored as the other's."""
     server = holder(tiny_folder, opened=False)
     made = recipe(server)
-    prepare(str(tuned), made)
+    load_into(str(tuned), made)
     with pytest.raises(ResourceError, match=r"does not hold .*tuned.*VLLM_SERVER_DEV_MODE=1") as caught:
         engine(policy(str(tuned), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])
     assert "\n" not in str(caught.value)
@@ -101,7 +107,7 @@ def test_an_open_server_is_given_the_stages_checkpoint(
 ) -> None:
     servers = [holder(tiny_folder), holder(tiny_folder)]
     made = recipe(*servers)
-    prepare(str(tuned), made)
+    load_into(str(tuned), made)
     assert [server.state.folder for server in servers] == [tuned, tuned]
     assert {} in servers[0].asked  # the prefix cache is emptied
     assert engine(policy(str(tuned), made), protocol()).run([EpisodeRequest(examples[0], 0, 5)])[0].final_sql

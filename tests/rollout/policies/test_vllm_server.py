@@ -7,10 +7,6 @@ SQLTRAIN_VLLM_PYTHON=/path/to/its/python pytest -m services tests/rollout/polici
 import json
 import os
 import random
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,6 @@ from pipelines.rollout.policies.vllm import VllmPolicy
 from pipelines.types import Example
 
 PYTHON = os.environ.get("SQLTRAIN_VLLM_PYTHON", "")
-READY_S = 400
 pytestmark = [
     pytest.mark.services,
     pytest.mark.timeout(600),
@@ -51,37 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-    settings["VLLM_SERVER_DEV_MODE"] = "1"  # opens the endpoints that take new weights
-    settings["PYTHONPATH"] = str(Path(__file__).parents[3] / "infra")
-    command += ["--worker-extension-cls", "vllm_cpu.Repack", "--gpu-memory-utilization", "0.2"]
-    with open(folder / "server.log", "wb") as log:
-        server = subprocess.Popen(
-            [*command, "--max-model-len", "1024", "--dtype", "float32", "--enforce-eager"],
-            env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        _wait(server, port, folder / "server.log")
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
+    """A server that is started as a stage starts its own; its log-probabilities are those before top-p."""
+    from pipelines import recipes
+    from pipelines.rollout.policies.making import serving
 
-
-def _wait(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    for _ in range(READY_S):
-        assert server.poll() is None, log.read_text()[-3000:]
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-        except OSError:
-            time.sleep(1)
-        else:
-            return
-    raise AssertionError(log.read_text()[-3000:])
+    own = ["rollout.policy=vllm", f"rollout.python={PYTHON}", "hardware={device: cpu, threads: 1}"]
+    arguments = "rollout.arguments=[--max-model-len=1024, --logprobs-mode=raw_logprobs]"
+    with serving(str(folder), recipes.load("miniature", [*own, arguments]), folder, print) as served:
+        yield served.recipe.rollout.servers[0]
 
 
 def test_real_episodes_with_ids_and_logprobs(
@@ -177,7 +149,7 @@ def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
 
     from pipelines import recipes
     from pipelines.errors import ResourceError
-    from pipelines.rollout.policies.making import policy, prepare
+    from pipelines.rollout.policies.making import policy, serving
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(1)
@@ -188,10 +160,15 @@ def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     recipe = recipes.load("miniature", ["rollout.policy=vllm", f"rollout.servers=[{url}]"])
     todo = [EpisodeRequest(examples[0], 0, 5)]
-    prepare(str(folder), recipe)
+
+    def load_into(checkpoint: Path) -> None:
+        with serving(str(checkpoint), recipe, tmp_path, print):
+            pass
+
+    load_into(folder)
     with pytest.raises(ResourceError, match="does not hold"):
         engine(policy(str(tmp_path), recipe), talk, 1, turn_tokens=8).run(todo)
-    prepare(str(tmp_path), recipe)
+    load_into(tmp_path)
     assert engine(policy(str(tmp_path), recipe), talk, 1, turn_tokens=8).run(todo)[0].turns
-    prepare(str(folder), recipe)
+    load_into(folder)
     assert engine(policy(str(folder), recipe), talk, 1, turn_tokens=8).run(todo)[0].turns

@@ -1,0 +1,271 @@
+"""vLLM servers that a stage starts on its own machine: which GPUs each gets, its health, and another try when it dies.
+
+They listen on this machine alone, and end with the process that started them, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.config import Recipe
+from pipelines.errors import ResourceError
+from pipelines.recipes import CONF
+
+HOST = "127.0.0.1"  # whoever reaches a server in development mode may run code in it
+SERVED_NAME = "policy"
+START_S = 1800.0  # a large model read from a shared disk
+POLL_S = 0.5
+HEALTH_S = 10.0  # between two looks at a server that runs, and for its answer
+HANG_S = 120.0  # without a good answer, after which a server is ended and started again
+RESTARTS = 5  # in a row, of a server that does not come up
+SHARED_MEMORY = "0.4"  # of the only GPU, which training has too
+INFRA = CONF.parent / "infra"
+
+
+class Layout(NamedTuple):
+    """Which GPUs serve, and which train.
+
+    Attributes:
+        serving: for each server the GPUs that it is spread over, as CUDA names them; () for the CPU.
+        training: the GPUs that are left for training; None where there is nothing to divide.
+        shared: whether the only GPU does both.
+    """
+
+    serving: tuple[tuple[str, ...], ...]
+    training: tuple[str, ...] | None
+    shared: bool = False
+
+
+def gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them; asked of the driver, without torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    listing = subprocess.run([tool, "--list-gpus"], capture_output=True, text=True, check=False)
+    return tuple(str(number) for number in range(listing.stdout.count("GPU ")))
+
+
+def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> Layout:
+    """How a machine's GPUs are divided among servers and, in GRPO, training, which gets the first ones.
+
+    Raises:
+        ResourceError: there are too few for what the recipe asks.
+    """
+    rollout, span = recipe.rollout, recipe.rollout.tensor_parallel
+    if recipe.hardware.device == "cpu" or not devices:
+        if recipe.hardware.device == "cuda":
+            raise ResourceError("this machine has no CUDA device", "Set hardware.device=auto, or cpu.")
+        return Layout(((),) * (rollout.replicas or 1), None)
+    if trains and len(devices) == 1 and span == 1 and rollout.replicas in (None, 1):
+        return Layout((tuple(devices),), tuple(devices), shared=True)
+    most = (len(devices) - (1 if trains else 0)) // span
+    count = rollout.replicas or max(1, len(devices) // (2 if trains else 1) // span)
+    if count > most:
+        needs = f"{count} servers on {span} GPUs each{' and training' if trains else ''}"
+        raise ResourceError(
+            f"this machine has {len(devices)} GPUs, too few for {needs}",
+            "Lower rollout.replicas or rollout.tensor_parallel.",
+        )
+    first = len(devices) - count * span
+    serving = tuple(tuple(devices[first + span * number :][:span]) for number in range(count))
+    return Layout(serving, tuple(devices[:first]) if trains else None)
+
+
+class Replica:
+    """One server: how it is started, and whether it is well.
+
+    Args:
+        checkpoint: what it serves; a folder that lies at `newest` is served in its place.
+        log: the file that its output is appended to.
+    """
+
+    def __init__(self, checkpoint: str, newest: Path | None, recipe: Recipe, plan: Layout, number: int, log: Path):
+        self.checkpoint, self.newest, self.recipe, self.plan = checkpoint, newest, recipe, plan
+        self.devices, self.log, self.port = plan.serving[number], log, _free_port()
+        self.seen, self.restarts = time.monotonic(), 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Its address, up to and with `/v1`."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def start(self) -> None:
+        """Start its process, with the newest weights that there are."""
+        model = str(self.newest) if self.newest is not None and self.newest.is_dir() else self.checkpoint
+        keeper = [sys.executable, "-m", "pipelines.rollout.policies.keeper", str(os.getpid())]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*keeper, *self._command(model)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.well, self.seen = False, time.monotonic()
+
+    def _command(self, model: str) -> list[str]:
+        rollout = self.recipe.rollout
+        command = [_python(rollout.python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
+        command += ["--dtype", self.recipe.model.compute_dtype, "--logprobs-mode", "processed_logprobs"]
+        if self.recipe.model.revision and model == self.checkpoint:
+            command += ["--revision", self.recipe.model.revision]
+        if len(self.devices) > 1:
+            command += ["--tensor-parallel-size", str(len(self.devices))]
+        if self.plan.shared:
+            command += ["--gpu-memory-utilization", SHARED_MEMORY]
+        if not self.devices:
+            command += ["--worker-extension-cls", "vllm_cpu.Repack", "--enforce-eager"]
+            command += ["--gpu-memory-utilization", "0.2"]
+        return [*command, *rollout.arguments]
+
+    def _environment(self) -> dict[str, str]:
+        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        path = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        if self.devices:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+        else:
+            own["OMP_NUM_THREADS"] = str(self.recipe.hardware.threads)
+            own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+            path.insert(0, str(INFRA))
+        return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)}
+
+    def healthy(self) -> bool:
+        """Whether it answers that it is well; an engine that died says 503."""
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.port}/health", timeout=HEALTH_S):
+                self.well, self.seen, self.restarts = True, time.monotonic(), 0
+                return True
+        except urllib.error.HTTPError:
+            self.seen = min(self.seen, time.monotonic() - HANG_S)
+            return False
+        except OSError:
+            return False
+
+    def failed(self) -> bool:
+        """Whether its process is gone, or hangs."""
+        patience = HANG_S if self.well else START_S
+        return self.process.poll() is not None or time.monotonic() - self.seen > patience
+
+    def end(self) -> None:
+        """End its process and all that it started."""
+        self.process.terminate()
+        self.process.wait()
+
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        with self.log.open(encoding="utf-8", errors="replace") as log:
+            lines = deque((line.strip() for line in log if line.strip()), maxlen=1)
+        return lines[0] if lines else "it wrote nothing"
+
+
+@contextlib.contextmanager
+def running(
+    checkpoint: str, recipe: Recipe, folder: Path, plan: Layout, newest: Path | None, say: Callable[[str], None]
+) -> Iterator[tuple[str, ...]]:
+    """While inside, servers of a checkpoint run and are started again when they die; their addresses.
+
+    Args:
+        folder: gets a log of each, which is removed when all went well.
+        newest: a folder of weights that a server started again takes, where there is one: those that it was last sent.
+
+    Raises:
+        ResourceError: there is no vLLM, or a server does not start; the message has its last words.
+    """
+    logs = [folder / f"vllm-{number}.log" for number in range(len(plan.serving))]
+    replicas = []
+    try:
+        for number, log in enumerate(logs):
+            replicas.append(Replica(checkpoint, None, recipe, plan, number, log))
+        _wait(replicas)
+        for replica in replicas:
+            replica.newest = newest
+        with _watched(replicas, say):
+            yield tuple(replica.url for replica in replicas)
+    finally:
+        for replica in replicas:
+            replica.end()
+    for log in logs:
+        log.unlink()
+
+
+def _wait(replicas: Sequence[Replica]) -> None:
+    """Until all are well.
+
+    Raises:
+        ResourceError: one is not.
+    """
+    for replica in replicas:
+        while not replica.healthy():
+            if replica.failed():
+                raise ResourceError(
+                    f"a vLLM server did not start: {replica.last_words()}",
+                    f"See {replica.log}; rollout.arguments are given to `vllm serve`.",
+                )
+            time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _watched(replicas: Sequence[Replica], say: Callable[[str], None]) -> Iterator[None]:
+    """While inside, a thread starts those that fail again."""
+    over = threading.Event()
+
+    def watch() -> None:
+        looked = time.monotonic()
+        while not over.wait(POLL_S):
+            if time.monotonic() - looked > HEALTH_S or not all(replica.well for replica in replicas):
+                looked = time.monotonic()
+                for replica in replicas:
+                    replica.healthy()
+            for number, replica in enumerate(replicas):
+                if replica.failed() and replica.restarts < RESTARTS and not over.is_set():
+                    replica.restarts += 1
+                    say(f"vLLM server {number} died ({replica.last_words()[:200]}): it is started again")
+                    replica.end()
+                    replica.start()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return int(free.getsockname()[1])
+
+
+def _python(named: str | None) -> str:
+    """The Python that has vLLM.
+
+    Raises:
+        ResourceError: there is none.
+    """
+    command = shutil.which("vllm")
+    beside = str(Path(command).resolve().parent / "python") if command else None
+    python = shutil.which(named) if named else beside
+    if python is None:
+        hint = "Set rollout.python to the Python of an environment with vLLM, or name servers in rollout.servers."
+        raise ResourceError(f"no such Python for vLLM: {named}" if named else "vLLM is not installed here", hint)
+    return python

@@ -1,0 +1,192 @@
+"""vLLM servers that a stage starts for itself: real processes, their health, their deaths, and who gets which GPU."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import recipes
+from pipelines.config import Recipe
+from pipelines.errors import ResourceError
+from pipelines.rollout.policies import replicas
+from pipelines.rollout.policies.making import serving
+from pipelines.rollout.policies.replicas import Layout, layout, running
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-ins keep notes; no GPU is seen, and the looks at servers follow one another quickly."""
+    monkeypatch.setenv("STAND_IN_HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(replicas, "POLL_S", 0.02)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-S", str(STAND_IN)])} "$@"\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(home: Path) -> Callable[..., Recipe]:
+    def make(*changes: str) -> Recipe:
+        own = ["rollout.policy=vllm", f"rollout.python={home / 'python'}", "hardware.device=auto"]
+        return recipes.load("miniature", [*own, *changes])
+
+    return make
+
+
+def notes(home: Path, name: str = "started") -> list[Any]:
+    path = home / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for something that must come; the bound is only for a test that fails."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def well(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url.removesuffix('/v1')}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_policy_of_vllm_alone_is_enough(home: Path, recipe: Callable[..., Recipe]) -> None:
+    """No server is named: one is started with the stage's checkpoint, is sent it, and ends with the stage."""
+    lines: list[str] = []
+    with serving("some/checkpoint", recipe("rollout.arguments=[--max-model-len=512]"), home, lines.append) as served:
+        [url] = served.recipe.rollout.servers
+        [started] = notes(home)
+        assert started["--model"] == "some/checkpoint"
+        assert (started["--served-model-name"], started["--max-model-len"]) == ("policy", "512")
+        assert well(url)
+        assert [path for _, path, _ in notes(home, "asked")] == ["/collective_rpc", "/reset_prefix_cache"]
+    assert lines == ["starting 1 vLLM server of some/checkpoint"]
+    assert not alive(started["pid"])
+    assert not alive(started["engine"])
+    assert not list(home.glob("vllm-*.log"))
+
+
+def test_servers_of_ones_own_are_left_alone(home: Path, recipe: Callable[..., Recipe]) -> None:
+    made = recipe("rollout.servers=[http://127.0.0.1:9/v1]")
+    with serving("some/checkpoint", made, home, print, newest=home / "served") as served:
+        assert served.recipe == made
+    assert notes(home) == []
+
+
+def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_sent(
+    home: Path, recipe: Callable[..., Recipe]
+) -> None:
+    """Killed with its engine or alone, it leaves nothing behind and comes back at the same address."""
+    newest, lines = home / "served", []
+    newest.mkdir()
+    made = recipe("rollout.replicas=2")
+    with running("first", made, home, Layout(((), ()), None), newest, lines.append) as urls:
+        before = notes(home)
+        assert [note["--model"] for note in before] == ["first", "first"]
+        os.kill(before[0]["pid"], signal.SIGKILL)
+        until(lambda: len(notes(home)) == 3 and all(map(well, urls)))
+        again = notes(home)[2]
+        assert again["--model"] == str(newest)
+        assert again["--port"] == next(note["--port"] for note in before if note["pid"] == before[0]["pid"])
+        until(lambda: not alive(before[0]["engine"]))
+        assert alive(before[1]["engine"])
+    assert len(lines) == 1
+    assert "died" in lines[0]
+
+
+def test_servers_end_with_a_run_that_is_killed(home: Path) -> None:
+    code = (
+        "import time; from pathlib import Path; from pipelines import recipes;"
+        "from pipelines.rollout.policies.making import serving\n"
+        f"made = recipes.load('miniature', ['rollout.policy=vllm', 'rollout.python={home / 'python'}'])\n"
+        f"with serving('m', made, Path({str(home)!r}), print): print('up', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        until(lambda: run.stdout is not None and run.stdout.readline() == "up\n")
+        run.kill()
+    [note] = notes(home)
+    until(lambda: not alive(note["pid"]) and not alive(note["engine"]))
+
+
+def test_a_server_that_does_not_start_says_why_in_one_line(home: Path, recipe: Callable[..., Recipe]) -> None:
+    (home / "broken").touch()
+    expected = pytest.raises(ResourceError, match=r"did not start: ValueError: no room .*vllm-0\.log")
+    with expected as caught, serving("m", recipe(), home, print):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_where_there_is_no_vllm_the_setting_is_named(
+    recipe: Callable[..., Recipe], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for made in (recipe("rollout.python=null"), recipe("rollout.python=/no/python")):
+        monkeypatch.setenv("PATH", "/nowhere")
+        with (
+            pytest.raises(ResourceError, match=r"rollout\.python .* rollout\.servers"),
+            serving("m", made, home, print),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "trains", "serving_gpus", "training"),
+    [
+        (8, [], False, "0 1 2 3 4 5 6 7", None),
+        (8, [], True, "4 5 6 7", "0 1 2 3"),
+        (8, ["rollout.tensor_parallel=2"], True, "4,5 6,7", "0 1 2 3"),
+        (8, ["rollout.tensor_parallel=2", "rollout.replicas=3"], True, "2,3 4,5 6,7", "0 1"),
+        (8, ["rollout.tensor_parallel=4"], False, "0,1,2,3 4,5,6,7", None),
+        (3, [], True, "2", "0 1"),
+        (2, [], True, "1", "0"),
+        (1, [], True, "0", "0"),
+    ],
+)
+def test_gpus_are_divided_among_servers_and_training(
+    recipe: Callable[..., Recipe], count: int, changes: list[str], trains: bool, serving_gpus: str, training: str | None
+) -> None:
+    divided = layout(recipe(*changes), [str(number) for number in range(count)], trains)
+    assert divided.serving == tuple(tuple(group.split(",")) for group in serving_gpus.split())
+    assert divided.training == (None if training is None else tuple(training.split()))
+    assert divided.shared is (count == 1)
+
+
+@pytest.mark.parametrize(("count", "change"), [(2, "rollout.replicas=2"), (4, "rollout.tensor_parallel=4")])
+def test_what_leaves_no_gpu_to_training_is_refused(recipe: Callable[..., Recipe], count: int, change: str) -> None:
+    with pytest.raises(ResourceError, match=r"too few for .* and training"):
+        layout(recipe(change), ["0"] * count, trains=True)
+
+
+def test_gpus_are_those_that_cuda_shows_or_the_driver_lists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = home / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
+    assert replicas.gpus() == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    assert replicas.gpus() == ("2", "5")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert replicas.gpus() == ("0", "1")
