@@ -12,6 +12,7 @@ import typer
 
 from flows import operations
 from flows.options import AsJson, Overrides, RecipeName, emit, open_for, open_recipe, split
+from flows.planning import plan
 from flows.score import score
 from flows.sweep import sweep
 from pipelines.errors import SqltrainError, UserError
@@ -642,6 +643,7 @@ def feedback_delete(
 
 
 app.command(rich_help_panel="Evaluate")(score)
+app.command(rich_help_panel="Train")(plan)
 app.command(rich_help_panel="Train")(sweep)
 operations.register(app)
 

@@ -53,25 +53,31 @@ def _train(plan: Plan, emit: Any) -> None:
     emit({"event": "start"})
     if plan.kind == "sft":
         trajectories = datafile.trajectories(plan.data)
-        _prepare(plan)
+        _prepare(plan, emit)
         from pipelines.training import sft
 
         sft.train(plan, trajectories, emit)
     else:
         examples = datafile.examples(plan.data)
-        _prepare(plan)
+        _prepare(plan, emit)
         from pipelines.training import grpo
 
         grpo.train(plan, examples, emit)
 
 
-def _prepare(plan: Plan) -> None:
+def _prepare(plan: Plan, emit: Any) -> None:
+    """Take the device, and look whether it is large enough, before a model is read."""
     import torch
 
     from pipelines.rollout.policies.making import device
-    from pipelines.training import settings
+    from pipelines.training import memory, settings
 
-    device(plan.recipe, 0)  # refuses a GPU that is not there before a model is read
+    place = device(plan.recipe, 0)
+    if place != "cpu":
+        total = torch.cuda.get_device_properties(place).total_memory
+        warning = memory.check(plan.recipe, plan.kind, total, settings.world_size())
+        if warning is not None:
+            emit({"event": "note", "text": warning})
     torch.set_num_threads(plan.recipe.hardware.threads)
     settings.join_processes(plan)
 

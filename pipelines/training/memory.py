@@ -1,0 +1,257 @@
+"""What a training step keeps on each GPU, in bytes, before anything is loaded: from a model's shape and a recipe.
+
+Weights, gradients and optimiser are exact; what DeepSpeed shares out is what its own estimators say (`zero2`, `zero3`).
+Activations are an estimate, of the layers' inputs and of one layer that is computed again; logits and keys and values
+are counted as they are made. Nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.config import Model, Recipe
+from pipelines.errors import DataError, ResourceError
+
+Way = Literal["full", "zero2", "zero3", "lora"]
+LIKE_ROWS = 24  # rows of one forward in GRPO
+TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
+RESERVE = 1 << 30  # the CUDA context and its libraries
+WASTE = 1.05  # what PyTorch's allocator cannot use
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder with gated MLPs and shared key-value heads (Qwen2, Qwen3, Llama, Mistral)."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    tied: bool
+    head: int  # size of one head
+    bias: bool = False  # of queries, keys and values (Qwen2)
+    norms: bool = False  # of queries and keys (Qwen3)
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of a block's linear layers: queries, keys, values, output, and the MLP's three."""
+        wide, narrow = self.heads * self.head, self.kv_heads * self.head
+        attention = [(self.hidden, wide), (self.hidden, narrow), (self.hidden, narrow), (wide, self.hidden)]
+        return [*attention, (self.hidden, self.ffn), (self.hidden, self.ffn), (self.ffn, self.hidden)]
+
+    @property
+    def block(self) -> int:
+        """Parameters of one block."""
+        biases = self.bias * (self.heads + 2 * self.kv_heads) * self.head
+        return (
+            sum(rows * columns for rows, columns in self.matrices)
+            + biases
+            + 2 * self.hidden
+            + 2 * self.norms * self.head
+        )
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of one table of embeddings, or of the output head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.layers * self.block + (1 if self.tied else 2) * self.embeddings + self.hidden
+
+    def adapters(self, rank: int) -> int:
+        """Parameters of low-rank adapters on every linear layer but the head."""
+        return self.layers * sum(rank * (rows + columns) for rows, columns in self.matrices)
+
+
+# From each model's config.json on its hub.
+SHAPES = {
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": Shape(896, 24, 14, 2, 4864, 151936, True, 64, bias=True),
+    "Qwen/Qwen2.5-Coder-1.5B-Instruct": Shape(1536, 28, 12, 2, 8960, 151936, True, 128, bias=True),
+    "Qwen/Qwen2.5-Coder-3B-Instruct": Shape(2048, 36, 16, 2, 11008, 151936, True, 128, bias=True),
+    "Qwen/Qwen3-4B": Shape(2560, 36, 32, 8, 9728, 151936, True, 128, norms=True),
+    "Qwen/Qwen2.5-Coder-7B-Instruct": Shape(3584, 28, 28, 4, 18944, 152064, False, 128, bias=True),
+    "Qwen/Qwen3-8B": Shape(4096, 36, 32, 8, 12288, 151936, False, 128, norms=True),
+    "Qwen/Qwen2.5-Coder-14B-Instruct": Shape(5120, 48, 40, 8, 13824, 152064, False, 128, bias=True),
+}
+
+
+def shape_of(model: Model) -> Shape:
+    """The shape of a recipe's model: made from scratch, known by its hub name, or read in its folder.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if model.source == "tiny":
+        tiny = model.tiny
+        head = tiny.width // tiny.heads
+        heads = (tiny.heads, tiny.heads, tiny.ffn, tiny.vocabulary)
+        return Shape(tiny.width, tiny.layers, *heads, tied=True, head=head, norms=True)
+    if model.source in SHAPES:
+        return SHAPES[model.source]
+    path = Path(model.source).expanduser() / "config.json"
+    try:
+        return _read(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = f"Give its folder as model.source, or one of: {', '.join(SHAPES)}."
+        raise DataError(f"the shape of {model.source} is not known: {type(error).__name__} in {path}", hint) from None
+
+
+def _read(config: dict[str, Any]) -> Shape:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return Shape(
+        hidden=hidden,
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        ffn=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings")),
+        head=config.get("head_dim") or hidden // heads,
+        bias=config.get("model_type") == "qwen2",
+        norms=config.get("model_type") == "qwen3",
+    )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a model is trained.
+
+    Attributes:
+        way: all weights on each GPU, shared out by DeepSpeed, or adapters alone.
+        gpus: processes that train together.
+        rows: episodes of one micro-batch.
+        forward: of these, those of one forward.
+        tokens: most tokens of an episode.
+        slots: episodes that are decoded together in the training process; 0 where servers do it.
+        half: whether products are in bfloat16.
+        rank: of the adapters.
+        sent: whether the weights are sent to servers: adapters are merged into a copy for that.
+    """
+
+    way: Way
+    gpus: int
+    rows: int
+    forward: int
+    tokens: int
+    slots: int
+    half: bool
+    rank: int = 0
+    sent: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each GPU by what they are for; what is not needed at the same time is not added up."""
+
+    weights: int
+    copies: int  # of the weights, in bfloat16 for products, or merged for servers
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    cache: int  # keys and values of the episodes under way
+
+    @property
+    def training(self) -> int:
+        """While a step is trained."""
+        return self.gradients + self.activations
+
+    @property
+    def peak(self) -> int:
+        """At most: while episodes are made there are no gradients, and while a step is trained no keys and values."""
+        resident = self.weights + self.copies + self.optimizer + self.logits
+        return int(WASTE * (resident + max(self.training, self.cache))) + RESERVE
+
+
+def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
+    """How a recipe trains."""
+    hardware, lora = recipe.hardware, recipe.model.lora
+    way: Way = "lora" if lora is not None else "full"
+    for name in ("zero2", "zero3"):
+        if lora is None and hardware.deepspeed is not None and name in Path(hardware.deepspeed).name:
+            way = "zero2" if name == "zero2" else "zero3"
+    half, rank = recipe.model.compute_dtype == "bfloat16", lora.rank if lora is not None else 0
+    if kind == "sft":
+        rows = min(recipe.sft.micro_batch, max(1, recipe.sft.batch // gpus))
+        return Setup(way, gpus, rows, rows, recipe.sft.max_tokens, 0, half, rank)
+    grpo, served = recipe.grpo, recipe.rollout.policy != "transformers"
+    rows = min(grpo.micro_batch, max(1, grpo.questions_per_step * grpo.group // gpus))
+    slots = 0 if served else min(recipe.rollout.slots, max(1, grpo.questions_per_step * grpo.group // gpus))
+    return Setup(way, gpus, rows, min(rows, LIKE_ROWS), grpo.sampling.episode_tokens, slots, half, rank, served)
+
+
+def estimate(shape: Shape, how: Setup) -> Memory:
+    """The bytes on each GPU."""
+    wide = 2 if how.half else 4  # bytes of a product
+    weights, copies, gradients, optimizer = _states(shape, how, wide)
+    decoded = how.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
+    keys = how.slots * how.tokens * shape.layers * 2 * shape.kv_heads * shape.head * wide
+    gathered = (
+        2 * shape.parameters if how.way == "zero3" and how.slots else 0
+    )  # each process decodes with whole weights
+    residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
+    kept = how.rows * how.tokens * shape.layers * shape.hidden * residual
+    return Memory(
+        *(weights, copies, gradients, optimizer),
+        activations=kept + how.forward * how.tokens * _layer(shape, wide, residual),
+        logits=max(TILE, decoded),
+        cache=keys + gathered,
+    )
+
+
+def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
+    """Bytes of weights, their copies, gradients and optimiser, AdamW's two moments of four bytes each."""
+    count, gpus = shape.parameters, how.gpus
+    buckets = 2 if gpus > 1 else 1  # DistributedDataParallel has a second copy of all gradients
+    if how.way == "lora":
+        trained = shape.adapters(how.rank)
+        merged = wide * count if how.sent else 0
+        return wide * count + 4 * trained, merged, 4 * trained * buckets, 8 * trained
+    if how.way == "full":
+        return 4 * count, (2 * count if how.half else 0), 4 * count * buckets, 8 * count
+    if how.way == "zero2":  # deepspeed's estimate_zero2_model_states_mem_needs: 4 P + 16 P / N
+        return 2 * count, 0, 2 * count, 16 * count // gpus
+    largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
+    return 2 * count // gpus, 4 * largest, 0, 16 * count // gpus
+
+
+def _layer(shape: Shape, wide: int, residual: int) -> int:
+    """Bytes of a token while one block is computed again and differentiated.
+
+    Two norms keep their inputs; queries, keys and values are kept before and after they are turned; the MLP keeps its
+    gate, the activated gate, its other half and their product.
+    """
+    attention = 3 * shape.heads * shape.head + 4 * shape.kv_heads * shape.head
+    return 2 * residual * shape.hidden + wide * (4 * shape.hidden + attention + 4 * shape.ffn)
+
+
+def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int) -> str | None:
+    """Whether a run fits GPUs of `total` bytes: None where it does; a warning where what is estimated does not.
+
+    Raises:
+        ResourceError: weights and optimiser alone do not.
+    """
+    try:
+        shape = shape_of(recipe.model)
+    except DataError:
+        return None  # a hub name that is not known here: the run itself tells
+    memory = estimate(shape, setup(recipe, kind, gpus))
+    gib = total / 2**30
+    states = memory.weights + memory.gradients + memory.optimizer
+    if states + RESERVE > total:
+        raise ResourceError(
+            f"{recipe.model.source} takes {states / 2**30:.0f} GiB of weights, gradients and optimiser for {kind} "
+            f"on each GPU, which has {gib:.0f}",
+            "Set model.lora={rank: 32, alpha: 64}, or hardware.deepspeed=zero3 on several GPUs; see sqltrain plan.",
+        )
+    if memory.peak <= total:
+        return None
+    knob = "sft.micro_batch" if kind == "sft" else "grpo.micro_batch, rollout.slots or grpo.sampling.episode_tokens"
+    return f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU's {gib:.0f}: lower {knob} if memory is full"

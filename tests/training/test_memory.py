@@ -1,0 +1,126 @@
+"""Bytes on a GPU: by hand for weights and optimiser, and counted on a CPU for activations."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2Model
+
+from pipelines import recipes
+from pipelines.config import Model
+from pipelines.errors import DataError, ResourceError
+from pipelines.training import child, memory
+from pipelines.training.memory import Setup, Shape, estimate
+from pipelines.training.plan import Plan
+
+P = 7_615_616_512  # parameters of Qwen2.5-7B, as its card's index of weights counts them
+SEVEN = memory.SHAPES["Qwen/Qwen2.5-Coder-7B-Instruct"]
+
+
+def how(way: memory.Way, gpus: int = 1, **changes: object) -> Setup:
+    settings = {"rows": 8, "forward": 8, "tokens": 4096, "slots": 0, "half": True, **changes}
+    return Setup(way, gpus, **settings)  # type: ignore[arg-type]
+
+
+def test_parameters_are_those_that_the_hub_counts() -> None:
+    counts = {name.rpartition("/")[2]: shape.parameters for name, shape in memory.SHAPES.items()}
+    assert counts == {
+        "Qwen2.5-Coder-0.5B-Instruct": 494_032_768,
+        "Qwen2.5-Coder-1.5B-Instruct": 1_543_714_304,
+        "Qwen2.5-Coder-3B-Instruct": 3_085_938_688,
+        "Qwen3-4B": 4_022_468_096,
+        "Qwen2.5-Coder-7B-Instruct": P,
+        "Qwen3-8B": 8_190_735_360,
+        "Qwen2.5-Coder-14B-Instruct": 14_770_033_664,
+    }
+
+
+def test_all_weights_take_sixteen_bytes_a_parameter_and_two_for_products() -> None:
+    used = estimate(SEVEN, how("full"))
+    assert (used.weights, used.gradients, used.optimizer, used.copies) == (4 * P, 4 * P, 8 * P, 2 * P)
+    assert estimate(SEVEN, how("full", gpus=8)).gradients == 8 * P  # and the buckets in which they are sent
+
+
+def test_deepspeed_shares_them_out() -> None:
+    two, three = estimate(SEVEN, how("zero2", gpus=8)), estimate(SEVEN, how("zero3", gpus=8, slots=16))
+    assert two.weights + two.gradients + two.optimizer == 4 * P + 2 * P
+    assert three.weights + three.optimizer == P // 4 + 2 * P
+    assert three.copies == 4 * 152_064 * 3584  # of the largest layer, the embeddings
+    # 16 episodes of 4,096 tokens: 28 layers, keys and values of 4 heads of 128 in bfloat16; and the gathered weights.
+    assert three.cache == 16 * 4096 * 28 * 2 * 4 * 128 * 2 + 2 * P
+
+
+def test_adapters_leave_the_base_in_bfloat16() -> None:
+    """Rank 32: 32 * (inputs + outputs) of each of a block's seven layers."""
+    block = 2 * (3584 + 3584) + 2 * (3584 + 512) + 2 * (3584 + 18944) + (18944 + 3584)
+    trained = 28 * 32 * block
+    assert SEVEN.adapters(32) == trained == 80_740_352
+    used = estimate(SEVEN, how("lora", rank=32))
+    assert (used.weights, used.gradients, used.optimizer) == (2 * P + 4 * trained, 4 * trained, 8 * trained)
+    assert (used.copies, estimate(SEVEN, how("lora", rank=32, sent=True)).copies) == (0, 2 * P)
+
+
+def test_what_is_not_needed_at_the_same_time_is_not_added_up() -> None:
+    alone, both = estimate(SEVEN, how("lora", rank=32)), estimate(SEVEN, how("lora", rank=32, slots=8))
+    assert both.cache == 8 * 4096 * 57_344 < both.activations
+    assert both.peak == alone.peak
+    assert estimate(SEVEN, how("lora", rank=32, slots=256)).peak > alone.peak
+
+
+@pytest.mark.parametrize(("half", "error"), [(False, 0.1), (True, 0.2)])
+def test_one_block_keeps_about_what_is_counted_on_a_cpu(half: bool, error: float) -> None:
+    """What the forward of 1,024 tokens keeps for its backward, in the two layers by which two networks differ."""
+
+    def kept(layers: int) -> int:
+        settings = {"vocab_size": 400, "hidden_size": 128, "num_hidden_layers": layers, "intermediate_size": 512}
+        network = Qwen2Model(Qwen2Config(**settings, num_attention_heads=8, num_key_value_heads=2, pad_token_id=0))
+        own = {value.untyped_storage().data_ptr() for value in network.parameters()}
+        sizes = {shape for value in network.parameters() for shape in (value.shape, value.shape[::-1])}
+        saved: dict[int, torch.Tensor] = {}
+
+        def keep(value: torch.Tensor) -> torch.Tensor:
+            saved[value.untyped_storage().data_ptr()] = value
+            return value
+
+        ids = torch.arange(1024).view(4, 256) % 400
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value),
+            torch.autocast("cpu", torch.bfloat16, enabled=half),
+        ):
+            network(input_ids=ids, use_cache=False)
+        others = {place: value for place, value in saved.items() if place not in own and value.shape not in sizes}
+        return sum(value.untyped_storage().nbytes() for value in others.values())
+
+    shape = Shape(128, 1, 8, 2, 512, 400, tied=True, head=16, bias=True)
+    counted = (kept(4) - kept(2)) / 2 / 1024
+    assert memory._layer(shape, 2 if half else 4, 4) == pytest.approx(counted, rel=error)
+
+
+def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told() -> None:
+    full, lora = recipes.load("sql_trail"), recipes.load("sql_trail", ["model.lora={rank: 32, alpha: 64}"])
+    with pytest.raises(ResourceError, match=r"takes 113 GiB .* for grpo .*has 75.*model\.lora"):
+        memory.check(full, "grpo", 80 * 10**9, 1)
+    assert memory.check(lora, "grpo", 200 * 10**9, 1) is None
+    told = memory.check(lora, "grpo", 80 * 10**9, 1)
+    assert told is not None
+    assert "lower grpo.micro_batch" in told
+
+
+def test_the_training_process_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(total_memory=24 * 10**9))
+    recipe = recipes.load("sql_trail")
+    plan = Plan(kind="sft", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
+    with pytest.raises(ResourceError, match="GPU, which has 22"):
+        child._prepare(plan, lambda event: None)
+
+
+def test_the_shape_of_a_folder_is_read_there(tmp_path) -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "model_type": "llama"}))
+    # Embeddings and head 2 * 6,400, each block 4 * 4,096 + 3 * 6,144 + 2 * 64, and the last norm.
+    assert memory.shape_of(Model(source=str(tmp_path))).parameters == 12_800 + 2 * 34_944 + 64
+    with pytest.raises(DataError, match="shape of no/such is not known"):
+        memory.shape_of(Model(source="no/such"))
+    assert memory.shape_of(Model()).hidden == 128
