@@ -21,7 +21,8 @@ What = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE|PAPER/TABLE",
-        help="A recipe as in `sqltrain run`, or a table of a paper: a file of conf/tables, such as sql_trail/table6.",
+        help="A recipe as in `sqltrain run`, or a table of a paper or a claim: a file of conf/tables, such as "
+        "sql_trail/table6 or claims/turn_reward.",
     ),
 ]
 Axes = Annotated[
@@ -29,7 +30,8 @@ Axes = Annotated[
     typer.Argument(
         metavar="[AXIS=A,B]...",
         help="Overrides in their order; one with several values is an axis: variant=none,no_turns model=NAME,NAME "
-        "benchmark=NAME,NAME after=model,sft,grpo, or any key. seed=0..2 is averaged. store=DIR as ever.",
+        "benchmark=NAME,NAME after=model,sft,grpo, or any key. seed=0..2 is averaged. asked=KEY=VALUE asks a "
+        "checkpoint in another way than it was trained. store=DIR as ever.",
     ),
 ]
 
@@ -68,6 +70,8 @@ def sweep(
     cells, empty = _opened(what, words, baseline, miniature)
     for line in sweeping.outlook(cells, store):
         screen.say(line)
+    if empty.claim is not None and empty.claim.seconds:
+        screen.say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
     if plan:
         return
     sweep = _made(cells, empty, store, engine)
@@ -123,9 +127,11 @@ def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
     """
     from flows import screen, sweeping
     from pipelines.report import formats
-    from pipelines.report.sweep import table
+    from pipelines.report.sweep import table, verdicts
 
     screen.say(formats.markdown(table(sweep)))
+    if sweep.claim is not None:
+        screen.say(formats.markdown(verdicts(sweep)))
     screen.say(f"table  {folder / 'sweep.md'}")
     screen.say(f"page   {folder / sweeping.PAGE}")
     errors = {cell.name: cell.error for cell in sweep.cells if cell.error}

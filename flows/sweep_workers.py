@@ -28,16 +28,24 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
     from tasks.patience import patiently
 
     runs: dict[str, Any] = {}
-    for cell in cells:
+
+    def submit(cell: Cell) -> None:
         if cell.key in runs:
-            continue
+            return
         try:
             runs[cell.key] = patiently(functools.partial(_submit, cell, store), f"the start of {cell.name}", say)
         except ObjectNotFound:
             hint = "Deploy it, and start a worker: infra/README.md."
             raise BoundaryError(f"the Prefect server has no deployment {DEPLOYMENT}", hint) from None
         say(f"{cell.name}: flow run {runs[cell.key]}")
-    return lambda cell: _wait(cell.name, runs[cell.key], say)
+
+    def wait(cell: Cell) -> None:
+        submit(cell)  # unless it was: a checkpoint that is asked once more must be there first
+        _wait(cell.name, runs[cell.key], say)
+
+    for cell in cells:
+        submit(cell)
+    return wait
 
 
 def _submit(cell: Cell, store: Store) -> Any:

@@ -6,6 +6,7 @@ that fails leaves its error in the table, and the same command goes on after a k
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from pipelines.evaluation.measures import Run
 from pipelines.evaluation.voting import Rule
 from pipelines.report import formats
 from pipelines.report.page.sweep_page import page
-from pipelines.report.sweep import ROW, SEED, Filled, Sweep, named, table
+from pipelines.report.sweep import ROW, SEED, Filled, Sweep, named, table, verdicts
 from pipelines.stages import graph
 from pipelines.stages.evaluate import ONCE, records
 from pipelines.store import Store, write_atomic
@@ -29,7 +30,11 @@ from pipelines.types import read_lines
 INCLUDED = {"model": "models", "benchmark": "data"}  # axes whose values are files of a folder of `conf/`
 AS_IT_IS = "none"  # of the axis `variant`: the recipe itself
 AFTER = "after"  # the axis of one run's checkpoints
+RECIPE = "recipe"  # a row of another recipe than the table's
+ASKED = "asked"  # overrides of the recipe by which a cell's checkpoint is asked once more, and not trained
+NO_OVERRIDES = (AFTER, RECIPE, ASKED)
 CHECKPOINTS = ("model", "sft", "grpo")
+ASKING = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 PAGE = "sweep.html"
 Say = Callable[[str], None]
@@ -44,6 +49,7 @@ class Cell:
         recipe: what they make.
         source: the recipe's name, and `overrides` what is laid over it.
         after: the stage whose evaluation it shows: model, sft or grpo; "" for the last that the recipe has.
+        asked: overrides by which that checkpoint is evaluated in another way than it was trained; () for its own way.
     """
 
     values: Mapping[str, str]
@@ -51,6 +57,7 @@ class Cell:
     source: str
     overrides: tuple[str, ...]
     after: str = ""
+    asked: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,12 +102,19 @@ def _cell(name: str, picked: Sequence[Choice], options: Sequence[Sequence[Choice
         choice for choice, choices in zip(picked, options, strict=True) if len(choices) > 1 or choice.axis == ROW
     ]
     picked_words = [word for choice in picked for word in choice.words]
-    after = [word.partition("=")[2] for word in picked_words if word.startswith(f"{AFTER}=")]
+    spoken = {
+        axis: [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
+    }
+    after, asked = spoken[AFTER], spoken[ASKED]
     if any(stage not in CHECKPOINTS for stage in after):
         raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
+    source = [name, *spoken[RECIPE]][-1]
     overrides = [override for word in picked_words if (override := _override(word))]
+    recipe = recipes.load(source, overrides)
+    if asked:
+        recipes.load(source, [*overrides, *asked])  # a wrong key is said before anything is made
     values = {choice.axis: choice.value for choice in in_title}
-    return Cell(values, recipes.load(name, overrides), name, tuple(overrides), after[-1] if after else "")
+    return Cell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked))
 
 
 def _choices(word: str) -> list[Choice]:
@@ -128,7 +142,7 @@ def _split(text: str) -> list[str]:
 def _override(word: str) -> str:
     """A word as the recipe takes it; "" where it says nothing to the recipe."""
     axis, _, value = word.partition("=")
-    if axis == AFTER or (axis == "variant" and value == AS_IT_IS):
+    if axis in NO_OVERRIDES or (axis == "variant" and value == AS_IT_IS):
         return ""
     if axis not in INCLUDED:
         return word
@@ -202,10 +216,21 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
 def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
     try:
         make(cell)
+        if cell.asked:
+            again = _asked_again(cell, store)
+            make(again)
+            return dataclasses.replace(_result(again, store), values=cell.values)
         return _result(cell, store)
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
         reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
         return Filled(cell.values, error=reason)
+
+
+def _asked_again(cell: Cell, store: Store) -> Cell:
+    """The cell that evaluates a finished cell's checkpoint as its `asked` says."""
+    _, trained = _evaluated(cell, store)
+    overrides = (*cell.overrides, *cell.asked, f"model.source={trained.folder / 'model'}", f"stages={ASKING}")
+    return Cell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
 
 
 def _work(steps: Sequence[graph.Step], store: Store) -> dict[tuple[str, str], int]:
@@ -224,23 +249,34 @@ def _result(cell: Cell, store: Store) -> Filled:
     Raises:
         RecipeError: the recipe has no such evaluation.
     """
+    evaluated, trained = _evaluated(cell, store)
+    settings = cell.recipe.evaluation
+    curves = _curves(trained.folder / "curves.jsonl")
+    run = Run(
+        tuple(records(evaluated.folder, "greedy", "sampled")),
+        tuple(records(evaluated.folder, ONCE)),
+        cell.recipe.headline,
+        max((k for k in settings.ks if k <= settings.samples), default=1),
+        Rule.of(settings),
+        cell.recipe.seed,
+        curves,
+    )
+    return Filled(cell.values, run, curves)
+
+
+def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
+    """The evaluation that a cell shows, and the stage that made the checkpoint.
+
+    Raises:
+        RecipeError: the recipe has no such evaluation.
+    """
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
     names = [f"evaluate_{checkpoint}" for checkpoint in CHECKPOINTS if cell.after in ("", checkpoint)]
     done = [steps[name] for name in names if name in steps]
     if not done:
         wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
         raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing here", f"A table wants {wanted}.")
-    trained = steps.get(done[-1].name.removeprefix("evaluate_"))
-    settings = cell.recipe.evaluation
-    run = Run(
-        tuple(records(done[-1].folder, "greedy", "sampled")),
-        tuple(records(done[-1].folder, ONCE)),
-        cell.recipe.headline,
-        max((k for k in settings.ks if k <= settings.samples), default=1),
-        Rule.of(settings),
-        cell.recipe.seed,
-    )
-    return Filled(cell.values, run, _curves(trained.folder / "curves.jsonl") if trained else ())
+    return done[-1], steps[done[-1].name.removeprefix("evaluate_")]
 
 
 def _curves(path: Path) -> tuple[Mapping[str, Any], ...]:
@@ -269,10 +305,11 @@ def write(sweep: Sweep, folder: Path) -> None:
         UserError: the folder cannot be written.
     """
     source = table(sweep)
+    decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
-            ("sweep.md", formats.markdown(source)),
+            ("sweep.md", formats.markdown(source) + decided),
             ("sweep.tex", formats.latex(source)),
             ("sweep.csv", formats.to_csv(source)),
             (PAGE, page(sweep)),
@@ -300,7 +337,10 @@ def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: b
     """
     source = paper_tables.load(name)
     form = source.form(miniature)
-    planned = cells(form.recipe, [*form.axes, *words], form.rows)
+    given = {word.partition("=")[0] for word in words}
+    # `seed=7..9` is in place of the file's own seeds.
+    axes = [axis for axis in form.axes if len(_choices(axis)) == 1 or axis.partition("=")[0] not in given]
+    planned = cells(form.recipe, [*axes, *words], form.rows)
     facts = {"paper": source.paper, "recipe": form.recipe, **({"note": source.note} if source.note else {})}
     return planned, Sweep(
         f"{source.paper}: {source.title}" + (", in miniature" if miniature else ""),
@@ -311,4 +351,5 @@ def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: b
         source.reported,
         source.absent,
         facts,
+        source.claim,
     )

@@ -2,6 +2,9 @@
 
 A file names a recipe, the rows (each a list of words as `sqltrain sweep` takes them), the axes that every row has, the
 baseline, what is measured, and what the paper reports. Its `miniature` says what the same table is on a CPU.
+
+`conf/tables/claims/NAME.yaml` are tables that test a claim of theirs in miniature: `claim` says it, and which rows must
+differ how (`pipelines/evaluation/claims.py`). docs/laboratory.md shows them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import pydantic
 from pipelines import recipes
 from pipelines.config import Section
 from pipelines.errors import RecipeError
+from pipelines.evaluation.claims import Claim
 from pipelines.evaluation.measures import measure
 from pipelines.report.sweep import CURVES, Reported
 from pipelines.yaml_files import read_yaml
@@ -54,6 +58,7 @@ class PaperTable(Form):
         reported: row -> benchmark -> measure -> the paper's figure, in percent for shares.
         absent: rows of the paper's that no cell fills, and why.
         note: what a reader of both should know.
+        claim: what the table tests; None where it only shows.
     """
 
     paper: str
@@ -65,12 +70,13 @@ class PaperTable(Form):
     absent: Mapping[str, str] = pydantic.Field(default_factory=dict)
     note: str = ""
     miniature: Miniature | None = None
+    claim: Claim | None = None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> PaperTable:
         """Every row that the file speaks of is one, also in miniature, and every measure is known."""
         small = self.miniature.rows if self.miniature is not None else {}
-        for name in (self.baseline, *self.reported, *small):
+        for name in (self.baseline, *self.reported, *small, *(self.claim.rows if self.claim is not None else ())):
             if name not in self.rows:
                 raise ValueError(f"there is no row {name!r}")
         if small and self.baseline not in small:
@@ -100,6 +106,12 @@ class PaperTable(Form):
 def names() -> list[str]:
     """All tables: "sql_trail/table6"."""
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml"))
+
+
+def claims() -> dict[str, PaperTable]:
+    """The tables that test a claim, by name, in the order of the claims' numbers."""
+    tables = {name: load(name) for name in names() if name.startswith("claims/")}
+    return dict(sorted(tables.items(), key=lambda item: item[1].claim.number if item[1].claim is not None else 0))
 
 
 def is_table(name: str) -> bool:

@@ -1,12 +1,14 @@
 """The measures that a sweep's table may show, by name: what each question's answers in one evaluation are worth.
 
 `greedy`, `at once`, `majority`, `pass@4`, `average@4`, `turns`, `tokens out`, `hallucination errors` (a share of the
-wrong answers), ... A measure of one slice names the benchmark's own level, or Spider's: `greedy [simple]`.
+wrong answers), ... A measure of one slice names the benchmark's own level, or Spider's: `greedy [simple]`. `curve
+ex` is a number of the training before, by its steps, and `swing ex` how far it moves from one step to the next.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import statistics
@@ -15,6 +17,7 @@ from typing import Literal
 
 from pipelines.errors import RecipeError
 from pipelines.evaluation import metrics
+from pipelines.evaluation.curves import series
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.seeds import Scores
 from pipelines.evaluation.voting import PLAIN, Rule, majority_at_k
@@ -34,6 +37,7 @@ class Run:
         once: the greedy episodes that had to answer at once.
         equality: the headline's.
         k: how many samples vote where a measure names no number.
+        curves: the numbers of the training before it, a step a row.
     """
 
     records: tuple[EpisodeRecord, ...]
@@ -42,6 +46,7 @@ class Run:
     k: int = 1
     rule: Rule = PLAIN
     seed: int = 0
+    curves: tuple[Mapping[str, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +87,10 @@ SHARES: Mapping[str, Value] = {
     "format": lambda record, _: float(record.well_formed),
     "schema": lambda record, _: None if record.linking is None else record.linking.jaccard,
     "bigrams": lambda record, _: record.bigrams,
+    "hallucinations": lambda record, _: float(
+        record.diagnosis is not None and record.diagnosis.error == "hallucination"
+    ),
+    "lists first": lambda record, _: None if record.lists_first is None else float(record.lists_first),
     "single statement": lambda record, _: None if record.final_sql is None else float(record.tool_calls == 0),
     **{f"{name.replace('_', ' ')} errors": _error(name) for name in ERROR_CLASSES},
 }
@@ -108,13 +117,16 @@ def measure(name: str) -> Measure:
         return Measure(
             name, "percent", lambda run: _over_samples(_within(run.records, level), run, base, int(k or run.k))
         )
+    training, _, number = base.partition(" ")
+    if training in ("curve", "swing") and number and not k and not level:
+        return Measure(name, "mean", lambda run: _of_training(run, number, training == "swing"))
     plain, _, spread = base.partition(" deviation")
     if plain in COSTS and not k and not spread:
         fold = statistics.pstdev if plain != base else statistics.fmean
         return Measure(name, "mean", lambda run: _of_episodes(run, plain, COSTS[plain], level), fold)
     if base in SHARES and not k:
         return Measure(name, "percent", lambda run: _of_episodes(run, base, SHARES[base], level))
-    names = ", ".join([*SHARES, *COSTS, *(f"{name}@K" for name in OVER_SAMPLES)])
+    names = ", ".join([*SHARES, *COSTS, *(f"{name}@K" for name in OVER_SAMPLES), "curve NAME", "swing NAME"])
     raise RecipeError(f"there is no measure {name!r}", f"Known: {names}; with a level behind it: greedy [simple].")
 
 
@@ -139,6 +151,14 @@ def _of_episodes(run: Run, name: str, value: Value, level: str | None) -> Scores
         if figures:
             by_question[question] = members[0].database, math.fsum(figures) / len(figures)
     return by_question
+
+
+def _of_training(run: Run, name: str, swing: bool) -> Scores:
+    """A number of training at each step, or how far it is from that of the step before; a step is its own cluster."""
+    points = series(run.curves, name)
+    if swing:
+        points = [(step, abs(value - before)) for (_, before), (step, value) in itertools.pairwise(points)]
+    return {f"{step:g}": (f"{step:g}", value) for step, value in points}
 
 
 def _over_samples(records: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> Scores:

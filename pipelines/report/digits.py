@@ -22,6 +22,11 @@ def points(difference: float | None) -> str:
     return NONE if difference is None else f"{100 * difference:+.1f}".replace("-", "−")
 
 
+def signed(difference: float, unit: float) -> str:
+    """A difference with its sign: of shares in points (a unit of 0.01), else as it is, to two decimals."""
+    return f"{difference / unit:+.{1 if unit == 0.01 else 2}f}".replace("-", "−")
+
+
 def p_value(p: float | None) -> str:
     """A p-value to three decimals; below that only that it is."""
     if p is None:

@@ -86,6 +86,12 @@ def show(cell: Cell, kind: Kind) -> str:
     return shapes.get(kind, str)(cell)
 
 
+def signed(difference: Paired, unit: float) -> str:
+    """A difference with its interval, in a measure's unit: "+3.1 [+0.4, +5.9]"."""
+    low, high = digits.signed(difference.low, unit), digits.signed(difference.high, unit)
+    return f"{digits.signed(difference.difference, unit)} [{low}, {high}]"
+
+
 def markdown(table: Table) -> str:
     """A GitHub table under its title."""
     lines = [_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns)]

@@ -6,10 +6,12 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.evaluation import measures, seeds
+from pipelines.evaluation import claims, measures, seeds
+from pipelines.evaluation.claims import Claim, Contrast, Decided
 from pipelines.evaluation.curves import SMOOTH, Points, moving_average, series
 from pipelines.evaluation.measures import Measure, Run
 from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.report import digits, formats
 from pipelines.report.formats import Cell, Column, Table
 
 SEED = "seed"  # the axis that a row averages over
@@ -51,6 +53,7 @@ class Sweep:
         reported: a paper's own figures, percent for shares.
         absent: rows of the paper's table that no cell fills, and why.
         facts: what else a reader wants to know, such as the command.
+        claim: what the rows test; None where they only show.
     """
 
     title: str
@@ -61,6 +64,7 @@ class Sweep:
     reported: Reported = dataclasses.field(default_factory=dict)
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    claim: Claim | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -165,6 +169,53 @@ def _cells(row: Row, rows: Sequence[Row], sweep: Sweep, chosen: Sequence[Measure
     yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
     yield float(max((len({record.example_id for record in run.records}) for run in row.runs), default=0)) or None
     yield row.error or None
+
+
+def decided(sweep: Sweep) -> list[Decided]:
+    """What came of each contrast of the sweep's claim; none of a sweep that tests no claim."""
+    if sweep.claim is None:
+        return []
+    runs: dict[str, dict[str, Run]] = {}
+    for cell in sweep.cells:
+        if cell.run is not None:
+            runs.setdefault(cell.values[ROW], {})[cell.values.get(SEED, "")] = cell.run
+    return claims.outcome(sweep.claim, runs, sweep.seeds or ("",))
+
+
+def verdicts(sweep: Sweep) -> Table:
+    """The contrasts of the sweep's claim, each with its interval and its verdict."""
+    return Table(
+        "verdict",
+        sweep.claim.text if sweep.claim is not None else "",
+        (
+            Column("contrast"),
+            Column("measure"),
+            Column("difference"),
+            Column("each seed"),
+            Column("could be shown", about="the smallest difference that so many questions show with 80 % power"),
+            Column("questions", "count"),
+            Column("verdict"),
+        ),
+        tuple(tuple(_contrast(part)) for part in decided(sweep)),
+        f"{claims.together([part.verdict for part in decided(sweep)])}. {sweep.claim.reading}" if sweep.claim else "",
+    )
+
+
+def _contrast(part: Decided) -> Iterator[Cell]:
+    contrast, difference = part.contrast, part.difference
+    yield from (contrast.says, measured(contrast))
+    yield formats.signed(difference, contrast.unit) if difference is not None else None
+    yield ", ".join(digits.signed(value, contrast.unit) for value in part.by_seed) or None
+    yield digits.signed(part.detectable, contrast.unit).lstrip("+") if part.detectable is not None else None
+    yield float(part.questions) or None
+    yield part.verdict
+
+
+def measured(contrast: Contrast) -> str:
+    """What a contrast is of: "EX", "EX at once against EX"."""
+    names = [contrast.measure, *([contrast.over_measure] if contrast.over_measure is not None else [])]
+    words = " against ".join(map(measures.title, names))
+    return words if contrast.beyond is None else f"{words}, less that of {measures.title(contrast.beyond)}"
 
 
 def figure(row: Row, of: Measure) -> Estimate | float | None:

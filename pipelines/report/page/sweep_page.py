@@ -50,6 +50,11 @@ def _hero(result: Sweep) -> Html:
 
 def _sections(result: Sweep) -> Iterator[tuple[str, str, Html]]:
     """(id, short name, markup) of every section that has something to show."""
+    if result.claim is not None:
+        source = sweep.verdicts(result)
+        heading = tag("p", f"{result.claim.text} ({result.claim.source})", class_="about")
+        markup = join(heading, table(source, caption=False), tag("p", source.note, class_="about"))
+        yield "verdict", "Verdict", section("verdict", "The verdict", markup)
     yield "table", "Table", section("table", "The table", _table(result), _rows(result))
     if any(cell.error for cell in result.cells):
         yield "failed", "Failed", section("failed", "Cells that failed", _pairs(_errors(result)))
@@ -129,12 +134,13 @@ def _legend(names: Sequence[str], curves: Container[str]) -> Html:
     for place, name in enumerate(names):
         if name not in curves:
             continue
-        sample = canvas(22, 14, "", polyline([(1, 7), (21, 7)], _line_class(place)), class_="key")
+        sample = canvas(22, 14, "", polyline([(1, 7), (21, 7)], line_class(place)), class_="key")
         items.append(tag("li", sample, name))
     return tag("ul", items, class_="legend")
 
 
-def _line_class(place: int) -> str:
+def line_class(place: int) -> str:
+    """The colour of a row by its place among the rows."""
     return f"line s{place % COLOURS}" + (" dashed" if place // COLOURS % 2 else "")
 
 
@@ -166,7 +172,7 @@ def _drawn(line: Line, place: int, across: Scale, up: Scale) -> Html:
     return tag(
         "g",
         band(upper, lower, f"band s{place % COLOURS}") if spread else None,
-        polyline(at, _line_class(place)),
+        polyline(at, line_class(place)),
         data_tip=f"{line.row}: {digits.compact(line.points[-1][1])} at step {line.points[-1][0]:g}",
     )
 

@@ -1,0 +1,317 @@
+"""Writes docs/laboratory.md, its figures and docs/laboratory.csv from the sweeps of a store.
+
+    python docs/build_laboratory.py STORE [seed=7..9]
+
+Nothing is made here: an arm that the store lacks is not measured yet, and the page says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flows import sweeping
+from pipelines import paper_tables
+from pipelines.errors import DataError, SqltrainError
+from pipelines.evaluation import claims
+from pipelines.evaluation.claims import Claim, Decided, Verdict
+from pipelines.report import formats
+from pipelines.report import sweep as report
+from pipelines.report.page import sweep_page
+from pipelines.report.page.html import Html, tag
+from pipelines.report.page.svg import Frame, Scale, axis_x, canvas, marker, text
+from pipelines.stages import graph
+from pipelines.store import Store
+
+DOCS = Path(__file__).resolve().parent
+PAGE, DATA, IMAGES = DOCS / "laboratory.md", DOCS / "laboratory.csv", DOCS / "images" / "laboratory"
+ASSETS = Path(sweep_page.__file__).parent / "assets"
+RULES = re.compile(r"[^{}]+\{[^{}]*\}")
+DRAWN = (":root", ".s0", ".s3", ".chart", ".grid", ".axis", ".mark", ".whisker", ".line", ".band")
+STYLE_OF = {"holds": 3, "does not hold": 2, "cannot be told": 0, "not measured": 0}
+SHOWN_CURVES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """A claim with what the store has of it.
+
+    Attributes:
+        name: of its file.
+        seconds: of processor time that its trainings took, those that it shares with other claims included.
+    """
+
+    name: str
+    claim: Claim
+    sweep: report.Sweep
+    decided: tuple[Decided, ...]
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """On the whole claim."""
+        return "cannot be told" if self.claim.untold else claims.together([part.verdict for part in self.decided])
+
+
+def gather(store: Store, words: Sequence[str]) -> list[Tested]:
+    """All claims in the order of their numbers, each with the cells that are there."""
+    return [_tested(name, table, store, words) for name, table in paper_tables.claims().items()]
+
+
+def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Sequence[str]) -> Tested:
+    if source.claim is None:
+        raise DataError(f"{name} tests no claim", "A file of conf/tables/claims says its claim.")
+    cells, empty = ([], report.Sweep(name, ())) if source.claim.untold else sweeping.of_paper(name, words, None, False)
+
+    def look(cell: sweeping.Cell) -> None:
+        missing = [step.name for step in graph.plan(cell.recipe, store) if not step.cached and step.name != "report"]
+        if missing:
+            raise DataError(f"not made yet: {', '.join(missing)}")
+
+    filled = tuple(sweeping.fill(cells, store, look, lambda line: None))
+    sweep = dataclasses.replace(empty, cells=filled)
+    seconds = sum(_trainings(cells, store).values())
+    return Tested(name, source.claim, sweep, tuple(report.decided(sweep)) if filled else (), seconds)
+
+
+def _trainings(cells: Sequence[sweeping.Cell], store: Store) -> dict[Path, float]:
+    """Processor seconds of each finished training that some cell needs."""
+    spent = {}
+    for cell in cells:
+        for step in graph.plan(cell.recipe, store):
+            timing = step.folder / "timing.jsonl"
+            if step.kind in ("sft", "grpo") and timing.is_file():
+                lines = timing.read_text(encoding="utf-8").splitlines()
+                spent[step.folder] = sum(json.loads(line)["cpu_seconds"] for line in lines)
+    return spent
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+HEAD = """# The laboratory: which of the papers' claims hold in miniature?
+
+Twelve claims that the five papers make of directions ("this is better than that"), each tested by arms that differ in
+one thing, on three seeds that chose none of the settings. `python benchmarks/laboratory.py` runs what is missing and
+writes this page, its figures and [laboratory.csv](laboratory.csv); a claim by itself: `sqltrain sweep claims/NAME`.
+What must come out for a claim to hold is in `conf/tables/claims/NAME.yaml`, which was written before anything was run.
+
+**The rule.** Each seed draws its own world, model and episodes. A difference is taken question by question within a
+seed; its 95 % interval redraws databases and seeds, each for itself (`pipelines/evaluation/seeds.py`). With three seeds
+such an interval reaches about from the lowest seed to the highest, so a claim can hold only where the seeds agree. A
+claim of "better" **holds** where the interval lies on its side of 0; it **does not hold** where the interval lies on
+the other side, or below the smallest difference that its file says would matter; else it **cannot be told**. A claim of
+"no worse" holds where the interval lies above the margin that its file states. A claim of several contrasts holds if
+all do, and does not if one does not. "Could be shown" is the smallest difference that so wide an interval detects with
+80 % power (`pipelines/evaluation/claims.py`).
+
+**What a reader may conclude.** A model of one million parameters, a generated world of a few hundred words, thirty or
+forty steps of GRPO where the papers take hundreds: a claim that holds here does so without the papers' scale, and one
+that does not hold here may hold there. What is under each claim says more.
+"""
+
+
+FOREST = "claims.svg"
+CAPTION = (
+    "Each difference in the direction of its claim, in units of the smallest difference that could be shown: right of "
+    "0 is the claim's side. "
+    'The bar across is the margin of a claim of "no worse".'
+)
+
+
+def page(tested: Sequence[Tested]) -> str:
+    """The whole page as Markdown."""
+    counts = {word: sum(entry.verdict == word for entry in tested) for word in STYLE_OF}
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    lines = [HEAD, f"**In all**: {summary}.", ""]
+    if any(part.difference is not None for entry in tested for part in entry.decided):
+        lines += [f"![Each contrast of each claim with its interval](images/laboratory/{FOREST})", "", CAPTION, ""]
+    lines += ["| claim | verdict | training, processor minutes |", "|---|---|---:|"]
+    lines += [
+        f"| {entry.claim.number}. {entry.claim.text} | {entry.verdict} | {_minutes(entry.seconds)} |"
+        for entry in tested
+    ]
+    for entry in tested:
+        lines += ["", *_section(entry)]
+    return "\n".join(lines) + "\n"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f}" if seconds else "–"
+
+
+def _section(entry: Tested) -> Iterator[str]:
+    claim = entry.claim
+    yield f"## {claim.number}. {claim.text}"
+    yield ""
+    yield f"{claim.source}. `sqltrain sweep {entry.name}`"
+    yield ""
+    if claim.untold:
+        yield f"**Cannot be told.** {claim.untold}"
+        return
+    yield f"**{entry.verdict.capitalize()}.**" + (f" {claim.reading}" if entry.verdict != "not measured" else "")
+    yield ""
+    yield from _body(formats.markdown(report.verdicts(entry.sweep)))
+    if not any(row.runs for row in entry.sweep.rows()):
+        yield ""
+        yield f"Expected to take {claim.seconds / 60:.0f} minutes of one core where nothing of it is there yet."
+        return
+    yield ""
+    yield from _body(formats.markdown(report.table(entry.sweep)))
+    if chosen(entry):
+        yield ""
+        yield f"![Training of the rows of claim {claim.number}](images/laboratory/{short(entry)}.svg)"
+
+
+def _body(markdown: str) -> list[str]:
+    """A table's rows, without its title and its note."""
+    return [line for line in markdown.splitlines() if line.startswith("|")]
+
+
+def short(entry: Tested) -> str:
+    """The claim's name without its folder."""
+    return entry.name.rpartition("/")[2]
+
+
+# --- The figures ------------------------------------------------------------------------------------------------------
+
+
+def standalone(drawing: Html) -> str:
+    """A chart as a file of its own: with the page's colours, light or dark as the reader's system is."""
+    sheets = [(ASSETS / name).read_text(encoding="utf-8") for name in sweep_page.STYLES]
+    plain = re.sub(r"/\*.*?\*/", "", "\n".join(sheets), flags=re.DOTALL)
+    rules = [rule.strip() for rule in RULES.findall(plain) if rule.strip().startswith(DRAWN)]
+    style = f"<style>{' '.join(' '.join(rules).split())}</style>"
+    opening, closing, rest = drawing.partition(">")
+    return opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + closing + style + rest + "\n"
+
+
+def forest(tested: Sequence[Tested]) -> Html:
+    """Every contrast that was measured, in units of what it could have shown."""
+    rows = [
+        (entry, part) for entry in tested for part in entry.decided if part.difference is not None and part.detectable
+    ]
+    pitch, left, right, width = 24.0, 430.0, 830.0, 1072.0
+    frame = Frame(left, 8, right, 8 + pitch * len(rows))
+    across = Scale(-3, 3, left, right)
+    parts: list[Html] = [
+        tag(
+            "line",
+            x1=across(mark),
+            x2=across(mark),
+            y1=frame.top,
+            y2=frame.bottom,
+            class_="axis" if not mark else "grid",
+        )
+        for mark in range(-3, 4)
+    ]
+    for number, (entry, part) in enumerate(rows):
+        parts.append(_drawn(entry, part, across, frame.top + pitch * (number + 0.5)))
+    parts.append(
+        axis_x(across, frame, list(range(-3, 4)), lambda mark: f"{mark:g}", "times the smallest that could be shown")
+    )
+    label = "; ".join(f"claim {entry.claim.number}, {part.contrast.says}: {part.verdict}" for entry, part in rows)
+    return canvas(width, frame.bottom + 40, label, parts)
+
+
+def _drawn(entry: Tested, part: Decided, across: Scale, y: float) -> Html:
+    difference, contrast, scale = part.difference, part.contrast, part.detectable
+    if difference is None or not scale:
+        raise DataError(f"{contrast.says} was not measured")
+    sign = -1 if contrast.less else 1
+    ends = [
+        max(-3.0, min(3.0, sign * value / scale)) for value in (difference.low, difference.difference, difference.high)
+    ]
+    style, margin = STYLE_OF[part.verdict], (contrast.margin or 0) * contrast.unit
+    bar = across(max(-3.0, -margin / scale))
+    return tag(
+        "g",
+        text(0, y + 4, f"{entry.claim.number}  {contrast.says}", "row-note"),
+        tag("line", x1=bar, x2=bar, y1=y - 8, y2=y + 8, class_="axis") if margin else None,
+        tag("line", x1=across(ends[0]), x2=across(ends[2]), y1=y, y2=y, class_=f"whisker s{style}"),
+        marker(across(ends[1]), y, style),
+        text(across.end + 14, y + 4, formats.signed(difference, contrast.unit), "bounds"),
+        text(1072, y + 4, part.verdict, "row-note", "end"),
+    )
+
+
+def chosen(entry: Tested) -> dict[str, list[report.Line]]:
+    """The curves that a claim's file names, as far as its rows have them."""
+    drawn = report.curves(entry.sweep) if entry.sweep.cells else {}
+    return {name: drawn[name] for name in entry.sweep.curves[:SHOWN_CURVES] if name in drawn}
+
+
+def curves(entry: Tested) -> Html:
+    """A claim's curves side by side, with their legend above; a band reaches from the lowest seed to the highest."""
+    names = [row.name for row in entry.sweep.rows()]
+    drawn = chosen(entry)
+    parts: list[Html] = []
+    at = 0.0
+    for place, name in enumerate(names):
+        if any(line.row == name for lines in drawn.values() for line in lines):
+            line = tag("line", x1=at, x2=at + 22, y1=10, y2=10, class_=sweep_page.line_class(place))
+            parts += [line, text(at + 28, 14, name, "row-note")]
+            at += 60 + 6.4 * len(name)
+    for number, (name, lines) in enumerate(drawn.items()):
+        chart = sweep_page.chart(lines, name, names)
+        words = text(44, 12, name.replace("_", " "), "row-note")
+        parts.append(
+            tag("g", words, tag("g", chart, transform="translate(0 14)"), transform=f"translate({number * 520} 28)")
+        )
+    label = f"{', '.join(drawn)} by step of the rows of claim {entry.claim.number}"
+    return canvas(max(520.0 * len(drawn), at), 300, label, parts)
+
+
+# --- The data ---------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    *("claim", "file", "contrast", "row", "over", "measure", "unit", "difference", "low", "high", "p", "by_seed"),
+    *("questions", "could_be_shown", "margin", "matters", "verdict", "verdict_of_claim"),
+)
+
+
+def data(tested: Sequence[Tested]) -> str:
+    """A row a contrast, raw values; those of a claim that is not measured are empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for entry in tested:
+        writer.writerows(_values(entry, part) for part in entry.decided)
+    return out.getvalue()
+
+
+def _values(entry: Tested, part: Decided) -> list[str | float | None]:
+    contrast, difference = part.contrast, part.difference
+    figures: list[float | None] = [None] * 4
+    if difference is not None:
+        figures = [difference.difference, difference.low, difference.high, difference.p_permutation]
+    return [
+        *(entry.claim.number, entry.name, contrast.says, contrast.row, contrast.over, report.measured(contrast)),
+        *("share" if contrast.unit < 1 else "count", *figures, " ".join(f"{value:.6f}" for value in part.by_seed)),
+        *(part.questions, part.detectable, contrast.margin, contrast.matters, part.verdict, entry.verdict),
+    ]
+
+
+def main(store: Path, words: Sequence[str]) -> None:
+    """Write page, figures and data."""
+    tested = gather(Store(store), words)
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    if any(part.difference is not None for entry in tested for part in entry.decided):
+        (IMAGES / FOREST).write_text(standalone(forest(tested)), encoding="utf-8")
+    for entry in tested:
+        if chosen(entry):
+            (IMAGES / f"{short(entry)}.svg").write_text(standalone(curves(entry)), encoding="utf-8")
+    DATA.write_text(data(tested), encoding="utf-8")
+    PAGE.write_text(page(tested), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except SqltrainError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,133 @@
+"""docs/laboratory.md is built from what a store has: nothing is invented, and what is there is decided and drawn."""
+
+import csv
+import dataclasses
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+from evaluation_world import RECORD
+
+from flows import sweeping
+from pipelines import paper_tables
+from pipelines.config import Recipe
+from pipelines.errors import RecipeError
+from pipelines.report.sweep import Filled
+from pipelines.stages import graph
+from pipelines.stages.inputs import write_lines
+from pipelines.store import Store
+from pipelines.types import to_dict
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+NAME = "claims/turn_reward"
+SOME = (NAME, "claims/coupling", "claims/lists_everything")  # all twelve would be planned for seconds
+QUESTIONS = 24
+
+
+@pytest.fixture
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The page's program, which writes into a folder of the test."""
+    spec = importlib.util.spec_from_file_location("build_laboratory", DOCS / "build_laboratory.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "build_laboratory", module)
+    spec.loader.exec_module(module)
+    tables = {name: table for name, table in paper_tables.claims().items() if name in SOME}
+    monkeypatch.setattr(paper_tables, "claims", lambda: tables)
+    for name, place in {"PAGE": "laboratory.md", "DATA": "laboratory.csv", "IMAGES": "images"}.items():
+        monkeypatch.setattr(module, name, tmp_path / place)
+    return module
+
+
+def fill(store: Store, cell: sweeping.Cell) -> None:
+    """Make a cell's stages without training: the turn reward saves a turn, and costs no accuracy."""
+    for step in graph.plan(cell.recipe, store):
+        store.make(step.kind, step.key, lambda folder: build(step, cell.recipe, folder), {}, lambda: None)  # noqa: B023
+
+
+def build(step: graph.Step, recipe: Recipe, folder: Path) -> None:
+    rewarded = bool(recipe.rewards[1].weight)
+    if step.name == "grpo":
+        steps = [{"step": at, "turns": 3 - at / 10 if rewarded else 3.0, "reward": 1.0} for at in range(1, 7)]
+        write_lines(folder / "curves.jsonl", steps)
+        write_lines(folder / "timing.jsonl", [{"step": at, "cpu_seconds": 5.0} for at in range(1, 7)])
+    if step.name.startswith("evaluate_"):
+        rows = [
+            dataclasses.replace(
+                RECORD,
+                example_id=f"q{number}",
+                database=f"d{number}",
+                mode=mode,
+                turns=1 + (not rewarded) + number % 2,
+                scores={"strict": float(number % 3 > 0)},
+            )
+            for number in range(QUESTIONS)
+            for mode in ("greedy", "sampled")
+        ]
+        write_lines(folder / "records.jsonl", ({"pass": row.mode, "record": to_dict(row)} for row in rows))
+
+
+def test_a_store_without_arms_gives_a_page_without_figures(builder: ModuleType, tmp_path: Path) -> None:
+    builder.main(tmp_path / "store", [])
+    text = (tmp_path / "laboratory.md").read_text(encoding="utf-8")
+    assert "**In all**: 1 cannot be told, 2 not measured." in text
+    assert text.count("\n## ") == 3
+    assert "images/" not in text
+    assert not list((tmp_path / "images").iterdir())
+    rows = list(csv.DictReader((tmp_path / "laboratory.csv").read_text().splitlines()))
+    assert {row["verdict"] for row in rows} == {"not measured"}
+    assert {row["difference"] for row in rows} == {""}
+
+
+def test_a_claim_that_was_run_is_decided_and_drawn(builder: ModuleType, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for cell in sweeping.of_paper(NAME, [], None, False)[0]:
+        fill(store, cell)
+    builder.main(store.root, [])
+    text = (tmp_path / "laboratory.md").read_text(encoding="utf-8")
+    (section,) = (part for part in text.split("\n## ") if part.startswith("3. "))
+    assert "**Cannot be told.**" in section  # 24 questions cannot show that no three points were lost
+    assert "| fewer turns | turns | −1.00 \\[−1.00, −0.86\\] | −1.00, −1.00, −1.00 | 0.10 | 72 | holds |" in section
+    assert "images/laboratory/turn_reward.svg" in section
+    assert (
+        "| 3. The turn reward saves turns and loses no accuracy | cannot be told | 3.0 |" in text
+    )  # 2 arms, 3 seeds, 30 s
+    rows = list(csv.DictReader((tmp_path / "laboratory.csv").read_text().splitlines()))
+    measured = {row["contrast"]: row for row in rows if row["verdict"] != "not measured"}
+    assert float(measured["fewer turns"]["difference"]) == -1
+    assert {row["questions"] for row in measured.values()} == {str(3 * QUESTIONS)}
+    for name in ("claims.svg", "turn_reward.svg"):
+        root = ElementTree.fromstring((tmp_path / "images" / name).read_text(encoding="utf-8"))
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: Path) -> None:
+    store, asked = Store(tmp_path), list[sweeping.Cell]()
+    words = ["recipe=laboratory", "asked=protocol.schema_view=hidden", "asked=protocol.max_turns_eval=8"]
+    (cell,) = sweeping.cells("laboratory_unknown", words)
+    assert (cell.source, cell.recipe.protocol.schema_view) == ("laboratory", "full")
+
+    def make(made: sweeping.Cell) -> None:
+        asked.append(made)
+        fill(store, made)
+
+    (filled,) = sweeping.fill([cell], store, make, lambda line: None)
+    assert isinstance(filled, Filled)
+    assert (filled.error, filled.values) == ("", cell.values)
+    first, second = (made.recipe for made in asked)
+    assert first == cell.recipe
+    assert (second.protocol.schema_view, second.protocol.max_turns_eval) == ("hidden", 8)
+    checkpoint = next(step for step in graph.plan(first, store) if step.name == "grpo")
+    assert second.model.source == str(checkpoint.folder / "model")
+    assert "grpo" not in second.stages
+    with pytest.raises(RecipeError, match=r"unknown key 'protocol\.schema_vieuw'"):
+        sweeping.cells("laboratory", ["asked=protocol.schema_vieuw=hidden"])
+
+
+def test_seeds_that_are_named_are_in_place_of_the_files_own() -> None:
+    cells, _ = sweeping.of_paper(NAME, ["seed=7..8"], None, False)
+    assert sorted({cell.recipe.seed for cell in cells}) == [7, 8]
+    assert len(cells) == 6
