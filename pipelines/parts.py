@@ -5,7 +5,7 @@ Only the standard library is imported here: SQL workers read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -84,15 +84,16 @@ class PolicyMaker(NamedTuple):
 
     Attributes:
         make: (checkpoint, recipe, **options) -> the policy, in each process that makes rollouts.
-        give: (checkpoint, recipe, must) -> None: brings the weights of a checkpoint to where the policy reads them,
-            before a stage's processes start and, in GRPO, at each step; `must` raises where it takes none. None where
+        give: (checkpoint, recipe, step) -> the places that took them, or None where nobody says: brings the weights of
+            a checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO,
+            at each step, where it raises when no place took them. `give` is None where
             there is no such place: GRPO cannot train what such a policy samples from.
         serve: (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a
             `Serving`; see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
     """
 
     make: Callable[..., Policy]
-    give: Callable[[str, Recipe, bool], None] | None = None
+    give: Callable[[str, Recipe, int | None], Sequence[str] | None] | None = None
     serve: Callable[..., AbstractContextManager[Serving]] | None = None
 
 

@@ -174,8 +174,10 @@ class Grpo(Section):
         drop_zero_variance: leave out groups whose rewards are all equal.
         resample: rounds in which such groups are replaced by other questions' (DAPO's dynamic sampling).
         order: how questions follow one another: shuffled, or by difficulty as S(q) ranked them.
-        staleness: 1 samples the next generation in a process of its own while this one is trained on, with the weights
-            before its update; 0 samples each generation with the weights that it trains.
+        staleness: generations that a process of its own samples ahead while one is trained on: their weights are at
+            most as many updates old; 0 samples each generation with the weights that it trains.
+        partial: what becomes of episodes on their way when servers get new weights: `wait` sends weights between
+            generations, so that episodes end as they began; `carry` sends them at once, and episodes go on with them.
         importance_cap: bound on the weight that corrects for a sampler that is not the trainer (vLLM); null corrects
             nothing. Rollouts in process need none.
         importance_level: whether each token has a weight of its own, or all of an episode's tokens the product of
@@ -209,7 +211,8 @@ class Grpo(Section):
     drop_zero_variance: bool = False
     resample: Count = 0
     order: Literal["shuffled", "hard_first", "easy_first"] = "shuffled"
-    staleness: Literal[0, 1] = 0
+    staleness: Count = 0
+    partial: Literal["wait", "carry"] = "wait"
     importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
     importance_level: Literal["token", "sequence"] = "token"
     bounds: tuple[float, float] | None = None

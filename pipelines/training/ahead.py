@@ -1,11 +1,13 @@
-"""Rollouts one generation ahead: a process of its own samples the next one while the trainer learns from the last.
+"""Rollouts ahead of training: a process of its own samples the next generations while the trainer learns from one.
 
-What it samples is decided by the weights that it was given and by the episodes' seeds, so a run is the same each time.
+In process, what it samples is decided by the weights that it was given and by the episodes' seeds, so a run is the same
+each time. Over servers it asks those that have the weights.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -19,33 +21,55 @@ from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Generation, build
 from pipelines.types import Example
 
+Pending = tuple[int, list[str], int]  # a generation, its ids, and the step whose weights sample it
+
 
 class Ahead:
     """The process that samples ahead, and the weights that it shares with the trainer.
 
     Args:
-        weights: the policy's, by the base network's names; their shapes are what counts.
+        weights: the policy's, by the base network's names; their shapes are what counts. None where servers sample.
     """
 
-    def __init__(self, plan: Plan, examples: Sequence[Example], weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, examples: Sequence[Example], weights: Mapping[str, Tensor] | None) -> None:
         context = torch.multiprocessing.get_context("spawn")
-        self._shared = {name: value.detach().cpu().clone() for name, value in weights.items()}
-        for value in self._shared.values():
+        copies = 0 if weights is None else plan.recipe.grpo.staleness  # one for each generation on its way
+        self._shared = [
+            {name: value.detach().cpu().clone() for name, value in (weights or {}).items()} for _ in range(copies)
+        ]
+        for value in (value for copy in self._shared for value in copy.values()):
             value.share_memory_()  # type: ignore[no-untyped-call]
         self._pipe, theirs = context.Pipe()
         arguments = (plan.model_dump_json(), list(examples), self._shared, theirs, os.getpid())
         self._process = context.Process(target=_serve, args=arguments)
         self._process.start()
         theirs.close()
-        self._asked: list[str] | None = None  # the ids of what is being sampled, and by which step's weights
-        self._version = 0
+        self._pending: deque[Pending] = deque()
 
-    def start(self, ids: Sequence[str], generation: int, first: int, step: int, weights: Mapping[str, Tensor]) -> None:
-        """Begin to sample a generation with these weights, which are those of `step`."""
-        for name, value in weights.items():
-            self._shared[name].copy_(value)
-        self._asked, self._version = list(ids), step
-        self._pipe.send((self._asked, generation, first))
+    @property
+    def last(self) -> int:
+        """The last generation that was begun and not taken; -1 when there is none."""
+        return self._pending[-1][0] if self._pending else -1
+
+    def start(
+        self,
+        ids: Sequence[str],
+        generation: int,
+        first: int,
+        step: int,
+        weights: Mapping[str, Tensor] | None = None,
+        places: Sequence[str] | None = None,
+    ) -> None:
+        """Have a generation sampled, after those begun before, with the weights of `step`.
+
+        Args:
+            weights: copied; None where servers have them.
+            places: the servers that have them.
+        """
+        for name, value in (weights or {}).items():
+            self._shared[generation % len(self._shared)][name].copy_(value)
+        self._pending.append((generation, list(ids), step))
+        self._pipe.send((list(ids), generation, first, places))
 
     def take(self, ids: Sequence[str]) -> Generation | None:
         """The generation of these ids that was begun, with the seconds that were waited for it; None when none was.
@@ -54,10 +78,10 @@ class Ahead:
             TrainingError: the process died.
             SqltrainError: what the rollouts raised.
         """
-        if self._asked is None:
+        if not self._pending:
             return None
-        assert self._asked == list(ids)
-        self._asked = None
+        _, expected, step = self._pending.popleft()
+        assert expected == list(ids)
         started = perf_counter()
         try:
             generation = self._pipe.recv()
@@ -67,8 +91,9 @@ class Ahead:
         if isinstance(generation, Exception):
             raise generation
         assert isinstance(generation, Generation)
+        beside = generation.beside | {"sampler_seconds": sum(generation.seconds.values())}
         waited = dict.fromkeys(generation.seconds, 0.0) | {"generate_seconds": perf_counter() - started}
-        return replace(generation, seconds=waited, version=self._version)
+        return replace(generation, seconds=waited, beside=beside, version=step)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -77,7 +102,7 @@ class Ahead:
         self._process.join()
 
 
-def _serve(plan_json: str, examples: list[Example], shared: dict[str, Tensor], pipe: Any, parent: int) -> None:
+def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tensor]], pipe: Any, parent: int) -> None:
     """Sample what is asked for, until the trainer closes its end."""
     from pipelines.databases.of_recipe import sql_engine
     from pipelines.processes import die_with_parent
@@ -86,22 +111,31 @@ def _serve(plan_json: str, examples: list[Example], shared: dict[str, Tensor], p
     plan = Plan.model_validate_json(plan_json)
     torch.set_num_threads(plan.recipe.hardware.threads)
     with sql_engine(plan.recipe) as sql:
-        network, rollouts = _policy(plan, examples, sql)
+        network, policy = _policy(plan, in_process=bool(shared))
+        rollouts = build(plan, examples, policy, sql)
         while True:
+            idle = perf_counter()
             try:
-                ids, generation, first = pipe.recv()
+                ids, generation, first, places = pipe.recv()
             except EOFError:
                 return
+            beside = {"sampler_idle_seconds": perf_counter() - idle}
             try:
-                network.load_state_dict(shared)
-                pipe.send(rollouts.generate(ids, generation, first))
+                if shared:
+                    network.load_state_dict(shared[generation % len(shared)])
+                else:
+                    policy.follow(places)
+                pipe.send(replace(rollouts.generate(ids, generation, first), beside=beside))
             except SqltrainError as error:
                 pipe.send(error)
 
 
-def _policy(plan: Plan, examples: list[Example], sql: Any) -> tuple[Any, Any]:
+def _policy(plan: Plan, in_process: bool) -> tuple[Any, Any]:
+    """The network that decodes here, with its policy; or none, with the policy that asks servers."""
     from pipelines.loading import load
-    from pipelines.training.rollouts import in_process
+    from pipelines.training import grpo, rollouts
 
+    if not in_process:
+        return None, grpo.served_policy(plan)
     network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
-    return network, build(plan, examples, in_process(plan.recipe, network, tokenizer), sql)
+    return network, rollouts.in_process(plan.recipe, network, tokenizer)

@@ -17,7 +17,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: two settings contradict one another; it says what to set.
     """
-    for what, do in (*_estimator(recipe), *_corrections(recipe)):
+    for what, do in (*_estimator(recipe), *_corrections(recipe), *_ahead(recipe)):
         raise RecipeError(what, do)
 
 
@@ -63,11 +63,25 @@ def _corrections(recipe: Recipe) -> Iterator[tuple[str, str]]:
         name = "bounds" if grpo.bounds is not None else "importance_level"
         yield (
             f"grpo.{name} corrects for a sampler that is not the policy, and here nothing is corrected",
-            "It acts with grpo.staleness=1 or a served policy, and with a grpo.importance_cap.",
+            "It acts with grpo.staleness or a served policy, and with a grpo.importance_cap.",
         )
     top_p = grpo.sampling.top_p
     if is_corrected and ahead and top_p < 1.0:
         yield (
             f"grpo.sampling.top_p={top_p} is not in the log-probabilities by which grpo.staleness corrects",
             "Set grpo.sampling.top_p=1, or grpo.importance_cap=null to correct nothing.",
+        )
+
+
+def _ahead(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    grpo, served = recipe.grpo, recipe.rollout.policy != IN_PROCESS
+    if grpo.partial == "carry" and not (served and grpo.staleness):
+        yield (
+            "grpo.partial=carry is for episodes on their way while servers get new weights, and here there are none",
+            "Set rollout.policy=vllm and grpo.staleness, or grpo.partial=wait.",
+        )
+    if grpo.partial == "wait" and served and grpo.staleness > 1:
+        yield (
+            f"with grpo.staleness={grpo.staleness} servers would never be without episodes between two generations",
+            "Set grpo.partial=carry, or grpo.staleness=1.",
         )

@@ -59,7 +59,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             args=arguments(plan, len(examples)),
         )
         if recipe.grpo.staleness:
-            trainer.ahead = Ahead(plan, examples, whole_weights(trainer)[1])
+            trainer.ahead = Ahead(plan, examples, None if trainer.sync else whole_weights(trainer)[1])
         try:
             settings.run(trainer, plan)
         finally:
@@ -83,10 +83,10 @@ def _check(recipe: Recipe) -> None:
             f"rollout.policy={name} cannot be sent the weights that GRPO trains",
             "Register it with give=..., or leave rollout.policy to evaluation.",
         )
-    if grpo.staleness and (name != IN_PROCESS or recipe.hardware.deepspeed):
+    if grpo.staleness and name == IN_PROCESS and recipe.hardware.deepspeed:
         raise RecipeError(
-            "grpo.staleness=1 samples ahead in a process of its own, with a copy of the weights",
-            "It needs rollout.policy=transformers without hardware.deepspeed.",
+            "grpo.staleness samples ahead in a process of its own, with a copy of the weights that DeepSpeed cuts up",
+            "Set rollout.policy=vllm, or leave hardware.deepspeed out.",
         )
     if grpo.resample and rows % grpo.group:
         raise RecipeError(
@@ -96,13 +96,18 @@ def _check(recipe: Recipe) -> None:
 
 
 def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
-    """What makes the rollouts: the network itself, or servers that its weights are sent to.
-
-    Raises:
-        RecipeError: the servers' log-probabilities cannot be those of what they drew.
-    """
+    """What makes the rollouts: the network itself, or servers that its weights are sent to."""
     if plan.recipe.rollout.policy == IN_PROCESS:
         return in_process(plan.recipe, network, tokenizer)
+    return served_policy(plan)
+
+
+def served_policy(plan: Plan) -> Policy:
+    """Servers that the weights under training are sent to, as the policy.
+
+    Raises:
+        RecipeError: their log-probabilities cannot be those of what they drew.
+    """
     policy = making.policy(plan.checkpoint_in, plan.recipe)
     policy.follow()
     sampling = plan.recipe.grpo.sampling
@@ -118,7 +123,7 @@ def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
 def _sync(plan: Plan) -> WeightSync | None:
     """What brings the weights to the policy; None where the network itself is the policy."""
     give = POLICIES[plan.recipe.rollout.policy].give
-    return None if give is None else WeightSync(lambda folder: give(str(folder), plan.recipe, True), plan.out)
+    return None if give is None else WeightSync(lambda folder, step: give(str(folder), plan.recipe, step), plan.out)
 
 
 def steps(grpo: Grpo, questions: int) -> int:

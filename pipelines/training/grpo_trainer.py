@@ -293,34 +293,50 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         self.generation = generation
         for name, seconds in generation.seconds.items():
             self.step_state.spend(name, seconds)
+        self.step_state.beside |= generation.beside
         useful = self._useful(FULL)
         masks = self.rollouts.masks(generation, FULL, useful)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
         self.step_state.old = None if self.beta or self.grpo.lambda_schema else useful
         self.step_state.watched |= self._sum_up(generation)
         if self.ahead is not None:
-            version = self.state.global_step if generation.version is None else generation.version
-            self.step_state.watched["staleness"] = float(self.state.global_step - version)
+            ages = generation.ages(self.state.global_step) or [0]
+            self.step_state.watched |= {"staleness": sum(ages) / len(ages), "staleness_max": float(max(ages))}
         return masks
 
     def sample(self, prompts: Sequence[str], index: int) -> Generation:
-        """The episodes of a generation. With `grpo.staleness` the next one is begun, before this one is trained on.
-
-        The generation after a checkpoint is not sampled ahead: a resumed run, which has the checkpoint's weights alone,
-        makes the same one.
-        """
+        """The episodes of a generation; with `grpo.staleness` those that follow are begun before it is trained on."""
         first = self.accelerator.process_index * len(prompts)
         generation = self.ahead.take(prompts) if self.ahead is not None else None
+        if self.sync is not None:  # what was sampled by the weights before is here, or is carried over
+            self.step_state.spend("sync_seconds", self.sync.push(self))
+            self.rollouts.policy.follow(self.sync.places)
+        self.measure()
         if generation is None:
             generation = self.rollouts.generate(prompts, index, first)
-        if self.ahead is None:
-            return generation
-        self.rollouts.last = generation.drawn
-        after = (index + 1) * self.num_iterations
-        if after < self.state.max_steps and after % self.args.save_steps:
-            following = self._prompts(index + 1)[first : first + len(prompts)]
-            self.ahead.start(following, index + 1, first, self.state.global_step, whole_weights(self)[1])
+        if self.ahead is not None:
+            generation.leave_out(self.state.global_step - self.grpo.staleness * self.num_iterations)
+            self.rollouts.last = generation.drawn
+            self._sample_ahead(self.ahead, index, first, len(prompts))
         return generation
+
+    def _sample_ahead(self, ahead: Ahead, index: int, first: int, count: int) -> None:
+        """Begin the generations after this one, up to `grpo.staleness` of them, that are not yet on their way.
+
+        In process none is sampled ahead of a checkpoint: a resumed run, which has the checkpoint's weights alone, makes
+        the same ones. Servers promise no such thing.
+        """
+        weights = None
+        for following in range(max(index, ahead.last) + 1, index + self.grpo.staleness + 1):
+            after = following * self.num_iterations
+            if after >= self.state.max_steps or (self.sync is None and after % self.args.save_steps == 0):
+                return
+            ids = self._prompts(following)[first : first + count]
+            if self.sync is not None:
+                ahead.start(ids, following, first, self.state.global_step, places=self.sync.places)
+                continue
+            weights = weights or whole_weights(self)[1]
+            ahead.start(ids, following, first, self.state.global_step, weights)
 
     def _prompts(self, index: int) -> list[str]:
         """The ids of a generation's episodes over all processes, in the order in which TRL will ask for them."""
@@ -362,10 +378,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
 def rollout(prompts: list[str], trainer: GrpoTrainer) -> dict[str, Any]:
     """TRL's `rollout_func`: the prompts are example ids, repeated for each episode of their group."""
     index = trainer.state.global_step // trainer.num_iterations
-    if trainer.sync is not None:
-        trainer.step_state.spend("sync_seconds", trainer.sync.push(trainer))
     with _whole_weights(trainer):
-        trainer.measure()
         generation = trainer.sample(prompts, index)
     masks = trainer.observe(generation)
     pairs = [cut(paid.trajectory, trainer._tokenizer.pad_token_id) for paid in generation.episodes]
@@ -391,8 +404,8 @@ def reward(paid: Sequence[float | None], **_: Any) -> list[float | None]:
 
 
 def _whole_weights(trainer: GrpoTrainer) -> AbstractContextManager[Any]:
-    """While episodes are made, ZeRO-3 must bring each process the weights that it keeps in parts."""
-    if not trainer.is_deepspeed_enabled:
+    """While episodes are made in process, ZeRO-3 must bring each process the weights that it keeps in parts."""
+    if trainer.sync is not None or not trainer.is_deepspeed_enabled:
         return nullcontext()
     return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)  # type: ignore[no-any-return]
 

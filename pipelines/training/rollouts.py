@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,16 @@ class PaidEpisode:
     """One episode of a generation with what it is worth.
 
     Attributes:
-        rewards: None when it takes no part in its group (broken, or dropped by a rule).
+        rewards: None when it takes no part in its group (broken, dropped by a rule, or older than is allowed).
         outcome: None when it was broken before there was a verdict.
+        versions: of each token that the agent said, the step whose weights sampled it, -1 where that is not known; ()
+            where all are of its generation's `version`.
     """
 
     trajectory: Trajectory
     outcome: Outcome | None
     rewards: Rewards | None
+    versions: tuple[int, ...] = ()
 
     def reward(self, track: str) -> float:
         """The track's reward; NaN when the episode takes no part."""
@@ -61,7 +64,9 @@ class Generation:
         drawn: what was drawn at first, before groups that teach nothing were replaced: what one watches.
         seconds: where the time went.
         judge: answers of an endpoint that judges, and their cost; {} where none does.
-        version: the optimiser step whose weights sampled every token of it; None: those of the step that trains on it.
+        version: the optimiser step whose weights sampled every token of it whose episode says nothing else; None: those
+            of the step that trains on it.
+        beside: seconds of the process that sampled it while this one trained.
     """
 
     episodes: list[PaidEpisode]
@@ -69,6 +74,26 @@ class Generation:
     seconds: dict[str, float]
     judge: dict[str, float]
     version: int | None = None
+    beside: dict[str, float] = field(default_factory=dict)
+
+    def ages(self, step: int) -> list[int]:
+        """How many optimiser steps before `step` the weights of each token were, as far as that is known."""
+        version = step if self.version is None else self.version
+        return [
+            step - of_token
+            for paid in self.episodes
+            for of_token in paid.versions or (version,) * paid.trajectory.n_agent_tokens
+            if of_token >= 0
+        ]
+
+    def leave_out(self, oldest: int) -> None:
+        """Have each episode with a token of weights before the step `oldest`, or of unknown ones, take no part."""
+        fresh = {
+            id(paid): paid if all(version >= oldest for version in paid.versions) else replace(paid, rewards=None)
+            for paid in (*self.drawn, *self.episodes)
+        }
+        self.drawn = [fresh[id(paid)] for paid in self.drawn]
+        self.episodes = [fresh[id(paid)] for paid in self.episodes]
 
     def rewards(self, track: str, drawn: bool = False) -> Tensor:
         """(N,) the track's rewards; NaN where an episode takes no part."""
@@ -187,7 +212,11 @@ class Rollouts:
         trajectories = self.engine.run(requests)
         rolled, waited = time.perf_counter(), self._waited() - waited
         outcomes = self._outcomes(trajectories)
-        episodes = [self._pay(*pair) for pair in zip(trajectories, outcomes, strict=True)]
+        versions = self.policy.take_versions()
+        episodes = [
+            self._pay(trajectory, outcome, versions.get(str(row), ()))
+            for row, (trajectory, outcome) in enumerate(zip(trajectories, outcomes, strict=True))
+        ]
         seconds = {
             "generate_seconds": rolled - started - waited,
             "sql_wait_seconds": waited,
@@ -211,12 +240,13 @@ class Rollouts:
         )
         return self.grade(outcomes, self.examples)
 
-    def _pay(self, trajectory: Trajectory, outcome: Outcome) -> PaidEpisode:
+    def _pay(self, trajectory: Trajectory, outcome: Outcome, versions: Sequence[int]) -> PaidEpisode:
         if outcome.broken or not trajectory.turns:
             return PaidEpisode(trajectory, None, None)
+        of_tokens = tuple(versions[: trajectory.n_agent_tokens])
         if broken_rule(outcome, self.grpo.drop) is not None:
-            return PaidEpisode(trajectory, outcome, None)
-        return PaidEpisode(trajectory, outcome, self.rubric.score(outcome))
+            return PaidEpisode(trajectory, outcome, None, of_tokens)
+        return PaidEpisode(trajectory, outcome, self.rubric.score(outcome), of_tokens)
 
     def masks(self, generation: Generation, track: str, useful: Tensor) -> list[list[int]]:
         """For each episode, (C,) the completion tokens that the track's loss is taken over.

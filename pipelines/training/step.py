@@ -30,12 +30,14 @@ class StepState:
 
     Attributes:
         seconds: of the current step, by what they were spent on.
+        beside: of what another process did meanwhile: no part of them.
         watched: what is logged with each step that trains on the current generation.
         old: rows that the pass for the old log-probabilities needs; None for all.
         current: the pass of the micro-batch whose loss is being computed; None outside a loss.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, float] = field(default_factory=dict)
     watched: dict[str, float] = field(default_factory=dict)
     old: Tensor | None = None
     current: Pass | None = None
@@ -45,8 +47,8 @@ class StepState:
         self.seconds[on] = self.seconds.get(on, 0.0) + seconds
 
     def take_seconds(self) -> dict[str, float]:
-        """The seconds of this step so far; the next one begins at none."""
-        taken, self.seconds = self.seconds, {}
+        """The seconds of this step so far, and of others beside it; the next one begins at none."""
+        taken, self.seconds, self.beside = self.seconds | self.beside, {}, {}
         return taken
 
     @contextmanager

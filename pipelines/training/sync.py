@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 
 from pipelines.training.plan import SERVED
 from pipelines.training.weights import whole_weights
@@ -16,13 +18,17 @@ class WeightSync:
     """Writes the policy's weights and gives them to what samples from them.
 
     Args:
-        give: told the folder of the weights.
+        give: told the folder of the weights and their step; it says who took them.
         out: the run's folder; the weights go to `out/served/`.
+
+    Attributes:
+        places: who has the weights that were last sent; None where nobody says.
     """
 
-    def __init__(self, give: Callable[[Path], None], out: Path) -> None:
+    def __init__(self, give: Callable[[Path, int], Sequence[str] | None], out: Path) -> None:
         self._give = give
         self.folder = out / SERVED
+        self.places: Sequence[str] | None = None
         self._pushed: int | None = None
 
     def push(self, trainer: Any) -> float:
@@ -33,11 +39,14 @@ class WeightSync:
         """
         started = time.perf_counter()
         if self._pushed != trainer.state.global_step:
+            step, took = trainer.state.global_step, []
             self._write(trainer)
+            trainer.accelerator.wait_for_everyone()  # every process has what was sampled by the weights before
             if trainer.accelerator.is_main_process:
-                self._give(self.folder)
-            trainer.accelerator.wait_for_everyone()
-            self._pushed = trainer.state.global_step
+                took = [self._give(self.folder, step)]
+            took = took or [None]
+            broadcast_object_list(took)
+            self.places, self._pushed = took[0], step
         return time.perf_counter() - started
 
     def _write(self, trainer: Any) -> None:

@@ -25,7 +25,8 @@ def server():
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, body))
-            self.send_response(404 if self.path.startswith("/closed") else 200)
+            unreadable = body.get("kwargs") == {"weights_path": "unreadable"}
+            self.send_response(404 if self.path.startswith("/closed") else 500 if unreadable else 200)
             self.end_headers()
 
         def log_message(self, *args):
@@ -53,7 +54,7 @@ def trainer(checkpoint, recipe):
 
 def to(url):
     """What gives a server the weights, as GRPO does."""
-    return lambda folder: served.give([url], str(folder), must=True)
+    return lambda folder, step: served.give([url], str(folder), step)
 
 
 def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
@@ -74,6 +75,36 @@ def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_pat
         WeightSync(to(f"{server.url}/closed"), tmp_path).push(trainer)
 
 
+def test_episodes_on_their_way_stand_still_while_weights_are_loaded_and_go_on_with_them(server, tmp_path):
+    """What is kept of the old weights is computed anew, and tokens from now on are of the version 7."""
+    assert served.give([server.url], str(tmp_path), step=7, carry=True) == [server.url]
+    assert [path for path, _ in server.asked] == [
+        "/pause?mode=keep",
+        "/collective_rpc",
+        "/reset_prefix_cache?reset_running_requests=true",
+        "/update_weight_version",
+        "/resume",
+    ]
+    assert server.asked[3][1] == {"new_version": "7"}
+
+
+def test_a_server_that_cannot_read_the_weights_is_not_left_standing_still(server, tmp_path):
+    with pytest.raises(EndpointError, match="answers 404"):
+        served.reload(f"{server.url}/closed", tmp_path, carried_to=7)
+    assert [path for path, _ in server.asked] == ["/closed/pause?mode=keep"]
+    with pytest.raises(EndpointError, match="answers 500"):
+        served.reload(server.url, "unreadable", carried_to=7)
+    assert server.asked[-1][0] == "/resume"
+
+
+def test_a_server_that_is_away_gets_no_weights_and_is_not_asked(trainer, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
+    away = "http://127.0.0.1:9/v1"
+    sync = WeightSync(lambda folder, step: served.give([away, server.url], str(folder), step), tmp_path)
+    sync.push(trainer)
+    assert sync.places == [server.url]
+
+
 def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypatch):
     waits = []
     monkeypatch.setattr(served.time, "sleep", waits.append)
@@ -83,15 +114,27 @@ def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypat
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpoint, monkeypatch):
-    """Three steps, each with its rollout, and the end: four loads, the last of the model that is saved."""
+@pytest.mark.parametrize(
+    ("changes", "ages"),
+    [
+        ({}, None),
+        pytest.param({"staleness": 1}, [0, 1, 1], marks=pytest.mark.services),
+        pytest.param({"staleness": 2, "partial": "carry"}, [0, 1, 2], marks=pytest.mark.slow),
+    ],
+)
+def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpoint, monkeypatch, changes, ages):
+    """Three steps, each with its rollout, and the end: four loads, the last of the model that is saved.
+
+    With `wait` no request is on its way at a load. With `carry` the server tells the version of each token, that of the
+    last load: a generation is never older than its beginning was.
+    """
     from pipelines.rollout.codec import ChatCodec
     from pipelines.training import grpo
     from pipelines.training.plan import Plan
 
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     _, tokenizer = load(checkpoint, recipe.model)
-    codec, loaded = ChatCodec(tokenizer), []
+    codec, loaded, versions, on_their_way, most = ChatCodec(tokenizer), [], ["0"], [], []
     said = [codec.agent(f"<solution> SELECT {what} FROM singer</solution>") for what in ("count(*)", "name")]
 
     class Handler(BaseHTTPRequestHandler):
@@ -102,12 +145,19 @@ def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpo
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if "kwargs" in body:
                 loaded.append(load_file(f"{body['kwargs']['weights_path']}/model.safetensors"))
-            self.reply(self.completion(body) if "prompt" in body else {})
+                most.append(len(on_their_way))
+            versions.extend(filter(None, [body.get("new_version")]))
+            on_their_way.append(body)
+            self.reply(self.completion(body) if "prompt" in body or "token_ids" in body else {})
+            on_their_way.remove(body)
 
         def completion(self, body):
-            ids = said[body["seed"] % 2]
+            ids = said[body.get("seed", body.get("sampling_params", {}).get("seed")) % 2]
             choice = {"index": 0, "text": "", "finish_reason": "stop", "token_ids": ids}
             choice["logprobs"] = {"token_logprobs": [-1.0] * len(ids), "tokens": ["x"] * len(ids)}
+            if "token_ids" in body:
+                choice["logprobs"] = {"content": [{"token_id": index, "logprob": -1.0} for index in ids]}
+                choice["weight_versions"] = [{"version": versions[-1], "start": 0, "end": len(ids)}]
             return {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
 
         def reply(self, value):
@@ -127,7 +177,7 @@ def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpo
         rollout = recipe.rollout.model_copy(update={"policy": "vllm", "servers": (url,)})
         plan = Plan(
             kind="grpo",
-            recipe=recipe.model_copy(update={"rollout": rollout}),
+            recipe=recipe.model_copy(update={"rollout": rollout, "grpo": recipe.grpo.model_copy(update=changes)}),
             checkpoint_in=str(checkpoint),
             data=tmp_path,
             out=tmp_path / "stage" / "run",
@@ -136,6 +186,15 @@ def test_the_last_steps_weights_are_sent_too(tmp_path, recipe, examples, checkpo
             grpo.train(plan, examples, lambda event: None)
         finally:
             made.shutdown()
+    lines = [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
+    if ages is None:
+        assert "staleness" not in lines[0]
+    elif changes.get("partial") == "carry":  # what was sampled after a load is younger than the generation is
+        assert all(line["staleness_max"] <= age for line, age in zip(lines, ages, strict=True))
+        assert versions == ["0", "0", "1", "2", "3"]
+    else:
+        assert [line["staleness"] for line in lines] == ages
+        assert most == [0, 0, 0, 0]
     name = "model.layers.0.mlp.up_proj.weight"
     final = load_file(plan.out / "model" / "model.safetensors")[name]
     assert len(loaded) == 4

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pipelines.config import Sampling
@@ -104,8 +104,19 @@ class Policy(abc.ABC):
     def release(self, session: str) -> None:
         """The episode is over: whatever is kept for it can go."""
 
-    def follow(self) -> None:
-        """From now on it is sent the weights that are trained: they are no longer those of its checkpoint."""
+    def follow(self, places: Sequence[str] | None = None) -> None:
+        """It is sent the weights that are trained: from now on they are no longer those of its checkpoint.
+
+        Args:
+            places: who took those that were last sent, where that is said; it asks nobody else.
+        """
+
+    def take_versions(self) -> dict[str, list[int]]:
+        """By session, the step whose weights sampled each token since the last call, -1 where it is not known.
+
+        {} where all are of the weights that were last sent.
+        """
+        return {}
 
     def take_used(self) -> dict[str, float]:
         """Answers, tokens and cost since the last call, where somebody is paid for them; {} where nobody is."""

@@ -32,10 +32,10 @@ def local_policy(checkpoint: str, recipe: Recipe) -> Policy:
     return TransformersPolicy(model.to(place), tokenizer, recipe.rollout.slots, recipe.rollout.deterministic)
 
 
-def _give(checkpoint: str, recipe: Recipe, must: bool) -> None:
+def _give(checkpoint: str, recipe: Recipe, step: int | None) -> list[str]:
     from pipelines.rollout.policies.served import give
 
-    give(recipe.rollout.servers, checkpoint, must)
+    return give(recipe.rollout.servers, checkpoint, step, recipe.grpo.partial == "carry")
 
 
 @contextlib.contextmanager
@@ -71,7 +71,8 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     from pipelines.rollout.policies.served import probe
     from pipelines.rollout.policies.vllm import VllmPolicy
 
-    return VllmPolicy(recipe.rollout.servers, checkpoint, functools.cache(lambda: probe(checkpoint, recipe.model)))
+    holds = functools.cache(lambda: probe(checkpoint, recipe.model))
+    return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries=recipe.grpo.partial == "carry")
 
 
 def device(recipe: Recipe, number: int) -> str:
@@ -123,5 +124,5 @@ def serving(
         if maker.serve is not None:
             served = stack.enter_context(maker.serve(checkpoint, recipe, folder, say, newest))
         if maker.give is not None and newest is None:
-            maker.give(checkpoint, served.recipe, False)
+            maker.give(checkpoint, served.recipe, None)
         yield served

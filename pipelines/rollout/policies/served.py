@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from pipelines.errors import EndpointError, ResourceError
 from pipelines.recipes import digest
 from pipelines.rollout.codec import ChatCodec
 
+log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
@@ -121,35 +124,64 @@ def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
     return ids, predicted.gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1).tolist()
 
 
-def give(servers: Sequence[str], checkpoint: str, must: bool = False) -> None:
-    """Have each server load a checkpoint, if it was started to take weights; else it keeps what it has.
+def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry: bool = False) -> list[str]:
+    """Have each server load a checkpoint, all of them at a time; those that did.
 
     Args:
-        must: a server that takes no weights is an error.
+        step: the optimiser step that the weights are of, in GRPO; None for a stage's checkpoint: a server that was not
+            started to take weights then keeps what it has.
+        carry: in GRPO, episodes are on their way, and go on with these weights.
 
     Raises:
-        EndpointError: a server does not answer, or cannot read the checkpoint.
+        EndpointError: a server does not answer, or cannot read the checkpoint; in GRPO, when none takes it.
     """
-    for url in servers:
+
+    def load(url: str) -> EndpointError | None:
         try:
-            reload(url, checkpoint)
-        except _Closed:
-            if must:
-                raise
+            reload(url, checkpoint, step if carry else None)
+        except EndpointError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:
+        errors = dict(zip(servers, pool.map(load, servers), strict=True))
+    for error in errors.values():
+        if error is not None and isinstance(error, _Closed) is (step is not None):
+            raise error
+    took = [url for url, error in errors.items() if error is None]
+    if step is not None and not took:
+        raise next(filter(None, errors.values()))
+    for url in set(servers) - set(took) if step is not None else ():
+        log.warning("vLLM server %s took no weights: it is left out until it takes some", url)
+    return took
 
 
-def reload(url: str, weights: str | Path) -> None:
+def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None:
     """Have a server load weights in place, and forget the keys and values of the old ones.
 
-    The server runs with VLLM_SERVER_DEV_MODE=1, which opens `/collective_rpc` and `/reset_prefix_cache`, and sees the
-    weights under the same path.
+    The server runs with VLLM_SERVER_DEV_MODE=1, which opens `/collective_rpc`, `/reset_prefix_cache`, `/pause` and
+    others, and sees the weights under the same path.
+
+    Args:
+        carried_to: the version of these weights where requests are on their way: they stand still meanwhile, and go on
+            with keys and values that are computed anew. None where none are.
 
     Raises:
         EndpointError: it does not answer, or takes no weights.
     """
     server = url.rstrip("/").removesuffix("/v1")
-    _post(f"{server}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
-    _post(f"{server}/reset_prefix_cache", {})
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+    if carried_to is None:
+        _post(f"{server}/collective_rpc", body)
+        _post(f"{server}/reset_prefix_cache", {})
+        return
+    _post(f"{server}/pause?mode=keep", {})
+    try:
+        _post(f"{server}/collective_rpc", body)
+        _post(f"{server}/reset_prefix_cache?reset_running_requests=true", {})
+        _post(f"{server}/update_weight_version", {"new_version": str(carried_to)})
+    finally:
+        _post(f"{server}/resume", {})
 
 
 class _Closed(EndpointError):
@@ -166,6 +198,7 @@ def _post(url: str, body: dict[str, Any]) -> None:
                 answer.read()
             return
         except urllib.error.HTTPError as error:
+            error.close()
             hint = "Start it with VLLM_SERVER_DEV_MODE=1, on a file system that holds the run's folder."
             kind = _Closed if error.code in CLOSED else EndpointError
             raise kind(f"{url} answers {error.code}", hint) from None

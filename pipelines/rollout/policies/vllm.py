@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
@@ -44,6 +45,7 @@ class VllmPolicy(Policy):
         checkpoint: where the servers' tokenizer is: a folder or a hub name.
         probe: makes that of the checkpoint that the servers must hold in every run; None for servers that may hold
             any.
+        carries: they get new weights while they sample, and say which sampled each token (`/inference/v1/generate`).
 
     Raises:
         ResourceError: no server is named, or one serves no model.
@@ -53,7 +55,11 @@ class VllmPolicy(Policy):
     name = "vllm"
 
     def __init__(
-        self, servers: Sequence[str], checkpoint: str | Path, probe: Callable[[], Probe] | None = None
+        self,
+        servers: Sequence[str],
+        checkpoint: str | Path,
+        probe: Callable[[], Probe] | None = None,
+        carries: bool = False,
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
@@ -68,6 +74,8 @@ class VllmPolicy(Policy):
             for url, (model, _) in zip(servers, served, strict=True)
         }
         self._up, self._probe, self._drawn = list(servers), probe, False
+        self._having, self._carries, self._followed = list(servers), carries, False
+        self._versions: dict[str, list[int]] = {}
         self.context = min((context for _, context in served if context), default=None)
         self._dealt = 0
         self._home: dict[str, str] = {}
@@ -93,7 +101,8 @@ class VllmPolicy(Policy):
         while True:
             url = self._home[request.session]
             try:
-                choice = await self._ask(self._connections[url], request)
+                ask = self._ask_versions if self._carries and self._followed else self._ask
+                choice = await ask(self._connections[url], request)
             except ContextOverflow:
                 raise
             except (EndpointError, ResourceError):
@@ -104,9 +113,16 @@ class VllmPolicy(Policy):
             else:
                 return self._completion(choice, request)
 
-    def follow(self) -> None:
+    def follow(self, places: Sequence[str] | None = None) -> None:
         """See `Policy.follow`."""
-        self._probe = None
+        self._probe, self._followed = None, True
+        if places is not None:
+            self._having = self._up = list(places)
+
+    def take_versions(self) -> dict[str, list[int]]:
+        """See `Policy.take_versions`."""
+        taken, self._versions = self._versions, {}
+        return taken
 
     async def check(self) -> None:
         """Hold each server against the probe; one that fails has no say.
@@ -136,10 +152,10 @@ class VllmPolicy(Policy):
         return list(logprobs.token_logprobs) if logprobs and logprobs.token_logprobs else []
 
     async def close(self) -> None:
-        """Close the connections; servers that failed are tried again by the next run."""
+        """Close the connections; servers that failed are tried again by the next run, if they have the weights."""
         for connection in self._connections.values():
             await connection.close()
-        self._up = list(self._connections)
+        self._up = list(self._having)
 
     def _leave(self, url: str) -> None:
         """A server failed: it gets no more requests."""
@@ -152,19 +168,41 @@ class VllmPolicy(Policy):
         answer = await connection.ask(lambda client: client.completions.create(**body))
         return answer.choices[0]
 
-    def _body(self, request: Request, model: str) -> dict[str, Any]:
-        sampling = request.sampling
+    async def _ask_versions(self, connection: Connection, request: Request) -> Any:
+        """The same by vLLM's own interface, which tells which weights sampled each token."""
+        own = {name: value for name, value in OWN_KEYS.items() if name != "return_token_ids"}
+        sampling = {**self._sampling(request), **own}
+        body = {"model": connection.endpoint.model, "token_ids": list(request.token_ids), "sampling_params": sampling}
+        url = f"{connection.endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
+        answer = await connection.ask(lambda client: client.post(url, cast_to=object, body=body))
+        choice = answer["choices"][0]
+        ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
+        versions = [-1] * len(ids)
+        for span in choice.get("weight_versions") or ():
+            version = int(span["version"]) if span["version"].isdecimal() else -1
+            versions[span["start"] : span["end"]] = [version] * (span["end"] - span["start"])
+        logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
+        return SimpleNamespace(
+            token_ids=ids, logprobs=logprobs, finish_reason=choice["finish_reason"], versions=versions
+        )
+
+    def _sampling(self, request: Request) -> dict[str, Any]:
         return {
-            "model": model,
-            "prompt": list(request.token_ids),
             "max_tokens": request.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
             "seed": (request.seed * 2654435761 + request.turn) % 2**31,
             "stop": list(request.stop)[:MOST_STOPS],
             "logprobs": 1,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
+        }
+
+    def _body(self, request: Request, model: str) -> dict[str, Any]:
+        return {
+            "model": model,
+            "prompt": list(request.token_ids),
+            **self._sampling(request),
             "extra_body": OWN_KEYS,
         }
 
@@ -174,6 +212,8 @@ class VllmPolicy(Policy):
         if not ids:
             raise ResourceError("the server returns no token ids", "It must be vLLM 0.10.2 or newer.")
         end = self._end(ids, request.stop)
+        if self._carries and self._followed:
+            self._versions.setdefault(request.session, []).extend(choice.versions[:end])
         spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
         text = cut(self.codec.decode(spoken), request.stop)
         logprobs = tuple(choice.logprobs.token_logprobs[:end]) if choice.logprobs and self._comparable(request) else ()

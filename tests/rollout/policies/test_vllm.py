@@ -135,3 +135,55 @@ def test_no_server_says_how_to_start_one(tiny_folder: Path) -> None:
         VllmPolicy(["http://127.0.0.1:9/v1"], tiny_folder)
     with pytest.raises(ResourceError, match=r"Set rollout\.servers"):
         VllmPolicy([], tiny_folder)
+
+
+def test_only_servers_that_have_the_weights_are_asked(
+    serve: Callable[..., Any], completions: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
+) -> None:
+    """One took no weights: it gets no episode, also not in the next run, until it is said to have some."""
+    servers = [serve(completions()) for _ in range(2)]
+    policy = VllmPolicy([server.url for server in servers], tiny_folder)
+    requests = [EpisodeRequest(example, 0, 5) for example in examples[:4]]
+
+    def asked(places: list[str] | None = None) -> list[int]:
+        policy.follow(places)
+        before = [len(server.asked) for server in servers]
+        engine(policy, protocol()).run(requests)
+        return [len(server.asked) - count for server, count in zip(servers, before, strict=True)]
+
+    assert asked([servers[1].url]) == [0, 8]
+    assert asked() == [0, 8]
+    assert asked([server.url for server in servers]) == [4, 4]
+
+
+def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
+    serve: Callable[..., Any], codec: ChatCodec, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
+) -> None:
+    """Version 3 becomes 4 after two tokens; the second turn is of a server that was started again, which says none."""
+    turns = [codec.agent(text) for text in (PROBE, ANSWER)]
+
+    def answer(body: dict[str, Any]) -> Any:
+        if not body:
+            return MODELS
+        turn = codec.decode(body["token_ids"]).count("<observation>")
+        ids = turns[turn]
+        spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": len(ids)}]
+        if turn:
+            spans = [{"version": "default", "start": 0, "end": len(ids)}]
+        content = [{"token_id": index, "logprob": -0.5, "top_logprobs": []} for index in ids]
+        choice = {"index": 0, "finish_reason": "stop", "token_ids": ids, "weight_versions": spans}
+        return 200, {}, {"request_id": "1", "choices": [choice | {"logprobs": {"content": content}}]}
+
+    server = serve(answer)
+    policy = VllmPolicy([server.url], tiny_folder, carries=True)
+    policy.follow()
+    [trajectory] = engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+    assert trajectory.final_sql == "SELECT count(*) FROM singer"
+    assert set(trajectory.logprobs) == {0.0, -0.5}
+    versions = policy.take_versions()
+    assert versions == {"0": [3, 3, *[4] * (len(turns[0]) - 2), *[-1] * len(turns[1])]}
+    assert len(versions["0"]) == trajectory.n_agent_tokens
+    assert policy.take_versions() == {}
+    sampling = server.asked[-1]["sampling_params"]
+    assert {name: sampling[name] for name in PLAIN} == PLAIN
+    assert "return_token_ids" not in sampling
