@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path("store/learning"))
     parser.add_argument("--plan", action="store_true", help="only say what would be made")
     parser.add_argument("--page", action="store_true", help="only build the page")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     words = [name for name in options.names if "=" in name]
     names = [name for name in options.names if "=" not in name] or list(ORDER)
     failed = []

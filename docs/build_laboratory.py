@@ -33,7 +33,17 @@ DOCS = Path(__file__).resolve().parent
 PAGE, DATA, IMAGES = DOCS / "laboratory.md", DOCS / "laboratory.csv", DOCS / "images" / "laboratory"
 ASSETS = Path(sweep_page.__file__).parent / "assets"
 RULES = re.compile(r"[^{}]+\{[^{}]*\}")
-DRAWN = (":root", ".s0", ".s3", ".chart", ".grid", ".axis", ".mark", ".whisker", ".line", ".band")
+DRAWN = (
+    ":root",
+    *(f".s{place} " for place in range(6)),
+    ".chart",
+    ".grid",
+    ".axis",
+    ".mark",
+    ".whisker",
+    ".line",
+    ".band",
+)
 STYLE_OF = {"holds": 3, "does not hold": 2, "cannot be told": 0, "not measured": 0}
 SHOWN_CURVES = 3
 

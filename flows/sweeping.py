@@ -32,7 +32,7 @@ AS_IT_IS = "none"  # of the axis `variant`: the recipe itself
 AFTER = "after"  # the axis of one run's checkpoints
 RECIPE = "recipe"  # a row of another recipe than the table's
 ASKED = "asked"  # overrides of the recipe by which a cell's checkpoint is asked once more, and not trained
-NO_OVERRIDES = (AFTER, RECIPE, ASKED)
+NO_OVERRIDES = (RECIPE, AFTER, ASKED)
 CHECKPOINTS = ("model", "sft", "grpo")
 ASKING = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -102,17 +102,16 @@ def _cell(name: str, picked: Sequence[Choice], options: Sequence[Sequence[Choice
         choice for choice, choices in zip(picked, options, strict=True) if len(choices) > 1 or choice.axis == ROW
     ]
     picked_words = [word for choice in picked for word in choice.words]
-    spoken = {
-        axis: [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
-    }
-    after, asked = spoken[AFTER], spoken[ASKED]
+    sources, after, asked = (
+        [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
+    )
     if any(stage not in CHECKPOINTS for stage in after):
         raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
-    source = [name, *spoken[RECIPE]][-1]
+    source = [name, *sources][-1]
     overrides = [override for word in picked_words if (override := _override(word))]
     recipe = recipes.load(source, overrides)
-    if asked:
-        recipes.load(source, [*overrides, *asked])  # a wrong key is said before anything is made
+    if asked:  # a wrong key is said before anything is made
+        recipes.load(source, [*overrides, *asked])
     values = {choice.axis: choice.value for choice in in_title}
     return Cell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked))
 
@@ -166,6 +165,7 @@ def outlook(planned: Sequence[Cell], store: Store) -> Iterator[str]:
         shared += len(names & seen)
         to_make += len(new)
         seen |= names
+        new += ["its checkpoint asked once more"] if cell.asked else []
         yield f"{cell.name}: {', '.join(new) or 'nothing to make'}"
     yield f"{len(planned)} cells: {to_make} stages to make, {cached} cached, {shared} shared"
 
@@ -250,8 +250,8 @@ def _result(cell: Cell, store: Store) -> Filled:
         RecipeError: the recipe has no such evaluation.
     """
     evaluated, trained = _evaluated(cell, store)
-    settings = cell.recipe.evaluation
-    curves = _curves(trained.folder / "curves.jsonl")
+    settings, path = cell.recipe.evaluation, trained.folder / "curves.jsonl"
+    curves: tuple[Mapping[str, Any], ...] = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
     run = Run(
         tuple(records(evaluated.folder, "greedy", "sampled")),
         tuple(records(evaluated.folder, ONCE)),
@@ -277,10 +277,6 @@ def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
         wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
         raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing here", f"A table wants {wanted}.")
     return done[-1], steps[done[-1].name.removeprefix("evaluate_")]
-
-
-def _curves(path: Path) -> tuple[Mapping[str, Any], ...]:
-    return tuple(row for _, row in read_lines(path)) if path.is_file() else ()
 
 
 def baseline_of(planned: Sequence[Cell], name: str | None) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ from pipelines.evaluation.stats import ALPHA, CONFIDENCE, POWER, Paired
 
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
 Runs = Mapping[str, Mapping[str, Run]]  # by row and seed
+MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
 
 
 class Contrast(Section):
@@ -47,12 +48,12 @@ class Contrast(Section):
     says: str
     row: str
     over: str
-    measure: Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
-    over_measure: str | None = None
+    measure: MeasureName
+    over_measure: MeasureName | None = None
     less: bool = False
     margin: Annotated[float, pydantic.Field(gt=0)] | None = None
     matters: Annotated[float, pydantic.Field(ge=0)] = 0.0
-    beyond: str | None = None
+    beyond: MeasureName | None = None
 
     @property
     def unit(self) -> float:
