@@ -8,7 +8,7 @@
     └── BoundaryError      something outside this process failed: retried, never scored as a wrong answer
         ├── DatabaseError    a database or the worker that reads it
         ├── EndpointError    a model behind HTTP
-        └── TrainingError    the training child died
+        └── TrainingError    the training child died or was stopped
 
 Errors inside an episode (a wrong query, a malformed turn) are not exceptions: they are data.
 """
@@ -64,4 +64,4 @@ class EndpointError(BoundaryError):
 
 
 class TrainingError(BoundaryError):
-    """The training child process died or fell silent."""
+    """The training child process died, fell silent or was asked to stop."""

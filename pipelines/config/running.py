@@ -85,6 +85,8 @@ class Hardware(Section):
         python: the Python of the training child, where it is another environment than the flows'; null for the same.
         launch: what the training child is started with (torchrun, deepspeed).
         deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
+        timeout_s: how long the processes of a training wait for one another, in seconds, before it fails: more than the
+            rollouts of a step differ.
         slot: the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
     """
 
@@ -94,6 +96,7 @@ class Hardware(Section):
     python: str | None = None
     launch: tuple[str, ...] = ()
     deepspeed: str | None = None
+    timeout_s: Positive = 1800
     slot: str | None = None
 
 

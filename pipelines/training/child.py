@@ -19,6 +19,8 @@ from pipelines.training.plan import Plan
 
 PARENT = "SQLTRAIN_PARENT"
 FAILED = 3  # the exit code after an error event
+LATE = "collective operation timeout"  # what NCCL's watchdog writes before it ends a process
+LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", LATE)
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> int:
         emit(_as_event(error))
         return FAILED
     except Exception as error:
-        named_error = _name_memory(error, plan)
+        named_error = _named(error, plan)
         if named_error is None:
             raise
         emit(_as_event(named_error))
@@ -98,16 +100,26 @@ def _events() -> Any:
     return emit
 
 
+def lost_process(timeout_s: int, words: str) -> TrainingError:
+    """A process of the run that no longer answers the others, in one line."""
+    return TrainingError(
+        f"a process of the training was lost, or the others waited {timeout_s} s for it: {words}",
+        "Run again: training goes on from its last checkpoint. Raise hardware.timeout_s if it was only slow.",
+    )
+
+
 def _as_event(error: SqltrainError) -> dict[str, Any]:
     return {"event": "error", "kind": type(error).__name__, "message": error.message, "hint": error.hint}
 
 
-def _name_memory(error: Exception, plan: Plan) -> SqltrainError | None:
-    """Out of memory, as an error that names the knob; None for any other error."""
+def _named(error: Exception, plan: Plan) -> SqltrainError | None:
+    """Out of memory or a lost process, as an error that names the knob; None for any other error."""
     import torch
 
     if out_of_room(error, plan.out):
         return no_room(plan.out)
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in LOST):
+        return lost_process(plan.recipe.hardware.timeout_s, str(error).splitlines()[0])
     cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not cpu_text:
         return None

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from pipelines import errors
 from pipelines.errors import ResourceError, TrainingError
-from pipelines.training.child import PARENT
-from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, Plan
+from pipelines.training.child import LATE, PARENT, lost_process
+from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
@@ -42,7 +42,8 @@ def train(
 ) -> None:
     """Train in a child process; `folder` then holds `model/`, `curves.jsonl` and `timing.jsonl`.
 
-    A killed run goes on from its last whole checkpoint; checkpoints are removed at the end.
+    A killed run goes on from its last whole checkpoint; checkpoints are removed at the end. Sent SIGTERM, it ends its
+    step first and writes a checkpoint.
 
     Args:
         plan: its `out` is `folder`.
@@ -57,22 +58,23 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
     path.write_text(plan.model_dump_json(), encoding="utf-8")
+    (folder / STOP).unlink(missing_ok=True)
     child = _start(plan, path, devices)
     lines: Lines = queue.Queue()
     pumps = [_pump(*stream, lines) for stream in (("out", child.stdout), ("err", child.stderr))]
     try:
-        with (folder / LOG).open("w", encoding="utf-8") as log:
+        with (folder / LOG).open("w", encoding="utf-8") as log, _asks_to_stop(folder / STOP):
             last = _follow(lines, log, on_metrics, silence_s)
     finally:
         _stop(child)
         for pump in pumps:
             pump.join()
     if not (child.returncode == 0 and (folder / MODEL).is_dir()):
-        raise _death(child.returncode, last, folder)
+        raise _death(child.returncode, last, plan)
     for name in (CHECKPOINTS, SERVED):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (PLAN, LOG):  # they hold this machine's paths, and nothing that is needed any more
-        (folder / name).unlink()
+    for name in (PLAN, LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
+        (folder / name).unlink(missing_ok=True)
 
 
 def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.Popen[str]:
@@ -106,6 +108,24 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
         env=environment,
         start_new_session=True,
     )
+
+
+@contextlib.contextmanager
+def _asks_to_stop(file: Path) -> Iterator[None]:
+    """Inside, the first SIGTERM becomes a file, for launchers would kill their workers soon; the second one ends us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets no other thread set a handler: who runs us there ends the child
+        return
+
+    def ask(*_: Any) -> None:
+        file.touch()
+        signal.signal(signal.SIGTERM, before)
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _pump(name: str, stream: IO[str] | None, lines: Lines) -> threading.Thread:
@@ -175,7 +195,7 @@ def _last_words(tail: Sequence[str]) -> str:
     return (exceptions or [" | ".join(line for line in tail[-5:] if line.strip())])[-1] or "it said nothing"
 
 
-def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainError:
+def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainError:
     """The error that says why there is no model, and what to do."""
     resume = "Run again: training goes on from its last checkpoint."
     if last.get("event") == "error":
@@ -183,6 +203,9 @@ def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainE
         error: errors.SqltrainError = kind(str(last["message"]), str(last["hint"]))
         return error
     words = _last_words(last.get("tail", []))
+    late = [line.strip() for line in last.get("tail", []) if LATE in line]
+    if late:
+        return lost_process(plan.recipe.hardware.timeout_s, late[0])
     if "silent" in last:
         return TrainingError(f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}", resume)
     if code == -signal.SIGKILL:
@@ -190,4 +213,4 @@ def _death(code: int, last: Mapping[str, Any], folder: Path) -> errors.SqltrainE
             "training was killed (kill -9, or the machine ran out of memory)",
             f"Lower micro_batch or rollout.slots if memory was short. {resume}",
         )
-    return TrainingError(f"training died with exit code {code}: {words}", f"See {folder / LOG}. {resume}")
+    return TrainingError(f"training died with exit code {code}: {words}", f"See {plan.out / LOG}. {resume}")

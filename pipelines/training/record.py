@@ -14,11 +14,12 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from transformers import TrainerCallback
 
 from pipelines.errors import ResourceError
+from pipelines.store import write_atomic
 from pipelines.training.alarms import Watch
 from pipelines.training.plan import ALARMED, CHECKPOINTS, CURVES, TIMING
 
 Emit = Callable[[Mapping[str, Any]], None]
-WHOLE = "whole"  # an empty file written last: a checkpoint without it was cut short
+WHOLE = "whole"  # a file written last, which says how many processes wrote: a checkpoint without it was cut short
 OWN = "own/"  # prefix of the numbers that our own trainers add to TRL's log
 
 
@@ -108,7 +109,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         """Mark the checkpoint as whole, once every process has written its part of it."""
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            (self.out / CHECKPOINTS / f"checkpoint-{state.global_step}" / WHOLE).touch()
+            file = self.out / CHECKPOINTS / f"checkpoint-{state.global_step}" / WHOLE
+            write_atomic(file, str(PartialState().num_processes))
 
 
 def last_whole_checkpoint(out: Path) -> str | None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from torch import nn
 
-from pipelines.errors import RecipeError
+from pipelines.errors import RecipeError, TrainingError
 from pipelines.loading import load
 from pipelines.recipes import CONF
 from pipelines.registry import OPTIMIZERS
 from pipelines.training import optim
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
-from pipelines.training.record import last_whole_checkpoint
+from pipelines.training.preemption import Preemption
+from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
 
 COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's name for a run without float32 weights
 
@@ -63,11 +65,16 @@ def on_cpu(plan: Plan) -> bool:
 
 
 def join_processes(plan: Plan) -> None:
-    """On a CPU with DeepSpeed, open the process group by hand: its own way looks for MPI."""
-    if on_cpu(plan) and plan.recipe.hardware.deepspeed and world_size() > 1:
+    """On a CPU, open the process group by hand: transformers gives it no time-out, and DeepSpeed looks for MPI."""
+    patience = timedelta(seconds=plan.recipe.hardware.timeout_s)
+    if not on_cpu(plan) or world_size() == 1:
+        return
+    if plan.recipe.hardware.deepspeed:
         import deepspeed
 
-        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, timeout=patience)
+    else:
+        torch.distributed.init_process_group("gloo", timeout=patience)
 
 
 def score_labels_only() -> None:
@@ -149,6 +156,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": 2,
+        "ddp_timeout": plan.recipe.hardware.timeout_s,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "report_to": "none",
@@ -157,23 +165,48 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
 
 
 def run(trainer: Any, plan: Plan) -> None:
-    """Train, from the last whole checkpoint when there is one, then write the final model."""
+    """Train, from the last whole checkpoint when there is one, then write the final model.
+
+    Raises:
+        TrainingError: the run was asked to stop; a checkpoint of its last step is there.
+    """
     from transformers import PrinterCallback
 
     keeps_small_updates(trainer.model)
     score_labels_only()
     trainer.remove_callback(PrinterCallback)
-    with warnings.catch_warnings():
+    stop = Preemption(plan.out, plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1)
+    recorder = trainer.pop_callback(Recorder)  # it looks for room before each checkpoint, also before that of a stop
+    for callback in (stop, recorder):
+        trainer.add_callback(callback)
+    with warnings.catch_warnings(), stop.listening():
         # TRL 1.16 still reads the name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-        trainer.train(resume_from_checkpoint=resume_point(plan.out))
+        trainer.train(resume_from_checkpoint=resume_point(plan))
+    if stop.step is not None:
+        raise TrainingError(
+            f"training was asked to stop, and did so after step {stop.step}", "Run again: it goes on from there."
+        )
     _save(trainer, plan)
 
 
-def resume_point(out: Path) -> str | None:
-    """The checkpoint that every process goes on from: the first one chooses and clears up, the others wait for it."""
-    chosen = [last_whole_checkpoint(out) if is_main() else None]
+def resume_point(plan: Plan) -> str | None:
+    """The checkpoint that every process goes on from: the first one chooses and clears up, the others wait for it.
+
+    The data of a step do not depend on the number of processes, so it may be another one than before.
+
+    Raises:
+        TrainingError: DeepSpeed has cut the optimiser's state up for another number of processes.
+    """
+    chosen = [last_whole_checkpoint(plan.out) if is_main() else None]
     broadcast_object_list(chosen)
+    if chosen[0] is not None and plan.recipe.hardware.deepspeed is not None:
+        before = int(Path(chosen[0], WHOLE).read_text(encoding="utf-8"))
+        if before != world_size():
+            raise TrainingError(
+                f"the checkpoint was written by {before} processes, and DeepSpeed goes on with as many only",
+                f"Start {before} processes again, or remove {plan.out / CHECKPOINTS} to begin anew.",
+            )
     return chosen[0]
 
 

@@ -62,7 +62,8 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
     micro, accumulate = batching.split_batch(recipe.sft.batch, recipe.sft.micro_batch, settings.world_size())
     steps = batching.steps(len(samples), recipe.sft.epochs, recipe.sft.batch)
     lengths = [len(item.input_ids) for item in samples]
-    indices = batching.order(lengths, micro, steps * recipe.sft.batch, recipe.seed)
+    alike, _ = batching.split_batch(recipe.sft.batch, recipe.sft.micro_batch, 1)  # the same for any number of processes
+    indices = batching.order(lengths, alike, steps * recipe.sft.batch, recipe.seed)
     padding = batching.padding_share(lengths, indices, micro)
     emit({"event": "note", "text": f"{padding:.1%} of the tokens of its batches are padding"})
     trainer = SftTrainer(

@@ -159,11 +159,12 @@ def ranks():
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
-        def run(plan, count=2, timeout_s=90.0, kill_at=None):
+        def run(plan, count=2, timeout_s=90.0, kill_at=None, signs=None):
             plan.out.mkdir(exist_ok=True)
             path = plan.out / "plan.json"
             path.write_text(plan.model_dump_json(), encoding="utf-8")
             request = {"plan": str(path), "count": count, "timeout_s": timeout_s, "kill_at": kill_at}
+            request["signs"] = {str(rank): sign for rank, sign in (signs or {}).items()}
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             return json.loads(process.stdout.readline())

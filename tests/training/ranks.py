@@ -27,11 +27,14 @@ def main() -> None:
         print(json.dumps(run(child, **json.loads(line))), flush=True)
 
 
-def run(child: Any, plan: str, count: int, timeout_s: float, kill_at: int | None) -> dict[str, Any]:
+def run(
+    child: Any, plan: str, count: int, timeout_s: float, kill_at: int | None, signs: dict[str, str]
+) -> dict[str, Any]:
     """The ranks' exit codes (None: still running after the time-out), and what each wrote.
 
     Args:
         kill_at: kill -9 all ranks when the first one has told this step.
+        signs: signals that single ranks are sent when the first one has told its first step.
     """
     out = Path(plan).parent
     port = free_port()
@@ -42,6 +45,10 @@ def run(child: Any, plan: str, count: int, timeout_s: float, kill_at: int | None
         told = (out / "rank-0.out").read_text() if (out / "rank-0.out").exists() else ""
         if kill_at is not None and f'"step": {kill_at},' in told:
             break
+        if signs and '"step": 1,' in told:
+            for rank, name in signs.items():
+                os.kill(ranks[int(rank)], signal.Signals[name])
+            signs = {}
         codes |= {pid: os.waitstatus_to_exitcode(status) for pid, status in ended(ranks, codes)}
         time.sleep(0.01)
     hung = [pid for pid in ranks if pid not in codes]

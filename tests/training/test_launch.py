@@ -128,6 +128,23 @@ def test_the_child_dies_with_its_parent(plan, tmp_path, launcher, written):
     assert not (plan.out / "model").exists()
 
 
+@pytest.mark.services  # seconds: CI has it, README's test command not
+def test_a_run_that_is_sent_sigterm_ends_its_step_and_keeps_it(plan):
+    """What a machine that is taken away sends first; sent again, it would end us at once."""
+    long = plan.recipe.sft.model_copy(update={"epochs": 100_000, "save_steps": 100_000})
+    plan = plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"sft": long})})
+
+    def on_event(event):
+        if event["event"] == "step" and event["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(TrainingError, match=r"asked to stop, and did so after step \d+\. Run again"):
+        launch.train(plan, plan.out, on_event)
+    last = json.loads((plan.out / "curves.jsonl").read_text().splitlines()[-1])["step"]
+    assert (plan.out / "checkpoints" / f"checkpoint-{last}" / "whole").is_file()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def wait_for(condition, seconds=20.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
@@ -144,10 +161,22 @@ def wait_for(condition, seconds=20.0) -> None:
     ],
 )
 def test_an_out_of_memory_error_names_the_setting_to_lower(plan, error, kind, words):
-    named = child._name_memory(error, plan)
+    named = child._named(error, plan)
     assert isinstance(named, kind)
     assert words in str(named)
 
 
+def test_a_process_that_is_lost_is_told_in_one_line(plan):
+    """What gloo raises in a process that waits for another, and what NCCL's watchdog writes before it ends one."""
+    error = RuntimeError("[/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:43210\nmore")
+    assert "was lost, or the others waited 1800 s for it: [/gloo" in str(child._named(error, plan))
+    line = (
+        "[rank0]:[E1122 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(...)"
+    )
+    dead = launch._death(-signal.SIGABRT, {"tail": [line, "RuntimeError: terminated"]}, plan)
+    assert "was lost" in str(dead)
+    assert "hardware.timeout_s" in dead.hint
+
+
 def test_other_errors_are_not_guessed_at(plan):
-    assert child._name_memory(ValueError("x"), plan) is None
+    assert child._named(ValueError("x"), plan) is None

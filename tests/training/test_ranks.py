@@ -63,6 +63,42 @@ def test_two_killed_ranks_go_on_exactly(ranks, plan):
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_that_was_asked_to_stop_goes_on_with_another_number_of_processes(ranks, plan, before, after):
+    """Whichever process is told, all stop after the same step; the data of the steps to come stay the same."""
+    whole, torn = plan("whole", steps=4, save_steps=4), plan("torn", steps=4, save_steps=4)
+    assert ranks(whole, count=1)["codes"] == [0]
+    ended = ranks(torn, count=before, signs={before - 1: "SIGTERM"})
+    assert ended["codes"] == [3] * before, ended["err"]
+    assert "asked to stop, and did so after step" in ended["out"][0]
+    stopped = len(curves(torn))
+    assert 1 <= stopped < 4
+    ended = ranks(torn, count=after)
+    assert ended["codes"] == [0] * after, ended["err"]
+    assert len(curves(torn)) == 4
+    for one, other in zip(curves(whole), curves(torn), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3, abs=1e-5)
+        assert (one["reward"], one["tokens"]) == pytest.approx((other["reward"], other["tokens"]))
+
+
+def test_a_lost_process_is_told_by_those_that_are_left(ranks, plan):
+    ended = ranks(plan("lost", steps=50), signs={1: "SIGKILL"})
+    assert ended["codes"][0] == 3, ended["err"]
+    event = json.loads(ended["out"][0].splitlines()[-1])
+    assert event["message"].startswith("a process of the training was lost")
+
+
+@pytest.mark.slow  # the stopped process is waited for to the end
+def test_a_process_that_does_not_answer_ends_the_run_in_time(ranks, plan):
+    made = plan("hung", steps=50)
+    hardware = made.recipe.hardware.model_copy(update={"timeout_s": 3})
+    made = made.model_copy(update={"recipe": made.recipe.model_copy(update={"hardware": hardware})})
+    ended = ranks(made, signs={1: "SIGSTOP"}, timeout_s=30.0)
+    assert ended["codes"][0] == 3, ended["err"]
+    assert "the others waited 3 s for it" in ended["out"][0]
+
+
 def test_the_parent_hears_why_the_second_rank_failed(ranks, plan):
     made = plan("failed")
     missing = made.model_copy(update={"data": made.data.with_name("gone.jsonl")})

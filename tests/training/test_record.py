@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.errors import ResourceError
+from pipelines.config import Hardware
+from pipelines.errors import ResourceError, TrainingError
+from pipelines.training import settings
+from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
 from pipelines.training.settings import resume_point
 
@@ -50,14 +53,20 @@ def test_only_the_first_process_cuts_the_files_back(tmp_path):
     assert len(lines(curves)) == 2
 
 
-def test_only_the_first_process_clears_a_torn_checkpoint_away(tmp_path, monkeypatch):
+def plan_of(folder, recipe, **hardware):
+    recipe = recipe.model_copy(update={"hardware": Hardware(**hardware)})
+    return Plan(kind="grpo", recipe=recipe, checkpoint_in="model", data=folder, out=folder)
+
+
+def test_only_the_first_process_clears_a_torn_checkpoint_away(tmp_path, recipe, monkeypatch):
     torn = tmp_path / "checkpoints" / "checkpoint-1"
     torn.mkdir(parents=True)
     monkeypatch.setenv("RANK", "1")
-    resume_point(tmp_path)
+    plan = plan_of(tmp_path, recipe)
+    resume_point(plan)
     assert torn.is_dir()
     monkeypatch.setenv("RANK", "0")
-    assert resume_point(tmp_path) is None
+    assert resume_point(plan) is None
     assert not torn.exists()
 
 
@@ -70,6 +79,18 @@ def test_only_a_whole_checkpoint_is_gone_on_from(tmp_path):
     assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoints" / "checkpoint-10")
     assert not (tmp_path / "checkpoints" / "checkpoint-11").exists()
     assert last_whole_checkpoint(tmp_path / "nothing") is None
+
+
+def test_deepspeed_goes_on_with_as_many_processes_only(tmp_path, recipe, monkeypatch):
+    """It cuts the optimiser's state up by process; without it a checkpoint is whole for any number."""
+    (tmp_path / "checkpoints" / "checkpoint-4").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-4" / WHOLE).write_text("2")
+    assert str(resume_point(plan_of(tmp_path, recipe))).endswith("checkpoint-4")
+    shared = plan_of(tmp_path, recipe, deepspeed="zero2")
+    with pytest.raises(TrainingError, match="written by 2 processes"):
+        resume_point(shared)
+    monkeypatch.setattr(settings, "world_size", lambda: 2)
+    assert str(resume_point(shared)).endswith("checkpoint-4")
 
 
 def test_a_checkpoint_that_the_disk_cannot_hold_is_not_begun(tmp_path):
