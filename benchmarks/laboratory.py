@@ -25,13 +25,13 @@ ORDER = (
     "diversity",
     "ranking",
     "turn_reward",
+    "grpo_filter",
     "multi_turn",
     "unknown_schema",
     "coupling",
-    "grpo_filter",
     "sft_then_rl",
-    "dual_track",
     "propose",
+    "dual_track",
     "six_rewards",
 )
 

@@ -19,13 +19,14 @@ from pathlib import Path
 from flows import sweeping
 from pipelines import paper_tables
 from pipelines.errors import DataError, SqltrainError
-from pipelines.evaluation import claims
+from pipelines.evaluation import claims, measures
 from pipelines.evaluation.claims import Claim, Decided, Verdict
+from pipelines.evaluation.stats import Estimate, Paired
 from pipelines.report import formats
 from pipelines.report import sweep as report
-from pipelines.report.page import sweep_page
+from pipelines.report.page import charts, sweep_page
 from pipelines.report.page.html import Html, tag
-from pipelines.report.page.svg import Frame, Scale, axis_x, canvas, marker, text
+from pipelines.report.page.svg import Frame, Scale, around, axis_x, canvas, marker, text
 from pipelines.stages import graph
 from pipelines.store import Store
 
@@ -62,6 +63,11 @@ class Tested:
     sweep: report.Sweep
     decided: tuple[Decided, ...]
     seconds: float
+
+    @property
+    def short(self) -> str:
+        """Its name without its folder."""
+        return self.name.rpartition("/")[2]
 
     @property
     def verdict(self) -> Verdict:
@@ -102,8 +108,6 @@ def _trainings(cells: Sequence[sweeping.Cell], store: Store) -> dict[Path, float
     return spent
 
 
-# --- The page ---------------------------------------------------------------------------------------------------------
-
 HEAD = """# The laboratory: which of the papers' claims hold in miniature?
 
 Twelve claims that the five papers make of directions ("this is better than that"), each tested by arms that differ in
@@ -134,12 +138,17 @@ CAPTION = (
 )
 
 
+def is_measured(tested: Sequence[Tested]) -> bool:
+    """Whether there is any figure to show."""
+    return any(part.difference is not None for entry in tested for part in entry.decided)
+
+
 def page(tested: Sequence[Tested]) -> str:
     """The whole page as Markdown."""
     counts = {word: sum(entry.verdict == word for entry in tested) for word in STYLE_OF}
     summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     lines = [HEAD, f"**In all**: {summary}.", ""]
-    if any(part.difference is not None for entry in tested for part in entry.decided):
+    if is_measured(tested):
         lines += [f"![Each contrast of each claim with its interval](images/laboratory/{FOREST})", "", CAPTION, ""]
     lines += ["| claim | verdict | training, processor minutes |", "|---|---|---:|"]
     lines += [
@@ -173,22 +182,14 @@ def _section(entry: Tested) -> Iterator[str]:
         return
     yield ""
     yield from _body(formats.markdown(report.table(entry.sweep)))
-    if chosen(entry):
+    if figure(entry) is not None:
         yield ""
-        yield f"![Training of the rows of claim {claim.number}](images/laboratory/{short(entry)}.svg)"
+        yield f"![The rows of claim {claim.number}](images/laboratory/{entry.short}.svg)"
 
 
 def _body(markdown: str) -> list[str]:
     """A table's rows, without its title and its note."""
     return [line for line in markdown.splitlines() if line.startswith("|")]
-
-
-def short(entry: Tested) -> str:
-    """The claim's name without its folder."""
-    return entry.name.rpartition("/")[2]
-
-
-# --- The figures ------------------------------------------------------------------------------------------------------
 
 
 def standalone(drawing: Html) -> str:
@@ -203,36 +204,26 @@ def standalone(drawing: Html) -> str:
 
 def forest(tested: Sequence[Tested]) -> Html:
     """Every contrast that was measured, in units of what it could have shown."""
-    rows = [
-        (entry, part) for entry in tested for part in entry.decided if part.difference is not None and part.detectable
-    ]
+    rows = [(entry, part, part.difference) for entry in tested for part in entry.decided if part.difference is not None]
     pitch, left, right, width = 24.0, 430.0, 830.0, 1072.0
     frame = Frame(left, 8, right, 8 + pitch * len(rows))
     across = Scale(-3, 3, left, right)
+    grid = {mark: "grid" if mark else "axis" for mark in range(-3, 4)}
     parts: list[Html] = [
-        tag(
-            "line",
-            x1=across(mark),
-            x2=across(mark),
-            y1=frame.top,
-            y2=frame.bottom,
-            class_="axis" if not mark else "grid",
-        )
-        for mark in range(-3, 4)
+        tag("line", x1=across(mark), x2=across(mark), y1=frame.top, y2=frame.bottom, class_=style)
+        for mark, style in grid.items()
     ]
-    for number, (entry, part) in enumerate(rows):
-        parts.append(_drawn(entry, part, across, frame.top + pitch * (number + 0.5)))
+    for number, (entry, part, difference) in enumerate(rows):
+        parts.append(_drawn(entry, part, difference, across, frame.top + pitch * (number + 0.5)))
     parts.append(
         axis_x(across, frame, list(range(-3, 4)), lambda mark: f"{mark:g}", "times the smallest that could be shown")
     )
-    label = "; ".join(f"claim {entry.claim.number}, {part.contrast.says}: {part.verdict}" for entry, part in rows)
+    label = "; ".join(f"claim {entry.claim.number}, {part.contrast.says}: {part.verdict}" for entry, part, _ in rows)
     return canvas(width, frame.bottom + 40, label, parts)
 
 
-def _drawn(entry: Tested, part: Decided, across: Scale, y: float) -> Html:
-    difference, contrast, scale = part.difference, part.contrast, part.detectable
-    if difference is None or not scale:
-        raise DataError(f"{contrast.says} was not measured")
+def _drawn(entry: Tested, part: Decided, difference: Paired, across: Scale, y: float) -> Html:
+    contrast, scale = part.contrast, part.detectable or 1.0
     sign = -1 if contrast.less else 1
     ends = [
         max(-3.0, min(3.0, sign * value / scale)) for value in (difference.low, difference.difference, difference.high)
@@ -256,28 +247,57 @@ def chosen(entry: Tested) -> dict[str, list[report.Line]]:
     return {name: drawn[name] for name in entry.sweep.curves[:SHOWN_CURVES] if name in drawn}
 
 
-def curves(entry: Tested) -> Html:
-    """A claim's curves side by side, with their legend above; a band reaches from the lowest seed to the highest."""
-    names = [row.name for row in entry.sweep.rows()]
+def figure(entry: Tested) -> Html | None:
+    """A claim's figure: pass@k over k where it is about that, else its curves, else its rows; None of nothing made."""
+    names = [row.name for row in entry.sweep.rows()] if entry.sweep.cells else []
     drawn = chosen(entry)
+    if drawn and any(name.startswith("pass@") for name in entry.sweep.measures):
+        drawings = [over_k(entry)]
+        shown = names
+    elif drawn:
+        drawings = [_titled(name, sweep_page.chart(lines, name, names)) for name, lines in drawn.items()]
+        shown = [name for name in names if any(line.row == name for lines in drawn.values() for line in lines)]
+    else:
+        share = sweep_page.first_share(entry.sweep)
+        is_made = any(cell.run is not None for cell in entry.sweep.cells)
+        return sweep_page.rows_chart(entry.sweep, share) if is_made and share is not None else None
+    legend, width = _legend(names, shown)
+    placed = [tag("g", drawing, transform=f"translate({number * 520} 28)") for number, drawing in enumerate(drawings)]
+    label = f"claim {entry.claim.number}, {entry.claim.text}: {', '.join(shown)}"
+    return canvas(max(520.0 * len(drawings), width), 300, label, legend, placed)
+
+
+def _titled(name: str, chart: Html) -> Html:
+    return tag("g", text(44, 12, name.replace("_", " "), "row-note"), tag("g", chart, transform="translate(0 14)"))
+
+
+def _legend(names: Sequence[str], shown: Sequence[str]) -> tuple[Html, float]:
+    """The rows with their colours, and how wide that is."""
     parts: list[Html] = []
     at = 0.0
     for place, name in enumerate(names):
-        if any(line.row == name for lines in drawn.values() for line in lines):
+        if name in shown:
             line = tag("line", x1=at, x2=at + 22, y1=10, y2=10, class_=sweep_page.line_class(place))
             parts += [line, text(at + 28, 14, name, "row-note")]
             at += 60 + 6.4 * len(name)
-    for number, (name, lines) in enumerate(drawn.items()):
-        chart = sweep_page.chart(lines, name, names)
-        words = text(44, 12, name.replace("_", " "), "row-note")
-        parts.append(
-            tag("g", words, tag("g", chart, transform="translate(0 14)"), transform=f"translate({number * 520} 28)")
-        )
-    label = f"{', '.join(drawn)} by step of the rows of claim {entry.claim.number}"
-    return canvas(max(520.0 * len(drawn), at), 300, label, parts)
+    return tag("g", parts), at
 
 
-# --- The data ---------------------------------------------------------------------------------------------------------
+def over_k(entry: Tested) -> Html:
+    """pass@k of each row against k, over all seeds."""
+    wanted = [measures.measure(name) for name in entry.sweep.measures if name.startswith("pass@")]
+    series = []
+    for place, row in enumerate(entry.sweep.rows()):
+        estimates = [(int(of.name.partition("@")[2]), report.figure(row, of)) for of in wanted]
+        points = [
+            charts.Point(k, part.value, part.low, part.high) for k, part in estimates if isinstance(part, Estimate)
+        ]
+        series.append(charts.Series(place, row.name, tuple(points)))
+    bounds = [
+        bound for line in series for point in line.points for bound in (point.low, point.high) if bound is not None
+    ]
+    return charts.curve_over_k([line for line in series if line.points], "pass@k by k", *around(bounds))
+
 
 COLUMNS = (
     *("claim", "file", "contrast", "row", "over", "measure", "unit", "difference", "low", "high", "p", "by_seed"),
@@ -311,11 +331,12 @@ def main(store: Path, words: Sequence[str]) -> None:
     """Write page, figures and data."""
     tested = gather(Store(store), words)
     IMAGES.mkdir(parents=True, exist_ok=True)
-    if any(part.difference is not None for entry in tested for part in entry.decided):
+    if is_measured(tested):
         (IMAGES / FOREST).write_text(standalone(forest(tested)), encoding="utf-8")
     for entry in tested:
-        if chosen(entry):
-            (IMAGES / f"{short(entry)}.svg").write_text(standalone(curves(entry)), encoding="utf-8")
+        drawing = figure(entry)
+        if drawing is not None:
+            (IMAGES / f"{entry.short}.svg").write_text(standalone(drawing), encoding="utf-8")
     DATA.write_text(data(tested), encoding="utf-8")
     PAGE.write_text(page(tested), encoding="utf-8")
 

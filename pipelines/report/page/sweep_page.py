@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 from pipelines.evaluation import measures
+from pipelines.evaluation.measures import Measure
 from pipelines.evaluation.stats import Estimate
 from pipelines.report import digits, sweep
 from pipelines.report.page import charts
@@ -83,16 +84,25 @@ def _cut(error: object) -> str | None:
 
 def _rows(result: Sweep) -> Html | None:
     """The first share of the table as dots with their intervals, a row each."""
-    chosen = next((figure for figure in map(measures.measure, result.measures) if figure.kind == "percent"), None)
+    chosen = first_share(result)
     if chosen is None:
         return None
+    return tag("figure", tag("figcaption", f"{measures.title(chosen.name)}, in percent"), rows_chart(result, chosen))
+
+
+def first_share(result: Sweep) -> Measure | None:
+    """The first measure of a sweep that is a share."""
+    return next((of for of in map(measures.measure, result.measures) if of.kind == "percent"), None)
+
+
+def rows_chart(result: Sweep, of: Measure) -> Html:
+    """A share of each row as a dot with its interval."""
     groups = []
     for row in result.rows():
-        estimate = sweep.figure(row, chosen)
+        estimate = sweep.figure(row, of)
         row_shown = charts.Row(1, row.name, estimate if isinstance(estimate, Estimate) else None)
         groups.append(charts.Group(row.name, "", (row_shown,)))
-    name = measures.title(chosen.name)
-    return tag("figure", tag("figcaption", f"{name}, in percent"), charts.forest(groups, f"{name} of each row"))
+    return charts.forest(groups, f"{measures.title(of.name)} of each row")
 
 
 def _errors(result: Sweep) -> Iterator[tuple[str, str]]:
