@@ -16,17 +16,17 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from pipelines.training import advantages, credit, losses, settings
+from pipelines.training import advantages, credit, losses, packing, settings
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
-from pipelines.training.row_selection import Forward, dense, moving, regroup, scatter
+from pipelines.training.row_selection import Forward, by_length, dense, moving, regroup, scatter, shares
 from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.weights import whole_weights
 from pipelines.types import Example
 
-LIKE_ROWS = 24  # rows of one forward: the fewer, the more alike in length; a CPU gains nothing from more
+LIKE_ROWS = 24  # rows of a forward with padding: the fewer, the more alike in length
 NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -73,6 +73,9 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         self.ahead: Ahead | None = None  # samples the next generation while this one is trained on
         self.generation: Generation | None = None
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
+        for network in (self.model, self.ref_model):
+            if network is not None:
+                packing.prepare(self.accelerator.unwrap_model(network))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their scoring."""
@@ -213,37 +216,33 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> Forward:
-        """TRL's forward on rows that have weight, without the columns that are padding for all of them."""
+        """The forward on rows that have weight: without padding, and what they begin with alike once.
+
+        Where the model cannot be packed it is TRL's own, on rows of like length.
+        """
         current = self.step_state.current or Pass(self.step_state.old)
         if current.kept is not None:
             return current.kept
+        packs = packing.suits(self.accelerator.unwrap_model(model)) and not kwargs.get("compute_aux_loss")
+        size = min(batch_size or len(input_ids), len(input_ids) if packs else LIKE_ROWS)
         compute = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         rows = torch.arange(len(input_ids), device=input_ids.device)
         if current.rows is not None:
             # One row at least keeps every process's backward alike.
             rows = rows[current.rows] if current.rows.any() else rows[:1]
-        lengths = attention_mask[rows].sum(1)
-        rows = rows[lengths.argsort(stable=True)]
-        batches, repeats = self._batches(rows, min(batch_size or len(rows), LIKE_ROWS))
-        parts = [dense(compute, input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
+        rows = rows[(packing.sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
+        batches, repeats = shares(rows, -(-len(input_ids) // size))
+        forward = functools.partial(self._packed, model) if packs else functools.partial(dense, compute)
+        parts = [forward(input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
         result = scatter(parts[: len(parts) - repeats], rows, len(input_ids))
         for logps, _, _ in parts[len(parts) - repeats :]:
             result = (result[0] + 0.0 * logps.sum(), *result[1:])  # part of the graph: its backward runs too
         current.kept = result
         return result
 
-    def _batches(self, rows: Tensor, size: int) -> tuple[list[Tensor], int]:
-        """The rows of each forward, as many on every process, and how many at the end only repeat the shortest row.
-
-        DistributedDataParallel and ZeRO-3 talk in each forward: a process with fewer of them would leave the others
-        waiting for ever.
-        """
-        batches = list(torch.split(rows, size))
-        most = self._most(len(batches))
-        if most > len(batches):
-            batches = list(torch.tensor_split(rows, min(most, len(rows))))
-        repeats = most - len(batches)
-        return batches + [rows[:1]] * repeats, repeats
+    def _packed(self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
+        with self.accelerator.autocast():
+            return packing.forward(model, input_ids, attention_mask, completion)
 
     def _most(self, count: int) -> int:
         """The largest of the processes' counts."""

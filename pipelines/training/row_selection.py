@@ -43,6 +43,22 @@ def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[st
     ]
 
 
+def by_length(_: Tensor, attention_mask: Tensor) -> Tensor:
+    """(B,) the order of rows by their length, the shortest first."""
+    return attention_mask.sum(1).argsort(stable=True)
+
+
+def shares(rows: Tensor, count: int) -> tuple[list[Tensor], int]:
+    """The rows of each of `count` forwards, and how many forwards at the end only repeat the first row.
+
+    DistributedDataParallel and ZeRO-3 talk in each forward: a process with fewer of them would leave the others waiting
+    for ever. So the count follows from what all processes have alike, and not from the rows that are left.
+    """
+    parts = list(torch.tensor_split(rows, min(count, len(rows))))
+    repeats = count - len(parts)
+    return parts + [rows[:1]] * repeats, repeats
+
+
 def dense(compute: Callable[..., Forward], input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
     """`compute` on rows without the padding between and around them: (B, C) log-probabilities and entropies.
 

@@ -77,13 +77,15 @@ def join_processes(plan: Plan) -> None:
         torch.distributed.init_process_group("gloo", timeout=patience)
 
 
-def score_labels_only() -> None:
-    """Let TRL's fused LM head skip unlabelled positions on the CPU, as it does on CUDA.
+def lean_head() -> None:
+    """Let TRL's fused LM head on the CPU skip unlabelled positions, as it does on CUDA, and compute in small tiles.
 
-    TRL scores every position where Triton is absent, to keep shapes fixed for compilers. With a vocabulary of a
-    thousand and prompts of a hundred tokens that is a seventh of a tiny model's step; the numbers are the same.
+    TRL scores every position where Triton is absent, to keep shapes fixed for compilers, and in tiles larger than a
+    cache. The numbers are the same.
     """
     from trl.trainer import utils
+
+    from pipelines.training.head import Head
 
     on_device = utils._use_triton
 
@@ -91,6 +93,7 @@ def score_labels_only() -> None:
         return device.type == "cpu" or bool(on_device(device))
 
     utils._use_triton = compact
+    utils._ChunkedLogProbFunction = Head
 
 
 def deepspeed_file(plan: Plan) -> str | None:
@@ -173,7 +176,7 @@ def run(trainer: Any, plan: Plan) -> None:
     from transformers import PrinterCallback
 
     keeps_small_updates(trainer.model)
-    score_labels_only()
+    lean_head()
     trainer.remove_callback(PrinterCallback)
     stop = Preemption(plan.out, plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1)
     recorder = trainer.pop_callback(Recorder)  # it looks for room before each checkpoint, also before that of a stop

@@ -65,16 +65,21 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
 
 @pytest.fixture
 def batch():
-    """Prompts of 6, 4, 3, 5 tokens and completions of 10, 7, 9, 4, some of them observations."""
+    """Prompts of 6, 4, 4, 6 tokens and completions of 10, 7, 9, 4, some of them observations.
+
+    Two rows share each prompt, and of those in the middle also the first three tokens after it.
+    """
     generator = torch.Generator().manual_seed(0)
-    prompt_mask = torch.tensor([[0] * (PROMPT - n) + [1] * n for n in (6, 4, 3, 5)])
+    prompt_mask = torch.tensor([[0] * (PROMPT - n) + [1] * n for n in (6, 4, 4, 6)])
     completion_mask = torch.tensor([[1] * n + [0] * (COMPLETION - n) for n in (10, 7, 9, 4)])
     tool_mask = torch.tensor([[1, 1, 1, 0, 0, 0, 1, 1, 1, 1]] * ROWS)
     schema_mask = tool_mask * torch.tensor([[1, 1, 1] + [0] * 7] * ROWS) * completion_mask
+    prompts, completions = (torch.randint(5, 300, (ROWS, n), generator=generator) for n in (PROMPT, COMPLETION))
+    completions[2, :3] = completions[1, :3]
     return {
-        "prompt_ids": torch.randint(5, 300, (ROWS, PROMPT), generator=generator) * prompt_mask,
+        "prompt_ids": prompts[[0, 1, 1, 0]] * prompt_mask,
         "prompt_mask": prompt_mask,
-        "completion_ids": torch.randint(5, 300, (ROWS, COMPLETION), generator=generator) * completion_mask,
+        "completion_ids": completions * completion_mask,
         "completion_mask": completion_mask,
         "tool_mask": tool_mask,
         "advantages": torch.tensor([1.2, -0.7, 0.4, -1.1]),
@@ -195,7 +200,7 @@ def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
         seen.append(kwargs["input_ids"].shape) or forward(*args, **kwargs)
     )
     trainer._compute_loss(trainer.model, dict(batch))
-    assert seen == [(2, 12)]  # rows 2 and 3, as long as the longer: 3 + 9 tokens
+    assert seen == [(1, 21)]  # rows 2 and 3 without their last tokens, 4 + 8 and 6 + 3 of them
 
 
 def test_rows_that_only_the_schema_track_moves_get_a_forward(make, batch):

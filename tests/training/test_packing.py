@@ -1,0 +1,144 @@
+"""Flat rows against one row after the other: the same log-probabilities, entropies and gradients."""
+
+import random
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config, Qwen3ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from pipelines.training import packing
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,  # two heads of queries share one of keys
+    "head_dim": 8,
+}
+HELLO, WORLD = [7, 8, 9, 10, 11], [7, 8, 30, 31]
+# (prompt, completion): two groups whose prompts begin alike, episodes that begin alike, one that is the start of another,
+# two that are the same, and one that shares nothing.
+ROWS = [
+    (HELLO, [20, 21, 22, 23]),
+    (HELLO, [20, 21, 24]),
+    (WORLD, [40]),
+    (HELLO, [20, 21]),
+    (HELLO, [20, 21, 24]),
+    (WORLD, [41, 42, 43, 44, 45, 46]),
+    ([50], [51, 52]),
+    (HELLO[:3], [10, 11, 20, 21, 22, 25]),  # what is prompt there is completion here
+]
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, pad_token_id=0, eos_token_id=1)).train()
+
+
+def padded(rows):
+    prompts, completions = ([torch.tensor(part) for part in column] for column in zip(*rows, strict=True))
+    pairs = [
+        (
+            pad_sequence(side(prompts), batch_first=True, padding_side="left"),
+            pad_sequence(side(completions), batch_first=True),
+        )
+        for side in (list, lambda parts: [torch.ones_like(part) for part in parts])
+    ]
+    ids, mask = (torch.cat(pair, dim=1) for pair in pairs)
+    return ids, mask, max(map(len, completions))
+
+
+def by_hand(network, rows, width):
+    """(B, C) of whole logits, one row after the other."""
+    values = []
+    for prompt, completion in rows:
+        logits = network(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logps = logits.log_softmax(-1)
+        entropy = -(logps.exp() * logps).sum(-1)
+        told = logps.gather(1, torch.tensor(completion).unsqueeze(1)).squeeze(1)
+        values.append([torch.nn.functional.pad(part, (0, width - len(completion))) for part in (told, entropy)])
+    return [torch.stack(column) for column in zip(*values, strict=True)]
+
+
+def gradient(network, logps, weights):
+    network.zero_grad()
+    (logps * weights).sum().backward()
+    return torch.cat([weight.grad.flatten() for weight in network.parameters()])
+
+
+def agrees(network, rows):
+    """Whether the packed forward of rows is the plain one, and so is its gradient for any weights of the tokens."""
+    ids, mask, width = padded(rows)
+    weights = torch.randn(len(rows), width, generator=torch.Generator().manual_seed(1)) * mask[:, -width:]
+    wanted = by_hand(network, rows, width)
+    add_fused_lm_head(network, outputs=("log_probs", "entropy"))
+    before = network.config._attn_implementation
+    packing.prepare(network)
+    got = packing.forward(network, ids, mask, width)
+    assert torch.allclose(got[0], wanted[0], atol=1e-5)
+    assert torch.allclose(got[1], wanted[1], atol=1e-5)
+    expected = gradient(network, wanted[0], weights)
+    assert (gradient(network, got[0], weights) - expected).norm() / expected.norm() < 1e-5
+    network.config._attn_implementation = before
+
+
+def test_a_packed_forward_is_the_plain_one(network):
+    agrees(network, ROWS)
+    agrees(network, ROWS[-2:])
+    agrees(network, ROWS[2:3])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_rows_can_be_packed(network, seed):
+    """Few different tokens: rows begin alike, and repeat each other, in every way."""
+    rng = random.Random(seed)
+    rows = [
+        [[rng.randrange(2, 4) for _ in range(rng.randint(1, longest))] for longest in (5, 9)]
+        for _ in range(rng.randint(1, 16))
+    ]
+    agrees(network, rows)
+
+
+def test_what_rows_begin_with_is_computed_once():
+    ids, mask, width = padded(ROWS)
+    packed = packing.pack(ids, mask, width)
+    flat = [
+        *[7, 8, 9, 10, 11, 20],  # the first row in the order of tokens is the third of HELLO: 20, 21
+        *[21, 22],  # 22, 23 leave it after 21, which has another token after it here
+        22,
+        21,
+        *[8, 30, 31],  # WORLD leaves HELLO after 8
+        *[31, 41, 42, 43, 44, 45],
+        *[50, 51],
+    ]
+    assert packed.input_ids.tolist() == [flat]
+    assert packed.position_ids.tolist() == [[*range(6), 6, 7, 7, 6, 1, 2, 3, 3, 4, 5, 6, 7, 8, 0, 1]]
+    unscored = [packing.UNSCORED] * 2
+    after = [*unscored, 10, 11, 20, 21, 22, 23, 25, 24, *unscored, 40, 41, 42, 43, 44, 45, 46, 51, 52]
+    assert packed.labels.tolist() == [after]  # 10 and 11 are scored for the one row whose completion they are in
+
+
+@pytest.mark.parametrize(
+    ("config", "suits"),
+    [
+        (LlamaConfig(**SIZES), True),
+        (MistralConfig(**SIZES, sliding_window=None), True),
+        (MistralConfig(**SIZES, sliding_window=4), False),
+        (Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1), False),
+    ],
+    ids=["llama", "mistral", "window", "window in some layers"],
+)
+def test_only_attention_over_all_that_came_before_can_be_flat(config, suits):
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    assert packing.suits(network) == suits
+    if suits:
+        agrees(network, ROWS)
+    else:
+        packing.prepare(network)
+        assert network.config._attn_implementation == "sdpa"
