@@ -20,7 +20,7 @@ SIZES = {
     "head_dim": 8,
 }
 HELLO, WORLD = [7, 8, 9, 10, 11], [7, 8, 30, 31]
-# (prompt, completion): two groups whose prompts begin alike, episodes that begin alike, one that is the start of another,
+# (prompt, completion): groups whose prompts begin alike, episodes that begin alike, one that is the start of another,
 # two that are the same, and one that shares nothing.
 ROWS = [
     (HELLO, [20, 21, 22, 23]),
