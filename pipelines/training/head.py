@@ -72,7 +72,7 @@ class Head:
         float32 = hidden.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         plain = bias is None and softcap is None and scale == 1.0 and set(outputs) <= {"log_probs", "entropy"}
         if hidden.device.type != "cpu" or not float32 or not plain:
-            parts: Parts = ChunkedLogProbFunction.apply(  # type: ignore[no-untyped-call]
+            parts: Parts = ChunkedLogProbFunction.apply(
                 hidden, weight, bias, labels, temperature, chunk_size, softcap, scale, outputs
             )
             return parts

@@ -53,11 +53,9 @@ class Attention:
         """
         v = value[0].transpose(0, 1)  # (N, H_kv, D)
         q, k = (part[0].transpose(0, 1).to(v.dtype) for part in (query, key))  # float32 after a norm under autocast
-        own = q.index_select(0, self.queries).split([mask.size(0) * mask.size(2) for mask in self.masks])
-        seen = [
-            part.index_select(0, self.keys).split([mask.size(0) * mask.size(3) for mask in self.masks])
-            for part in (k, v)
-        ]
+        n_queries, n_keys = ([mask.size(0) * mask.size(axis) for mask in self.masks] for axis in (2, 3))
+        own = torch.split(q.index_select(0, self.queries), n_queries)
+        seen = [torch.split(part.index_select(0, self.keys), n_keys) for part in (k, v)]
         outputs = []
         for mask, *parts in zip(self.masks, own, *seen, strict=True):
             by_row = (part.unflatten(0, (len(mask), -1)).transpose(1, 2) for part in parts)
@@ -149,8 +147,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
     there = attention_mask[:, -completion:].bool()
     labels = torch.full_like(ids[own], UNSCORED)
     labels[places[there]] = input_ids[:, -completion:][there]
-    flat = ids[own], at.expand_as(own)[own], labels
-    return Packed(*(part[None] for part in flat), places[order.argsort()], _attention(index, seen, first, end))
+    flat, positions, attention = ids[own], at.expand_as(own)[own], _attention(index, seen, first, end)
+    return Packed(flat[None], positions[None], labels[None], places[order.argsort()], attention)
 
 
 def sorting(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
