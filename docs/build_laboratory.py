@@ -92,8 +92,8 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
 
     filled = tuple(sweeping.fill(cells, store, look, lambda line: None))
     sweep = dataclasses.replace(empty, cells=filled)
-    seconds = sum(_trainings(cells, store).values())
-    return Tested(name, source.claim, sweep, tuple(report.decided(sweep)) if filled else (), seconds)
+    decided = tuple(report.decided(sweep)) if filled else ()
+    return Tested(name, source.claim, sweep, decided, sum(_trainings(cells, store).values()))
 
 
 def _trainings(cells: Sequence[sweeping.Cell], store: Store) -> dict[Path, float]:
@@ -151,17 +151,14 @@ def page(tested: Sequence[Tested]) -> str:
     if is_measured(tested):
         lines += [f"![Each contrast of each claim with its interval](images/laboratory/{FOREST})", "", CAPTION, ""]
     lines += ["| claim | verdict | training, processor minutes |", "|---|---|---:|"]
-    lines += [
-        f"| {entry.claim.number}. {entry.claim.text} | {entry.verdict} | {_minutes(entry.seconds)} |"
-        for entry in tested
-    ]
+    lines += [f"| {entry.claim.number}. {entry.claim.text} | {entry.verdict} | {_minutes(entry)} |" for entry in tested]
     for entry in tested:
         lines += ["", *_section(entry)]
     return "\n".join(lines) + "\n"
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f}" if seconds else "–"
+def _minutes(entry: Tested) -> str:
+    return f"{entry.seconds / 60:.1f}" if entry.seconds and entry.verdict != "not measured" else "–"
 
 
 def _section(entry: Tested) -> Iterator[str]:
@@ -176,7 +173,7 @@ def _section(entry: Tested) -> Iterator[str]:
     yield f"**{entry.verdict.capitalize()}.**" + (f" {claim.reading}" if entry.verdict != "not measured" else "")
     yield ""
     yield from _body(formats.markdown(report.verdicts(entry.sweep)))
-    if not any(row.runs for row in entry.sweep.rows()):
+    if entry.verdict == "not measured":
         yield ""
         yield f"Expected to take {claim.seconds / 60:.0f} minutes of one core where nothing of it is there yet."
         return
@@ -243,13 +240,15 @@ def _drawn(entry: Tested, part: Decided, difference: Paired, across: Scale, y: f
 
 def chosen(entry: Tested) -> dict[str, list[report.Line]]:
     """The curves that a claim's file names, as far as its rows have them."""
-    drawn = report.curves(entry.sweep) if entry.sweep.cells else {}
+    drawn = report.curves(entry.sweep)
     return {name: drawn[name] for name in entry.sweep.curves[:SHOWN_CURVES] if name in drawn}
 
 
 def figure(entry: Tested) -> Html | None:
     """A claim's figure: pass@k over k where it is about that, else its curves, else its rows; None of nothing made."""
-    names = [row.name for row in entry.sweep.rows()] if entry.sweep.cells else []
+    if entry.claim.untold or entry.verdict == "not measured":
+        return None
+    names = [row.name for row in entry.sweep.rows()]
     drawn = chosen(entry)
     if drawn and any(name.startswith("pass@") for name in entry.sweep.measures):
         drawings = [over_k(entry)]
@@ -259,8 +258,7 @@ def figure(entry: Tested) -> Html | None:
         shown = [name for name in names if any(line.row == name for lines in drawn.values() for line in lines)]
     else:
         share = sweep_page.first_share(entry.sweep)
-        is_made = any(cell.run is not None for cell in entry.sweep.cells)
-        return sweep_page.rows_chart(entry.sweep, share) if is_made and share is not None else None
+        return sweep_page.rows_chart(entry.sweep, share) if share is not None else None
     legend, width = _legend(names, shown)
     placed = [tag("g", drawing, transform=f"translate({number * 520} 28)") for number, drawing in enumerate(drawings)]
     label = f"claim {entry.claim.number}, {entry.claim.text}: {', '.join(shown)}"
