@@ -131,11 +131,7 @@ def _most(shape: Any, how: Setup, size: int) -> int:
     """The largest micro-batch that fits GPUs of `size` GB; 0 where none does."""
     from pipelines.training import memory
 
-    fits = (
-        rows
-        for rows in ROWS
-        if memory.estimate(shape, replace(how, rows=rows, forward=min(rows, memory.LIKE_ROWS))).peak <= size * 1e9
-    )
+    fits = (rows for rows in ROWS if memory.estimate(shape, replace(how, rows=rows)).peak <= size * 1e9)
     return next(fits, 0)
 
 

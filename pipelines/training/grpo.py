@@ -24,6 +24,7 @@ from pipelines.training.record import Emit, Recorder
 from pipelines.training.rollouts import SCHEMA, build, in_process
 from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
+from pipelines.training.throughput import Meter
 from pipelines.training.weights import whole_weights
 from pipelines.types import Example
 
@@ -54,7 +55,11 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             peft_config=model.adapters(recipe.model.lora),
             train_dataset=_dataset(plan, examples),
             callbacks=[
-                Recorder(plan.out, emit, settings.state_bytes(network), NAMES, step_state.take_seconds, rollouts.worst)
+                Recorder(
+                    *(plan.out, emit, settings.state_bytes(network), NAMES, Meter(network)),
+                    take_spent=step_state.take_seconds,
+                    example=rollouts.worst,
+                )
             ],
             args=arguments(plan, len(examples)),
         )

@@ -16,7 +16,7 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from pipelines.training import advantages, credit, losses, packing, settings
+from pipelines.training import advantages, credit, losses, packing, settings, throughput
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
@@ -155,7 +155,10 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
 
         The advantages of the two tracks must not be added first: once the ratio leaves 1 they clip apart.
         """
-        with self.step_state.loss(moving(inputs, self.beta)) as current:
+        rows = moving(inputs, self.beta)
+        lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
+        self.step_state.count(throughput.TRAINED, (lengths * rows).sum().item())
+        with self.step_state.loss(rows) as current:
             logps = self._forward(model, inputs)[0]
             weights = self._weights(logps.detach(), inputs)
             loss: Tensor = super()._compute_loss(model, inputs | weighed(inputs, "advantages", weights))
@@ -241,8 +244,11 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         return result
 
     def _packed(self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
+        packed = packing.pack(input_ids, attention_mask, completion)
+        if self.step_state.current is not None:  # not the pass for the old log-probabilities, which has no backward
+            self.step_state.count(throughput.COMPUTED, packed.input_ids.numel())
         with self.accelerator.autocast():
-            return packing.forward(model, input_ids, attention_mask, completion)
+            return packing.forward(model, packed, attention_mask[:, -completion:])
 
     def _most(self, count: int) -> int:
         """The largest of the processes' counts."""
@@ -293,6 +299,8 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         for name, seconds in generation.seconds.items():
             self.step_state.spend(name, seconds)
         self.step_state.beside |= generation.beside
+        sampled_tokens = sum(paid.trajectory.n_agent_tokens for paid in generation.drawn)
+        self.step_state.count(throughput.SAMPLED, sampled_tokens)
         useful = self._useful(FULL)
         masks = self.rollouts.masks(generation, FULL, useful)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.

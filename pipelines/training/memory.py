@@ -16,7 +16,6 @@ from pipelines.config import Model, Recipe
 from pipelines.errors import DataError, ResourceError
 
 Way = Literal["full", "zero2", "zero3", "lora"]
-LIKE_ROWS = 24  # rows of one forward in GRPO
 TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
 RESERVE = 1 << 30  # the CUDA context and its libraries
 WASTE = 1.05  # what PyTorch's allocator cannot use
@@ -126,8 +125,7 @@ class Setup:
     Attributes:
         way: all weights on each GPU, shared out by DeepSpeed, or adapters alone.
         gpus: processes that train together.
-        rows: episodes of one micro-batch.
-        forward: of these, those of one forward.
+        rows: episodes of one micro-batch, which is one forward; what they begin with alike is not taken off.
         tokens: most tokens of an episode.
         slots: episodes that are decoded together in the training process; 0 where servers do it.
         half: whether products are in bfloat16.
@@ -138,7 +136,6 @@ class Setup:
     way: Way
     gpus: int
     rows: int
-    forward: int
     tokens: int
     slots: int
     half: bool
@@ -180,11 +177,11 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     half, rank = recipe.model.compute_dtype == "bfloat16", lora.rank if lora is not None else 0
     if kind == "sft":
         rows = min(recipe.sft.micro_batch, max(1, recipe.sft.batch // gpus))
-        return Setup(way, gpus, rows, rows, recipe.sft.max_tokens, 0, half, rank)
+        return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank)
     grpo, served = recipe.grpo, recipe.rollout.policy != "transformers"
     rows = min(grpo.micro_batch, max(1, grpo.questions_per_step * grpo.group // gpus))
     slots = 0 if served else min(recipe.rollout.slots, max(1, grpo.questions_per_step * grpo.group // gpus))
-    return Setup(way, gpus, rows, min(rows, LIKE_ROWS), grpo.sampling.episode_tokens, slots, half, rank, served)
+    return Setup(way, gpus, rows, grpo.sampling.episode_tokens, slots, half, rank, served)
 
 
 def estimate(shape: Shape, how: Setup) -> Memory:
@@ -197,10 +194,10 @@ def estimate(shape: Shape, how: Setup) -> Memory:
         2 * shape.parameters if how.way == "zero3" and how.slots else 0
     )  # each process decodes with whole weights
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
-    kept = how.rows * how.tokens * shape.layers * shape.hidden * residual
+    tokens = how.rows * how.tokens
     return Memory(
         *(weights, copies, gradients, optimizer),
-        activations=kept + how.forward * how.tokens * _layer(shape, wide, residual),
+        activations=tokens * (shape.layers * shape.hidden * residual + _layer(shape, wide, residual)),
         logits=max(TILE, decoded),
         cache=keys + gathered,
     )

@@ -100,21 +100,22 @@ def prepare(network: Any) -> None:
         network.config._attn_implementation = NAME
 
 
-def forward(model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
+def forward(model: Any, packed: Packed, mask: Tensor) -> Forward:
     """(B, C) log-probabilities and entropies of completions, by a model with TRL's fused head.
 
-    Args: those of `pack`.
+    Args:
+        mask: (B, C) which tokens of the completions are there.
     """
-    packed = pack(input_ids, attention_mask, completion)
     out = model(
         input_ids=packed.input_ids,
-        attention_mask=input_ids.new_zeros(1, 1, 1, 1),  # of four dimensions: a model takes it for a finished one
+        attention_mask=packed.input_ids.new_zeros(
+            1, 1, 1, 1
+        ),  # of four dimensions: a model takes it for a finished one
         position_ids=packed.position_ids,
         shift_labels=packed.labels,
         fused_lm_head=True,
         packed=packed.attention,
     )
-    mask = attention_mask[:, -completion:]
     return packed.spread(out.log_probs, mask), None if out.entropy is None else packed.spread(out.entropy, mask), None
 
 

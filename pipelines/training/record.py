@@ -17,6 +17,7 @@ from pipelines.errors import ResourceError
 from pipelines.store import write_atomic
 from pipelines.training.alarms import Watch
 from pipelines.training.plan import ALARMED, CHECKPOINTS, CURVES, TIMING
+from pipelines.training.throughput import TRAINED, Meter
 
 Emit = Callable[[Mapping[str, Any]], None]
 WHOLE = "whole"  # a file written last, which says how many processes wrote: a checkpoint without it was cut short
@@ -33,7 +34,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         emit: says one event to the parent.
         state_bytes: the size of one checkpoint, for the disk check before each.
         names: TRL's name of each number that is kept, and ours.
-        take_seconds: gives the wall-clock seconds of a step by what they were spent on, once.
+        meter: turns them into rates.
+        take_spent: gives the wall-clock seconds of a step by what they were spent on, and its tokens, once.
         example: an episode of the current step in words, to be shown with an alarm; None where nothing is watched.
     """
 
@@ -43,18 +45,14 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         emit: Emit,
         state_bytes: int,
         names: Mapping[str, str],
-        take_seconds: Callable[[], dict[str, float]] = dict,
+        meter: Meter,
+        take_spent: Callable[[], dict[str, float]] = dict,
         example: Callable[[], str] | None = None,
     ) -> None:
-        self.out, self.emit, self.state_bytes, self.names, self.take_seconds = (
-            out,
-            emit,
-            state_bytes,
-            names,
-            take_seconds,
-        )
+        self.out, self.emit, self.state_bytes, self.names = out, emit, state_bytes, names
+        self.meter, self.take_spent = meter, take_spent
         self.example, self.watch = example, Watch()
-        self.since = _now()
+        self.since, self.seen = _now(), 0.0  # the tokens that TRL counts from the start of a process
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Cut the files back to where the run resumes: they are the first process's."""
@@ -73,7 +71,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
             return  # the summary at the end of a run is all wall clock
         now = _now()
         own = {"seconds": now[0] - self.since[0], "cpu_seconds": now[1] - self.since[1], **_memory()}
-        spent = {key: round(value, 6) for key, value in (own | self.take_seconds()).items()}
+        own |= self._supervised(logs) | self.take_spent()
+        spent = {key: round(value, 6) for key, value in (own | self.meter.rates(own)).items()}
         self.since = now
         values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
         values |= {key.removeprefix(OWN): value for key, value in logs.items() if key.startswith(OWN)}
@@ -81,6 +80,13 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         _append(self.out / TIMING, {"step": state.global_step, **spent})
         self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
         self._warn(state.global_step, values)
+
+    def _supervised(self, logs: Mapping[str, Any]) -> dict[str, float]:
+        """The tokens of a step of SFT on each device, which TRL adds up over steps and processes."""
+        if "num_tokens" not in logs:
+            return {}
+        before, self.seen = self.seen, float(logs["num_tokens"])
+        return {TRAINED: (self.seen - before) / PartialState().num_processes}
 
     def _warn(self, step: int, values: Mapping[str, float]) -> None:
         if self.example is None:

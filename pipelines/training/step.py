@@ -30,7 +30,7 @@ class StepState:
 
     Attributes:
         seconds: of the current step, by what they were spent on.
-        beside: of what another process did meanwhile: no part of them.
+        beside: tokens, and seconds of what another process did meanwhile: no part of them.
         watched: what is logged with each step that trains on the current generation.
         old: rows that the pass for the old log-probabilities needs; None for all.
         current: the pass of the micro-batch whose loss is being computed; None outside a loss.
@@ -45,6 +45,10 @@ class StepState:
     def spend(self, on: str, seconds: float) -> None:
         """Add to the seconds of this step that went into one thing."""
         self.seconds[on] = self.seconds.get(on, 0.0) + seconds
+
+    def count(self, what: str, tokens: float) -> None:
+        """Add to the tokens of this step that something was done with."""
+        self.beside[what] = self.beside.get(what, 0.0) + tokens
 
     def take_seconds(self) -> dict[str, float]:
         """The seconds of this step so far, and of others beside it; the next one begins at none."""

@@ -45,6 +45,12 @@ ORDER = (
     ),
     *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "grad_norm", "learning_rate"),
 )
+RATES = {
+    "trained_per_s": "{:,.0f} tokens/s trained on each device",
+    "sampled_per_s": "{:,.0f} sampled",
+    "mfu": "{:.1%} of its peak in training",
+    "idle": "neither for {:.0%} of the time",
+}
 SPENT = ("generate", "sql_wait", "reward", "train", "sync")
 
 
@@ -121,7 +127,14 @@ def _split(timing: Sequence[Mapping[str, float]]) -> list[str]:
     parts["other"] = max(0.0, whole - sum(parts.values()))
     shares = "  ".join(f"{name} {value / whole:.0%}" for name, value in parts.items() if value)
     memory = max((line["gpu_gb"] for line in timing if "gpu_gb" in line), default=None)
-    return [f"time: {shares}", *([] if memory is None else [f"device memory: {memory:.1f} GiB at its most"])]
+    spent = [f"time: {shares}", *_throughput(timing)]
+    return [*spent, *([] if memory is None else [f"device memory: {memory:.1f} GiB at its most"])]
+
+
+def _throughput(timing: Sequence[Mapping[str, float]]) -> list[str]:
+    """Tokens a second of one device, and how much of it is used, where the steps say so."""
+    means = {name: _mean(values(timing, name)) for name in RATES if any(name in line for line in timing)}
+    return [", ".join(RATES[name].format(value) for name, value in means.items())] if means else []
 
 
 def _alarms(alarms: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,6 +35,11 @@ def test_a_run_says_what_one_watches(plan):
     assert [line["step"] for line in curves] == [1, 2, 3]
     assert [line.get("ex_held_out") for line in curves] == [0.0, None, 0.0]  # it has learned nothing
     assert all(line["drift_max"] < 1e-3 for line in curves)
+    timing = [json.loads(line) for line in (plan.out / "timing.jsonl").read_text().splitlines()]
+    tokens = [round(line["tokens"] * 8) for line in curves]  # 2 questions of 4 episodes
+    assert [line["sampled_tokens"] for line in timing] == tokens
+    assert all(line["computed_tokens"] <= line["trained_tokens"] for line in timing if line["trained_tokens"])
+    assert all(line["sampled_per_s"] > 0 and 0 <= line["idle"] < 1 for line in timing)
     assert [line.get("turns_held_out") is None for line in curves] == [False, True, False]
     assert all(line["pass_at_group"] >= line["ex"] and line["reasoning_chars"] >= 0 for line in curves)
 

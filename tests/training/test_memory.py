@@ -19,7 +19,7 @@ SEVEN = memory.SHAPES["Qwen/Qwen2.5-Coder-7B-Instruct"]
 
 
 def how(way: memory.Way, gpus: int = 1, **changes: object) -> Setup:
-    settings = {"rows": 8, "forward": 8, "tokens": 4096, "slots": 0, "half": True, **changes}
+    settings = {"rows": 8, "tokens": 4096, "slots": 0, "half": True, **changes}
     return Setup(way, gpus, **settings)  # type: ignore[arg-type]
 
 

@@ -79,7 +79,7 @@ def agrees(network, rows):
     add_fused_lm_head(network, outputs=("log_probs", "entropy"))
     before = network.config._attn_implementation
     packing.prepare(network)
-    got = packing.forward(network, ids, mask, width)
+    got = packing.forward(network, packing.pack(ids, mask, width), mask[:, -width:])
     assert torch.allclose(got[0], wanted[0], atol=1e-5)
     assert torch.allclose(got[1], wanted[1], atol=1e-5)
     expected = gradient(network, wanted[0], weights)

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pipelines.config import Hardware
 from pipelines.errors import ResourceError, TrainingError
@@ -11,10 +12,15 @@ from pipelines.training import settings
 from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
 from pipelines.training.settings import resume_point
+from pipelines.training.throughput import Meter
+
+METER = Meter(torch.nn.Linear(9, 10), "NVIDIA A100-SXM4-80GB")
 
 
 def recorder(out, state_bytes=1000):
-    return Recorder(out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, lambda: {"rollout_seconds": 1.5})
+    return Recorder(
+        out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, METER, lambda: {"rollout_seconds": 1.5}
+    )
 
 
 def state(step, steps=9, rank=0):

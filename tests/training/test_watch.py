@@ -13,7 +13,8 @@ from pipelines.training.watch import Curves, read, spark, view
 def write(folder: Path, steps: int) -> None:
     lines = [{"step": n + 1, "reward": float(n), "term_exec": 0.5, "custom": 1.0} for n in range(steps)]
     (folder / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99, "re')
-    spent = {"seconds": 2.0, "generate_seconds": 1.0, "train_seconds": 0.9, "gpu_gb": 3.25}
+    spent = {"seconds": 2.0, "generate_seconds": 1.0, "train_seconds": 0.9, "gpu_gb": 3.25, "trained_per_s": 1234.4}
+    spent |= {"sampled_per_s": 56.0, "mfu": 0.217, "idle": 0.05}
     (folder / "timing.jsonl").write_text("".join(json.dumps({"step": n + 1} | spent) + "\n" for n in range(steps)))
     alarm = {"step": 21, "alarm": "entropy", "words": "entropy fell from 1 to 0", "example": "..."}
     (folder / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
@@ -24,6 +25,8 @@ def test_it_says_how_far_the_run_is_and_where_its_time_goes(tmp_path: Path) -> N
     shown = view(read(tmp_path), steps=60)
     assert shown[0] == "step 30 of 60, 2.00 s a step, some 60 s left"
     assert "time: generate 50%  train 45%  other 5%" in shown
+    speeds = "1,234 tokens/s trained on each device, 56 sampled, 21.7% of its peak in training"
+    assert f"{speeds}, neither for 5% of the time" in shown
     assert "device memory: 3.2 GiB at its most" in shown
     assert shown[-1] == "ALARM at step 21: entropy fell from 1 to 0"
 
