@@ -224,7 +224,7 @@ def trl(world: World) -> dict[str, float]:
         turns.extend(len(one.turns) for one in made)
         return world.pay(made)
 
-    arguments = grpo.arguments(world.plan("grpo", world.checkpoint, world.folder / "trl"))
+    arguments = grpo.arguments(world.plan("grpo", world.checkpoint, world.folder / "trl"), len(world.examples))
     options = arguments.to_dict() | {
         "max_completion_length": section.sampling.turn_tokens,
         "max_tool_calling_iterations": recipe.protocol.max_turns,

@@ -131,6 +131,8 @@ class Replica:
             command += ["--tensor-parallel-size", str(len(self.devices))]
         if self.plan.shared:
             command += ["--gpu-memory-utilization", SHARED_MEMORY]
+        if self.recipe.grpo.partial == "carry":
+            command += ["--enable-scale-out"]  # opens /inference/v1/generate
         if not self.devices:
             command += ["--worker-extension-cls", "vllm_cpu.Repack", "--enforce-eager"]
             command += ["--gpu-memory-utilization", "0.2"]

@@ -174,7 +174,11 @@ class VllmPolicy(Policy):
         sampling = {**self._sampling(request), **own}
         body = {"model": connection.endpoint.model, "token_ids": list(request.token_ids), "sampling_params": sampling}
         url = f"{connection.endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
-        answer = await connection.ask(lambda client: client.post(url, cast_to=object, body=body))
+        try:
+            answer = await connection.ask(lambda client: client.post(url, cast_to=object, body=body))
+        except ResourceError as error:
+            hint = "Start it with --enable-scale-out, or set grpo.partial=wait."
+            raise ResourceError(f"{url} tells no versions of tokens ({error.message})", hint) from None
         choice = answer["choices"][0]
         ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
         versions = [-1] * len(ids)

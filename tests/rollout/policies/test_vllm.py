@@ -187,3 +187,13 @@ def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(
     sampling = server.asked[-1]["sampling_params"]
     assert {name: sampling[name] for name in PLAIN} == PLAIN
     assert "return_token_ids" not in sampling
+
+
+def test_a_server_that_tells_no_versions_is_refused(
+    serve: Callable[..., Any], engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
+) -> None:
+    server = serve(lambda body: (403, {}, {"error": {"message": "disabled", "code": 403}}) if body else MODELS)
+    policy = VllmPolicy([server.url], tiny_folder, carries=True)
+    policy.follow()
+    with pytest.raises(ResourceError, match=r"tells no versions .*--enable-scale-out"):
+        engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])

@@ -1,0 +1,87 @@
+"""benchmarks/schedule.py: small schedules that are computed by hand."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "schedule.py"
+
+
+@pytest.fixture(scope="module")
+def schedule():
+    spec = importlib.util.spec_from_file_location("schedule", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["schedule"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_device_is_idle_while_its_only_episode_waits_for_its_query(schedule):
+    """Three tokens, two seconds of SQL, one token; a step takes a second."""
+    assert schedule.decode([[(3, 2.0), (1, 0.0)]], 64, (1.0, 0.0)) == (6.0, 4.0, 4)
+
+
+def test_episodes_decode_together_as_far_as_there_are_slots(schedule):
+    """One after the other: 2 + 3 steps of a second. Together: two steps of 1 + 2 x 0.5 seconds, and one of 1.5."""
+    episodes = [[(2, 0.0)], [(3, 0.0)]]
+    assert schedule.decode(episodes, 1, (0.5, 0.5)) == (5.0, 5.0, 5)
+    assert schedule.decode(episodes, 2, (1.0, 0.5)) == (5.5, 5.5, 3)
+
+
+def test_others_decode_while_one_waits_for_its_query(schedule):
+    """The first is back at 4, and both end with the fifth step."""
+    assert schedule.decode([[(1, 3.0), (1, 0.0)], [(5, 0.0)]], 2, (1.0, 0.0)) == (5.0, 5.0, 5)
+
+
+def test_an_episode_keeps_its_slot_while_its_query_runs(schedule):
+    """One slot: the second episode begins at 5, after one token, three seconds and one token of the first."""
+    assert schedule.decode([[(1, 3.0), (1, 0.0)], [(5, 0.0)]], 1, (1.0, 0.0)) == (10.0, 7.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "training", "sync", "staleness", "total", "trainer_waits", "sampler_waits"),
+    [
+        ([4, 4, 4], [2, 2, 2], 0, 0, 18, 12, 6),
+        ([4, 4, 4], [2, 2, 2], 0, 1, 14, 8, 2),  # the sampler has a rest only when all is sampled
+        ([4, 4, 4], [2, 2, 2], 1, 0, 21, 15, 9),
+        ([4, 4, 4], [2, 2, 2], 1, 1, 17, 11, 5),  # weights are sent when a generation is there: both stand still
+        ([1, 1, 7, 1], [3, 3, 3, 3], 0, 1, 17, 5, 7),
+        ([1, 1, 7, 1], [3, 3, 3, 3], 0, 2, 15, 3, 5),  # the long one begins two steps earlier
+    ],
+)
+def test_sampling_ahead_hides_the_shorter_of_the_two(
+    schedule, sampling, training, sync, staleness, total, trainer_waits, sampler_waits
+):
+    run = schedule.overlapped(sampling, training, sync, staleness)
+    assert (run.total_s, run.trainer_waits_s, run.sampler_waits_s) == (total, trainer_waits, sampler_waits)
+
+
+def test_nothing_is_sampled_ahead_of_a_checkpoint(schedule):
+    assert schedule.overlapped([1] * 4, [2] * 4, 0, 1).total_s == 9
+    assert schedule.overlapped([1] * 4, [2] * 4, 0, 1, save=2).total_s == 10
+
+
+def test_devices_are_divided_for_the_most_episodes_a_second(schedule):
+    """Ten tokens an episode at a second each, and a second of training: two devices.
+
+    Both sample for 10 s and train for 2. Or one samples for 10 s while the other trains for 4: 40 generations in 404 s.
+    """
+    profile = schedule.Profile([[(10, 0.0)]], (1.0, 0.0), (0.0, 1.0))
+    assert schedule.simulate(profile, 2, 0, 4, 64) == (2, pytest.approx(4 / 12), pytest.approx(0.0))
+    assert schedule.simulate(profile, 2, 1, 4, 64) == (1, pytest.approx(160 / 404), pytest.approx(1 - 560 / 808))
+    assert schedule.simulate(profile, 1, 1, 4, 64)[1] == 0.0  # nothing to divide
+
+
+def test_costs_are_fitted_and_never_negative(schedule):
+    assert schedule.fit([(10, 100), (20, 100), (10, 300)], [30, 40, 70]) == pytest.approx((1.0, 0.2))
+    assert schedule.fit([(1, 10), (2, 10)], [3, 1]) == (0.0, pytest.approx(0.2))
+
+
+def test_the_table_has_a_row_for_each_number_of_devices(schedule):
+    rows = schedule.table(schedule.Profile([[(10, 0.0)]], (1.0, 0.0), (0.0, 1.0)), [1, 2], 4, 64)
+    assert rows[2:] == [
+        "| 1 | 0.3 | 0.0% | - | - | - | - | - | - |",
+        "| 2 | 0.3 | 0.0% | 0.4 | 1 | 30.7% | 0.4 | 1 | 30.7% |",
+    ]
