@@ -39,7 +39,7 @@ NAMES = {
 
 
 class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer with dual tracks, rows of no weight left out of the forward, and micro-batches of like length.
+    """TRL's trainer with dual tracks, rows of no weight left out of the forward, and what rows begin with alike computed once.
 
     Args:
         plan: the recipe's `grpo` section says what the loss is.
@@ -142,7 +142,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         return values[first : first + count]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """TRL's micro-batches, regrouped after each generation so that each holds rows of like weight and length."""
+        """TRL's micro-batches, regrouped after each generation so that rows that begin alike share one."""
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or self._buffered_inputs is None or self.grpo.loss == "bnpo":

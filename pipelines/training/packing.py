@@ -18,7 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import flush_left
 
-from pipelines.training.row_selection import Forward
+from pipelines.training.row_selection import Forward, sorting
 
 NAME = "sqltrain_packed"  # of the attention, by which a model finds it
 UNSCORED = -100  # the label of a token whose log-probability nobody wants
@@ -150,15 +150,6 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
     labels[places[there]] = input_ids[:, -completion:][there]
     flat, positions, attention = ids[own], at.expand_as(own)[own], _attention(index, seen, first, end)
     return Packed(flat[None], positions[None], labels[None], places[order.argsort()], attention)
-
-
-def sorting(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """(B,) the order of rows (B, T) in which those that begin alike are neighbours."""
-    rows = [
-        [token for token, there in zip(*pair, strict=True) if there]
-        for pair in zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
-    ]
-    return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=input_ids.device)
 
 
 def _last_row(holds: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def _paid(mask: Tensor, advantages: Tensor) -> Tensor:
 
 
 def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[str, Tensor]], Tensor]) -> list[Any]:
-    """The same rows in as many micro-batches: those that move the policy first, the shortest first.
+    """The same rows in as many micro-batches: those that move the policy first, and what begins alike together.
 
     All micro-batches of one optimiser step are summed, so which of them holds a row does not matter to the step.
     """
@@ -35,12 +35,25 @@ def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[st
         name: torch.cat([batch[name] for batch in batches]) if value.ndim else value
         for name, value in batches[0].items()
     }
-    lengths = whole["prompt_mask"].sum(1) + whole["completion_mask"].sum(1)
-    order = (lengths + (~weigh(whole)) * (lengths.max() + 1)).argsort(stable=True)
+    ids, mask = (
+        torch.cat([whole[f"{part}_{name}"] for part in ("prompt", "completion")], 1) for name in ("ids", "mask")
+    )
+    order = sorting(ids, mask)
+    moves = weigh(whole)[order]
+    order = torch.cat([order[moves], order[~moves]])
     return [
         {name: value[rows] if value.ndim else value for name, value in whole.items()}
         for rows in torch.split(order, len(order) // len(batches))
     ]
+
+
+def sorting(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """(B,) the order of rows (B, T) in which those that begin alike are neighbours."""
+    rows = [
+        [token for token, there in zip(*pair, strict=True) if there]
+        for pair in zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
+    ]
+    return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=input_ids.device)
 
 
 def by_length(_: Tensor, attention_mask: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3
 from trl.trainer.utils import add_fused_lm_head
 
 from pipelines.training import packing
+from pipelines.training.row_selection import moving, regroup
 
 SIZES = {
     "vocab_size": 60,
@@ -121,6 +122,29 @@ def test_what_rows_begin_with_is_computed_once():
     unscored = [packing.UNSCORED] * 2
     after = [*unscored, 10, 11, 20, 21, 22, 23, 25, 24, *unscored, 40, 41, 42, 43, 44, 45, 46, 51, 52]
     assert packed.labels.tolist() == [after]  # 10 and 11 are scored for the one row whose completion they are in
+
+
+def test_micro_batches_hold_what_begins_alike():
+    """Two groups of three in disorder, and a row of each that moves nothing."""
+    rows = [(WORLD, [40]), (HELLO, [20]), (HELLO, [23]), (WORLD, [41]), (WORLD, [42, 43]), (HELLO, [21, 22])]
+    ids, mask, width = padded(rows)
+    whole = {
+        "prompt_ids": ids[:, :-width],
+        "prompt_mask": mask[:, :-width],
+        "completion_ids": ids[:, -width:],
+        "completion_mask": mask[:, -width:],
+        "advantages": torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0]),
+        "num_items_in_batch": torch.tensor(8),
+    }
+    batches = [{name: value[at : at + 2] if value.ndim else value for name, value in whole.items()} for at in (0, 2, 4)]
+    regrouped = regroup(batches, moving)
+    assert [batch["completion_ids"].tolist() for batch in regrouped] == [
+        [[20, 0], [21, 22]],
+        [[40, 0], [41, 0]],
+        [[23, 0], [42, 43]],
+    ]
+    assert [batch["advantages"].tolist() for batch in regrouped] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert all(batch["num_items_in_batch"] == 8 for batch in regrouped)
 
 
 @pytest.mark.parametrize(
