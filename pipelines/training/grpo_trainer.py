@@ -39,7 +39,7 @@ NAMES = {
 
 
 class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer with dual tracks, rows of no weight left out of the forward, and what rows begin with alike computed once.
+    """TRL's trainer with dual tracks, a forward on rows that have weight, and what they begin with alike computed once.
 
     Args:
         plan: the recipe's `grpo` section says what the loss is.
