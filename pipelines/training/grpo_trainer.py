@@ -20,7 +20,7 @@ from pipelines.training import advantages, credit, losses, packing, settings, th
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
-from pipelines.training.row_selection import Forward, by_length, dense, moving, regroup, scatter, shares
+from pipelines.training.row_selection import Forward, by_length, dense, moving, regroup, scatter, shares, sorting
 from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.weights import whole_weights
@@ -233,7 +233,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         if current.rows is not None:
             # One row at least keeps every process's backward alike.
             rows = rows[current.rows] if current.rows.any() else rows[:1]
-        rows = rows[(packing.sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
+        rows = rows[(sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
         batches, repeats = shares(rows, -(-len(input_ids) // size))
         forward = functools.partial(self._packed, model) if packs else functools.partial(dense, compute)
         parts = [forward(input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
