@@ -133,9 +133,9 @@ def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tenso
 def _policy(plan: Plan, in_process: bool) -> tuple[Any, Any]:
     """The network that decodes here, with its policy; or none, with the policy that asks servers."""
     from pipelines.loading import load
-    from pipelines.training import grpo, rollouts
+    from pipelines.training import rollouts
 
     if not in_process:
-        return None, grpo.served_policy(plan)
+        return None, rollouts.served_policy(plan)
     network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
     return network, rollouts.in_process(plan.recipe, network, tokenizer)

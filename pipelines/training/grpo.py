@@ -13,7 +13,6 @@ from pipelines.config import Grpo, Recipe
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.errors import DataError, RecipeError
 from pipelines.registry import POLICIES
-from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.training import batching, combinations, datafile, model, settings
 from pipelines.training.ahead import Ahead
@@ -21,7 +20,7 @@ from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
-from pipelines.training.rollouts import SCHEMA, build, in_process
+from pipelines.training.rollouts import SCHEMA, build, in_process, served_policy
 from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.throughput import Meter
@@ -105,24 +104,6 @@ def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
     if plan.recipe.rollout.policy == IN_PROCESS:
         return in_process(plan.recipe, network, tokenizer)
     return served_policy(plan)
-
-
-def served_policy(plan: Plan) -> Policy:
-    """Servers that the weights under training are sent to, as the policy.
-
-    Raises:
-        RecipeError: their log-probabilities cannot be those of what they drew.
-    """
-    policy = making.policy(plan.checkpoint_in, plan.recipe)
-    policy.follow()
-    sampling = plan.recipe.grpo.sampling
-    reshaped = sampling.temperature != 1.0 or sampling.top_p < 1.0
-    if plan.recipe.grpo.importance_cap is not None and reshaped and not policy.tells_what_it_draws():
-        raise RecipeError(
-            "the servers tell log-probabilities before temperature and top-p: what they draw cannot be corrected",
-            "Start them with --logprobs-mode processed_logprobs, or set grpo.importance_cap=null to correct nothing.",
-        )
-    return policy
 
 
 def _sync(plan: Plan) -> WeightSync | None:

@@ -17,11 +17,13 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.curation.rules import broken_rule, is_malformed
 from pipelines.databases.of_recipe import schemas
 from pipelines.endpoints.log import RESPONSES
+from pipelines.errors import RecipeError
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.rubric import Rewards, Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
+from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
@@ -284,6 +286,24 @@ def in_process(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPoli
     """The network under training, or a copy of it, as the policy: float32 weights, products in the compute dtype."""
     compute = torch.bfloat16 if recipe.model.compute_dtype == "bfloat16" else None
     return TransformersPolicy(network, tokenizer, recipe.rollout.slots, recipe.rollout.deterministic, compute)
+
+
+def served_policy(plan: Plan) -> Policy:
+    """Servers that the weights under training are sent to, as the policy.
+
+    Raises:
+        RecipeError: their log-probabilities cannot be those of what they drew.
+    """
+    policy = making.policy(plan.checkpoint_in, plan.recipe)
+    policy.follow()
+    sampling = plan.recipe.grpo.sampling
+    reshaped = sampling.temperature != 1.0 or sampling.top_p < 1.0
+    if plan.recipe.grpo.importance_cap is not None and reshaped and not policy.tells_what_it_draws():
+        raise RecipeError(
+            "the servers tell log-probabilities before temperature and top-p: what they draw cannot be corrected",
+            "Start them with --logprobs-mode processed_logprobs, or set grpo.importance_cap=null to correct nothing.",
+        )
+    return policy
 
 
 def cut(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[int]]:

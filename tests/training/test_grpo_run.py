@@ -10,8 +10,10 @@ from trl.trainer.utils import add_fused_lm_head
 from pipelines import recipes
 from pipelines.config import Grpo, Recipe, Rollout, Sampling
 from pipelines.errors import RecipeError
+from pipelines.rollout.policies import making
 from pipelines.training import grpo, launch, model
 from pipelines.training.plan import Plan
+from pipelines.training.rollouts import served_policy
 from pipelines.types import write_jsonl
 
 
@@ -75,7 +77,7 @@ def test_a_micro_batch_of_the_tiny_scale_fits_a_small_machine(tmp_path):
 def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_path, reshaped):
     """vLLM tells log-probabilities before temperature and top-p, unless it is started to do otherwise."""
     server = SimpleNamespace(follow=lambda: None, tells_what_it_draws=lambda: False)
-    monkeypatch.setattr(grpo.making, "policy", lambda *_: server)
+    monkeypatch.setattr(making, "policy", lambda *_: server)
 
     def plan(**changes):
         section = Grpo(sampling=reshaped, **changes)
@@ -83,5 +85,5 @@ def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_p
         return Plan(kind="grpo", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
 
     with pytest.raises(RecipeError, match="processed_logprobs"):
-        grpo._policy(plan(), None, None)
-    assert grpo._policy(plan(importance_cap=None), None, None) is server
+        served_policy(plan())
+    assert served_policy(plan(importance_cap=None)) is server
