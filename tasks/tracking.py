@@ -22,7 +22,7 @@ from pipelines.recipes import digest
 from pipelines.stages import graph
 from pipelines.stages.graph import StageResult, Step
 from pipelines.store import Store
-from tasks import connection
+from tasks import connection, mirror
 from tasks.curves import Follower, Row, read_rows, to_metrics
 from tasks.facts import MAX_KEY, MAX_PARAM, dataset_facts, flatten
 from tasks.recording import Recorder
@@ -67,6 +67,7 @@ class Tracker:
         self.experiment_id = ""
         self.run_id = ""
         self._begun = self._joined = False
+        self._mirror: mirror.Mirror | None = None
         self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
 
     def __enter__(self) -> Tracker:
@@ -80,6 +81,8 @@ class Tracker:
         if self._begun and not self._joined:
             self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
         self.recorder.close()
+        if self._mirror is not None:
+            self._mirror.close(0 if error is None else 1)
 
     @property
     def client(self) -> MlflowClient:
@@ -94,9 +97,14 @@ class Tracker:
         return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     def begin(self) -> None:
-        """Open the parent run, unless it is open, and note what was found finished before."""
+        """Open the parent run, unless it is open, and note what was found finished before.
+
+        Raises:
+            ResourceError: the environment asks for Weights & Biases, which is not installed.
+        """
         if self._begun:
             return
+        self._mirror = mirror.switch_on(self.name, self.group, self.recipe.model_dump(mode="json"))
         self._begun = True
         from tasks import prompts
 
@@ -153,6 +161,8 @@ class Tracker:
         metrics = to_metrics(rows, stage, run_id if model else None, model or {})
         for start in range(0, len(metrics), BATCH_METRICS):
             self.client.log_batch(run_id, metrics=metrics[start : start + BATCH_METRICS])
+        if self._mirror is not None:
+            self._mirror.send(stage, rows)
 
     def params(self, run_id: str, values: Mapping[str, Any]) -> None:
         """Log nested settings as flat parameters."""
