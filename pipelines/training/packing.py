@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -22,6 +23,7 @@ from pipelines.training.row_selection import Forward, sorting
 
 NAME = "sqltrain_packed"  # of the attention, by which a model finds it
 UNSCORED = -100  # the label of a token whose log-probability nobody wants
+LONG = 1 << 20  # products of a row's queries and keys from which it is attended alone
 SPARE = 1.5  # rows are attended together while padding makes their attention at most so much larger
 
 
@@ -33,13 +35,16 @@ class Attention:
         queries: where in the flat row the tokens are that each row itself brings, (R * Q,) of group after group;
             a shorter row's are padded.
         keys: where the tokens are that these see, (R * K,) of group after group.
-        masks: of each group (R, 1, Q, K) bool: which keys each token sees.
+        sizes: (R, Q, K) of each group.
+        masks: of each group (R, 1, Q, K) bool: which keys each token sees. A long row is a group of its own, whose
+            mask is only described, or None where the row brings all that it sees: kernels know what is causal.
         order: (N,) where each token is in the groups' joined output.
     """
 
     queries: Tensor
     keys: Tensor
-    masks: tuple[Tensor, ...]
+    sizes: tuple[tuple[int, int, int], ...]
+    masks: tuple[Tensor | None, ...]
     order: Tensor
 
     def __call__(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
@@ -53,13 +58,13 @@ class Attention:
         """
         v = value[0].transpose(0, 1)  # (N, H_kv, D)
         q, k = (part[0].transpose(0, 1).to(v.dtype) for part in (query, key))  # float32 after a norm under autocast
-        n_queries, n_keys = ([mask.size(0) * mask.size(axis) for mask in self.masks] for axis in (2, 3))
-        own = torch.split(q.index_select(0, self.queries), n_queries)
+        own = torch.split(q.index_select(0, self.queries), [size[0] * size[1] for size in self.sizes])
+        n_keys = [size[0] * size[2] for size in self.sizes]
         seen = [torch.split(part.index_select(0, self.keys), n_keys) for part in (k, v)]
         outputs = []
-        for mask, *parts in zip(self.masks, own, *seen, strict=True):
-            by_row = (part.unflatten(0, (len(mask), -1)).transpose(1, 2) for part in parts)
-            output, _ = sdpa_attention_forward(module, *by_row, mask, is_causal=False, **settings)
+        for size, mask, *parts in zip(self.sizes, self.masks, own, *seen, strict=True):
+            by_row = (part.unflatten(0, (size[0], -1)).transpose(1, 2) for part in parts)
+            output, _ = sdpa_attention_forward(module, *by_row, mask, is_causal=mask is None, **settings)
             outputs.append(output.flatten(0, 1))  # (R * Q, H, D)
         return torch.cat(outputs).index_select(0, self.order)[None]
 
@@ -108,9 +113,7 @@ def forward(model: Any, packed: Packed, mask: Tensor) -> Forward:
     """
     out = model(
         input_ids=packed.input_ids,
-        attention_mask=packed.input_ids.new_zeros(
-            1, 1, 1, 1
-        ),  # of four dimensions: a model takes it for a finished one
+        attention_mask=packed.input_ids.new_zeros(1, 1, 1, 1),  # of four dimensions: taken for a finished one
         position_ids=packed.position_ids,
         shift_labels=packed.labels,
         fused_lm_head=True,
@@ -164,7 +167,8 @@ def _attention(index: Tensor, seen: Tensor, first: Tensor, end: Tensor) -> Atten
     Args:
         index, seen: (B, T) where in the flat row a row's own token is; where the token is that its rows see.
     """
-    queries, keys, masks, places, base = [], [], [], [], 0
+    queries, keys, sizes, places, base = [], [], [], [], 0
+    masks: list[Tensor | None] = []
     for members in _alike(list(zip((end - first).tolist(), end.tolist(), strict=True))):
         rows = torch.tensor(members, device=index.device)
         start, stop = first[rows].unsqueeze(1), end[rows].unsqueeze(1)  # (R, 1)
@@ -173,12 +177,16 @@ def _attention(index: Tensor, seen: Tensor, first: Tensor, end: Tensor) -> Atten
         key_at = torch.arange(int(stop.max()), device=index.device)
         queries.append(index[rows].gather(1, at).flatten())
         keys.append(seen[rows, : len(key_at)].flatten())
-        masks.append((key_at <= at.unsqueeze(2)).unsqueeze(1))
+        sizes.append((len(members), len(steps), len(key_at)))
+        if len(steps) * len(key_at) < LONG:
+            masks.append((key_at <= at.unsqueeze(2)).unsqueeze(1))
+        else:
+            masks.append(None if len(steps) == len(key_at) else causal_lower_right(len(steps), len(key_at)))
         places.append((base + torch.arange(at.numel(), device=index.device))[(steps < stop - start).flatten()])
         base += at.numel()
     padded, real = torch.cat(queries), torch.cat(places)
     order = torch.empty_like(real).scatter(0, padded[real], real)
-    return Attention(padded, torch.cat(keys), tuple(masks), order)
+    return Attention(padded, torch.cat(keys), tuple(sizes), tuple(masks), order)
 
 
 def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -188,7 +196,8 @@ def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
     for row in sorted((row for row, size in enumerate(sizes) if size[0]), key=sizes.__getitem__, reverse=True):
         own_queries, own_keys = sizes[row]
         n_keys, area = max(n_keys, own_keys), area + own_queries * own_keys
-        if groups and (len(groups[-1]) + 1) * n_queries * n_keys <= SPARE * area:
+        is_long = n_queries * n_keys >= LONG
+        if groups and not is_long and (len(groups[-1]) + 1) * n_queries * n_keys <= SPARE * area:
             groups[-1].append(row)
         else:
             groups.append([row])

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch.nn.attention.bias import CausalBias
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
@@ -103,6 +104,16 @@ def test_any_rows_can_be_packed(network, seed):
         for _ in range(rng.randint(1, 16))
     ]
     agrees(network, rows)
+
+
+def test_long_rows_are_attended_alone_without_a_mask(network, monkeypatch):
+    monkeypatch.setattr(packing, "LONG", 12)  # rows of 3 tokens after 4, and longer
+    agrees(network, ROWS)
+    ids, mask, width = padded(ROWS)
+    attention = packing.pack(ids, mask, width).attention
+    by_size = dict(zip(attention.sizes, attention.masks, strict=True))
+    assert by_size[1, 6, 6] is None  # the first row of HELLO brings all that it sees
+    assert isinstance(by_size[1, 6, 9], CausalBias)
 
 
 def test_what_rows_begin_with_is_computed_once():
