@@ -7,20 +7,25 @@ two minutes), and draw 16 x 6 episodes a step at temperature 1, with the same sa
 judge and the same six reward terms, and train on all of them. TRL's arm gets our tags as tool calls: a parser for
 `<sql>`, an environment whose one tool runs the query, and stops at the closing tags.
 
-Prints seconds a step by wall clock and CPU, the share of model compute (decoding, forward, backward, optimiser), turns
-an episode, and the ratio. On a machine that is busy with other work, compare CPU seconds. The last line is JSON.
+A third arm, `padded`, is ours with the training pass as it would be without `pipelines/training/packing.py` and
+`head.py`: each row by itself, with padding, and TRL's head.
+
+Prints seconds a step by wall clock and CPU, CPU seconds of the training pass (forward and backward), the share of model
+compute (decoding, forward, backward, optimiser), turns an episode, and the ratios. On a machine that is busy with other
+work, compare CPU seconds. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,8 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
 import datasets
 import torch
 from transformers import PrinterCallback
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer import utils
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -42,7 +49,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.training import grpo, settings, sft
+from pipelines.training import grpo, packing, settings, sft
 from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
@@ -100,23 +107,25 @@ class World:
 
 
 class Clock:
-    """Wall clock, CPU and model compute of each step."""
+    """Wall clock, CPU, the training pass's CPU and model compute of each step."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
         self.cpu: list[float] = []
         self.compute: list[float] = []
-        self.computing = 0.0
+        self.passes: list[float] = []
+        self.computing = self.passing = 0.0
 
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with its time counted as model compute."""
+    def timed(self, function: Callable[..., Any], trains: bool = False) -> Callable[..., Any]:
+        """The function, with its time counted as model compute, and as the training pass's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 self.computing += time.perf_counter() - started
+                self.passing += (time.process_time() - cpu) * trains
 
         return call
 
@@ -124,12 +133,14 @@ class Clock:
         self.wall.append(wall)
         self.cpu.append(cpu)
         self.compute.append(self.computing)
-        self.computing = 0.0
+        self.passes.append(self.passing)
+        self.computing = self.passing = 0.0
 
     def figures(self) -> dict[str, float]:
         wall, cpu, compute = (values[WARM_UP:] for values in (self.wall, self.cpu, self.compute))
         share = statistics.median(part / whole for part, whole in zip(compute, wall, strict=True))
-        return {"seconds": statistics.median(wall), "cpu_seconds": statistics.median(cpu), "model_share": share}
+        medians = {"seconds": wall, "cpu_seconds": cpu, "pass_cpu_seconds": self.passes[WARM_UP:]}
+        return {name: statistics.median(values) for name, values in medians.items()} | {"model_share": share}
 
 
 def watch(trainer: Any, clock: Clock) -> None:
@@ -144,8 +155,8 @@ def watch(trainer: Any, clock: Clock) -> None:
             clock.step(time.perf_counter() - self.began[0], time.process_time() - self.began[1])
 
     trainer.add_callback(Watch())
-    trainer.accelerator.backward = clock.timed(trainer.accelerator.backward)
-    trainer._get_per_token_logps_and_entropies = clock.timed(trainer._get_per_token_logps_and_entropies)
+    trainer.accelerator.backward = clock.timed(trainer.accelerator.backward, trains=True)
+    trainer._get_per_token_logps_and_entropies = clock.timed(trainer._get_per_token_logps_and_entropies, trains=True)
     create = trainer.create_optimizer
 
     def create_timed(*args: Any, **kwargs: Any) -> Any:
@@ -156,9 +167,21 @@ def watch(trainer: Any, clock: Clock) -> None:
     trainer.create_optimizer = create_timed
 
 
-def ours(world: World) -> dict[str, float]:
+@contextlib.contextmanager
+def each_row_by_itself() -> Iterator[None]:
+    """Inside, the training pass is padded, and its head is TRL's."""
+    before = packing.suits, settings.lean_head, utils._ChunkedLogProbFunction
+    packing.suits, settings.lean_head = (lambda network: False), (lambda: None)
+    utils._ChunkedLogProbFunction = ChunkedLogProbFunction
+    try:
+        yield
+    finally:
+        packing.suits, settings.lean_head, utils._ChunkedLogProbFunction = before
+
+
+def ours(world: World, name: str) -> dict[str, float]:
     """Our trainer, as the `grpo` stage runs it."""
-    clock, out = Clock(), world.folder / "ours"
+    clock, out = Clock(), world.folder / name
     out.mkdir()
     run = settings.run
 
@@ -279,6 +302,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="timed, after two that are not")
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--group", type=int, default=6)
+    parser.add_argument("--without-trl", action="store_true", help="our two arms alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -294,10 +318,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder), options.checkpoint, overrides)
         with world.sql:
-            figures = {"ours": ours(world), "trl": trl(world)}
-    print(f"{'':6}{'s/step':>9}{'CPU-s/step':>12}{'model compute':>15}{'turns':>7}")
+            with each_row_by_itself():
+                figures = {"padded": ours(world, "padded")}
+            figures |= {"ours": ours(world, "ours")} | ({} if options.without_trl else {"trl": trl(world)})
+    print(f"{'':8}{'s/step':>9}{'CPU-s/step':>12}{'CPU-s/pass':>12}{'model compute':>15}{'turns':>7}")
     for name, own in figures.items():
-        print(f"{name:6}{own['seconds']:9.2f}{own['cpu_seconds']:12.2f}{own['model_share']:15.1%}{own['turns']:7.2f}")
+        cells = f"{own['seconds']:9.2f}{own['cpu_seconds']:12.2f}{own['pass_cpu_seconds']:12.2f}"
+        print(f"{name:8}{cells}{own['model_share']:15.1%}{own['turns']:7.2f}")
+    packed = figures["padded"]["pass_cpu_seconds"] / figures["ours"]["pass_cpu_seconds"]
+    print(f"the training pass takes {packed:.2f}x the CPU when each row is padded and computed by itself")
+    if options.without_trl:
+        return
     ratios = {key: figures["trl"][key] / figures["ours"][key] for key in ("seconds", "cpu_seconds")}
     print(f"TRL's step takes {ratios['seconds']:.2f}x our time, {ratios['cpu_seconds']:.2f}x our CPU")
     print(json.dumps(figures | {"ratio": ratios}))
