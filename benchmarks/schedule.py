@@ -36,6 +36,7 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
 
 Episode = Sequence[tuple[int, float]]  # its turns: tokens, and the seconds of the query after it
 GENERATIONS = 40  # of the table's runs
+SAMPLING = ("generate_seconds", "sql_wait_seconds", "reward_seconds")  # of a generation in `timing.jsonl`
 WARM_UP = 2  # first steps of a real run, which allocate and compile, are left out
 SEED = 0
 
@@ -263,8 +264,8 @@ def held_against(profile: Profile, options: argparse.Namespace, runs: dict[int, 
         said = overlapped(sampling, training, profile.sync_s, staleness).total_s / options.steps
         rows.append(f"staleness {staleness}: {real:.3f} s a step, simulated {said:.3f} ({said / real - 1:+.1%})")
         if staleness:
-            own = [[line[name] for line in lines] for name in ("sampler_seconds", "train_seconds")]
-            again = overlapped(own[0], own[1], 0.0, staleness).total_s / len(lines)
+            own = [line.get("sampler_seconds") or sum(line[name] for name in SAMPLING) for line in lines]
+            again = overlapped(own, [line["train_seconds"] for line in lines], 0.0, staleness).total_s / len(lines)
             whole = statistics.mean(line["seconds"] for line in lines)
             rows.append(f"  of this run's own parts: {whole:.3f} s, simulated {again:.3f} ({again / whole - 1:+.1%})")
     return rows
