@@ -88,6 +88,8 @@ class PolicyMaker(NamedTuple):
             a checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO,
             at each step, where it raises when no place took them. `give` is None where
             there is no such place: GRPO cannot train what such a policy samples from.
+        takes_adapters: recipe -> whether what the policy asks takes low-rank adapters alone, where it has their base;
+            None where it never does.
         serve: (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a
             `Serving`; see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
     """
@@ -95,6 +97,7 @@ class PolicyMaker(NamedTuple):
     make: Callable[..., Policy]
     give: Callable[[str, Recipe, int | None], Sequence[str] | None] | None = None
     serve: Callable[..., AbstractContextManager[Serving]] | None = None
+    takes_adapters: Callable[[Recipe], bool] | None = None
 
 
 class Serving(NamedTuple):

@@ -107,9 +107,18 @@ def _policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
 
 
 def _sync(plan: Plan) -> WeightSync | None:
-    """What brings the weights to the policy; None where the network itself is the policy."""
-    give = POLICIES[plan.recipe.rollout.policy].give
-    return None if give is None else WeightSync(lambda folder, step: give(str(folder), plan.recipe, step), plan.out)
+    """What brings the weights to the policy; None where the network itself is the policy.
+
+    Where low-rank adapters can be sent alone, the base that they belong to is sent now.
+    """
+    recipe, maker = plan.recipe, POLICIES[plan.recipe.rollout.policy]
+    give = maker.give
+    if give is None:
+        return None
+    alone = recipe.model.lora is not None and maker.takes_adapters is not None and maker.takes_adapters(recipe)
+    if alone and settings.is_main():
+        give(plan.checkpoint_in, recipe, None)
+    return WeightSync(lambda folder, step: give(str(folder), recipe, step), plan.out, alone)
 
 
 def steps(grpo: Grpo, questions: int) -> int:

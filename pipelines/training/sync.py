@@ -11,7 +11,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 
 from pipelines.training.plan import SERVED
-from pipelines.training.weights import whole_weights
+from pipelines.training.weights import adapter_weights, whole_weights
 
 
 class WeightSync:
@@ -20,13 +20,14 @@ class WeightSync:
     Args:
         give: told the folder of the weights and their step; it says who took them.
         out: the run's folder; the weights go to `out/served/`.
+        adapters: low-rank adapters alone are sent, to who has the base.
 
     Attributes:
         places: who has the weights that were last sent; None where nobody says.
     """
 
-    def __init__(self, give: Callable[[Path, int], Sequence[str] | None], out: Path) -> None:
-        self._give = give
+    def __init__(self, give: Callable[[Path, int], Sequence[str] | None], out: Path, adapters: bool = False) -> None:
+        self._give, self._adapters = give, adapters
         self.folder = out / SERVED
         self.places: Sequence[str] | None = None
         self._pushed: int | None = None
@@ -50,7 +51,7 @@ class WeightSync:
         return time.perf_counter() - started
 
     def _write(self, trainer: Any) -> None:
-        network, weights = whole_weights(trainer)
+        network, weights = (adapter_weights if self._adapters else whole_weights)(trainer)
         if trainer.accelerator.is_main_process:
             beside = self.folder.with_name(f"{SERVED}.partial")
             network.save_pretrained(beside, state_dict=weights)

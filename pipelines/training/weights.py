@@ -21,6 +21,11 @@ def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
     return network.get_base_model(), merged(weights, lora.lora_alpha / lora.r)
 
 
+def adapter_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The network with its low-rank adapters, and its weights, of which it saves the adapters' alone."""
+    return trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator.get_state_dict(trainer.model_wrapped)
+
+
 def merged(weights: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
     """A base's weights with its low-rank adapters added, W + scaling * B A, in new tensors of the base's dtype.
 

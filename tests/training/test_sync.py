@@ -19,9 +19,14 @@ from pipelines.training.sync import WeightSync
 @pytest.fixture
 def server():
     """A server that takes weights the way vLLM's development endpoints do, and remembers what it was asked."""
-    asked = []
+    asked, models = [], ["policy"]
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": [{"id": name} for name in models]}).encode())
+
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, body))
@@ -35,7 +40,7 @@ def server():
     with HTTPServer(("127.0.0.1", 0), Handler) as made:
         thread = threading.Thread(target=made.serve_forever)
         thread.start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{made.server_port}", asked=asked)
+        yield SimpleNamespace(url=f"http://127.0.0.1:{made.server_port}", asked=asked, models=models)
         made.shutdown()
         thread.join()
 
@@ -75,6 +80,22 @@ def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_pat
         WeightSync(to(f"{server.url}/closed"), tmp_path).push(trainer)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_are_written_without_their_base(trainer, recipe, tmp_path):
+    from peft import get_peft_model
+
+    from pipelines.config import Lora
+    from pipelines.training.model import adapters
+
+    trainer.model = trainer.model_wrapped = get_peft_model(trainer.model, adapters(Lora(rank=2, alpha=4)))
+    WeightSync(lambda folder, step: None, tmp_path, adapters=True).push(trainer)
+    names = {path.name for path in (tmp_path / "served").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+    assert "model.safetensors" not in names
+    weights = load_file(tmp_path / "served" / "adapter_model.safetensors")
+    assert all(".lora_" in name for name in weights)
+
+
 def test_episodes_on_their_way_stand_still_while_weights_are_loaded_and_go_on_with_them(server, tmp_path):
     """What is kept of the old weights is computed anew, and tokens from now on are of the version 7."""
     assert served.give([server.url], str(tmp_path), step=7, carry=True) == [server.url]
@@ -86,6 +107,26 @@ def test_episodes_on_their_way_stand_still_while_weights_are_loaded_and_go_on_wi
         "/resume",
     ]
     assert server.asked[3][1] == {"new_version": "7"}
+
+
+def test_adapters_alone_are_loaded_under_the_name_of_their_step(server, tmp_path):
+    """Those of the step before stay for what is on its way; others, and a name that is taken, are dropped."""
+    (tmp_path / "adapter_config.json").touch()
+    server.models += ["step-3", "step-4", "step-5"]
+    assert served.takes_adapters([f"{server.url}/v1"])
+    assert not served.takes_adapters([f"{server.url}/closed"])
+    server.asked.clear()
+    served.give([f"{server.url}/v1"], str(tmp_path), step=5)
+    assert sorted(body["lora_name"] for path, body in server.asked if path == "/v1/unload_lora_adapter") == [
+        "step-3",
+        "step-4",
+        "step-5",
+    ]
+    assert server.asked[-1] == ("/v1/load_lora_adapter", {"lora_name": "step-5", "lora_path": str(tmp_path)})
+    server.models.remove("step-5")
+    server.asked.clear()
+    served.give([f"{server.url}/v1"], str(tmp_path), step=5)
+    assert [body["lora_name"] for _, body in server.asked] == ["step-3", "step-5"]
 
 
 def test_a_server_that_cannot_read_the_weights_is_not_left_standing_still(server, tmp_path):

@@ -61,7 +61,13 @@ def _serve(
         yield Serving(recipe.model_copy(update={"rollout": rollout}), plan.training)
 
 
-@register("vllm", give=_give, serve=_serve)
+def _takes_adapters(recipe: Recipe) -> bool:
+    from pipelines.rollout.policies.served import takes_adapters
+
+    return takes_adapters(recipe.rollout.servers)
+
+
+@register("vllm", give=_give, serve=_serve, takes_adapters=_takes_adapters)
 def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     """Servers of vLLM, which must hold the checkpoint.
 
@@ -72,7 +78,8 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     from pipelines.rollout.policies.vllm import VllmPolicy
 
     holds = functools.cache(lambda: probe(checkpoint, recipe.model))
-    return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries=recipe.grpo.partial == "carry")
+    carries, adapters = recipe.grpo.partial == "carry", recipe.model.lora is not None
+    return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries, adapters)
 
 
 def device(recipe: Recipe, number: int) -> str:

@@ -30,6 +30,7 @@ START_S = 1800.0  # a large model read from a shared disk
 POLL_S = 0.5
 HEALTH_S = 10.0  # between two looks at a server that runs, and for its answer
 HANG_S = 120.0  # without a good answer, after which a server is ended and started again
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 RESTARTS = 5  # in a row, of a server that does not come up
 SHARED_MEMORY = "0.4"  # of the only GPU, which training has too
 INFRA = CONF.parent / "infra"
@@ -91,12 +92,17 @@ class Replica:
     """One server: how it is started, and whether it is well.
 
     Args:
-        checkpoint: what it serves; a folder that lies at `newest` is served in its place.
+        checkpoint: what it serves at first.
+        trains: whether it is sent the weights under training.
         log: the file that its output is appended to.
+
+    Attributes:
+        newest: the folder of the weights that it was last sent, if they are a whole model: it starts again with them.
     """
 
-    def __init__(self, checkpoint: str, newest: Path | None, recipe: Recipe, plan: Layout, number: int, log: Path):
-        self.checkpoint, self.newest, self.recipe, self.plan = checkpoint, newest, recipe, plan
+    def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: Layout, number: int, log: Path):
+        self.checkpoint, self.trains, self.recipe, self.plan = checkpoint, trains, recipe, plan
+        self.newest: Path | None = None
         self.devices, self.log, self.port = plan.serving[number], log, _free_port()
         self.seen, self.restarts = time.monotonic(), 0
         self.start()
@@ -108,7 +114,8 @@ class Replica:
 
     def start(self) -> None:
         """Start its process, with the newest weights that there are."""
-        model = str(self.newest) if self.newest is not None and self.newest.is_dir() else self.checkpoint
+        is_model = self.newest is not None and (self.newest / "config.json").is_file()  # adapters alone are none
+        model = str(self.newest) if is_model else self.checkpoint
         keeper = [sys.executable, "-m", "pipelines.rollout.policies.keeper", str(os.getpid())]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -131,6 +138,10 @@ class Replica:
             command += ["--tensor-parallel-size", str(len(self.devices))]
         if self.plan.shared:
             command += ["--gpu-memory-utilization", SHARED_MEMORY]
+        lora = self.recipe.model.lora
+        if lora is not None and self.trains:
+            rank = next((rank for rank in LORA_RANKS if rank >= lora.rank), lora.rank)
+            command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
         if self.recipe.grpo.partial == "carry":
             command += ["--enable-scale-out"]  # opens /inference/v1/generate
         if not self.devices:
@@ -140,6 +151,7 @@ class Replica:
 
     def _environment(self) -> dict[str, str]:
         own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if self.recipe.model.lora is not None and self.trains else "0"
         path = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         if self.devices:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
@@ -195,7 +207,7 @@ def running(
     replicas = []
     try:
         for number, log in enumerate(logs):
-            replicas.append(Replica(checkpoint, None, recipe, plan, number, log))
+            replicas.append(Replica(checkpoint, newest is not None, recipe, plan, number, log))
         _wait(replicas)
         for replica in replicas:
             replica.newest = newest

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
+ADAPTERS = "adapter_config.json"  # of a folder that holds low-rank adapters alone
 CLOSED = frozenset({403, 404, 405})  # of a server that is not started to take weights
 FAR = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
 PROBE = (
@@ -135,10 +136,14 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
     Raises:
         EndpointError: a server does not answer, or cannot read the checkpoint; in GRPO, when none takes it.
     """
+    adapters = (Path(checkpoint) / ADAPTERS).is_file()
 
     def load(url: str) -> EndpointError | None:
         try:
-            reload(url, checkpoint, step if carry else None)
+            if adapters and step is not None:
+                load_adapters(url, checkpoint, step)
+            else:
+                reload(url, checkpoint, step if carry else None)
         except EndpointError as error:
             return error
         return None
@@ -182,6 +187,54 @@ def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None
         _post(f"{server}/update_weight_version", {"new_version": str(carried_to)})
     finally:
         _post(f"{server}/resume", {})
+
+
+def load_adapters(url: str, folder: str, step: int) -> None:
+    """Have a server load low-rank adapters under the name of their step; the last ones stay for what is on its way.
+
+    Raises:
+        EndpointError: it does not answer, or takes no adapters.
+    """
+    names = sorted((name for name in models(url) if step_of(name) >= 0), key=step_of)
+    for name in {*names[:-1], *({adapter_name(step)} & set(names))}:
+        _post(f"{url}/unload_lora_adapter", {"lora_name": name})
+    _post(f"{url}/load_lora_adapter", {"lora_name": adapter_name(step), "lora_path": folder})
+
+
+def takes_adapters(servers: Sequence[str]) -> bool:
+    """Whether every server loads adapters while it runs (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora)."""
+    for url in servers:
+        try:
+            _post(f"{url}/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+        except _Closed:
+            return False
+        except EndpointError:
+            continue  # it asks for a name
+    return True
+
+
+def models(url: str) -> list[str]:
+    """The names that a server serves: its model's, and those of adapters.
+
+    Raises:
+        EndpointError: it does not answer.
+    """
+    try:
+        with urllib.request.urlopen(f"{url}/models", timeout=TIMEOUT_S) as answer:
+            return [str(model["id"]) for model in json.load(answer)["data"]]
+    except OSError as error:
+        raise EndpointError(f"{url} does not answer: {error}", "Is it running?") from None
+
+
+def adapter_name(step: int) -> str:
+    """What a server calls the adapters of an optimiser step."""
+    return f"step-{step}"
+
+
+def step_of(name: str) -> int:
+    """The optimiser step of adapters by their name; -1 for any other model."""
+    _, mark, number = name.partition("step-")
+    return int(number) if mark and number.isdecimal() else -1
 
 
 class _Closed(EndpointError):

@@ -18,7 +18,7 @@ from pipelines.errors import EndpointError, ResourceError
 from pipelines.protocols.stops import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Policy, Request
-from pipelines.rollout.policies.served import Probe
+from pipelines.rollout.policies.served import Probe, models, step_of
 
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
@@ -46,6 +46,7 @@ class VllmPolicy(Policy):
         probe: makes that of the checkpoint that the servers must hold in every run; None for servers that may hold
             any.
         carries: they get new weights while they sample, and say which sampled each token (`/inference/v1/generate`).
+        adapters: they may be sent low-rank adapters alone; the newest are asked for by their name.
 
     Raises:
         ResourceError: no server is named, or one serves no model.
@@ -60,6 +61,7 @@ class VllmPolicy(Policy):
         checkpoint: str | Path,
         probe: Callable[[], Probe] | None = None,
         carries: bool = False,
+        adapters: bool = False,
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
@@ -74,6 +76,8 @@ class VllmPolicy(Policy):
             for url, (model, _) in zip(servers, served, strict=True)
         }
         self._up, self._probe, self._drawn = list(servers), probe, False
+        self._models = {url: model for url, (model, _) in zip(servers, served, strict=True)}
+        self._adapters = adapters
         self._having, self._carries, self._followed = list(servers), carries, False
         self._versions: dict[str, list[int]] = {}
         self.context = min((context for _, context in served if context), default=None)
@@ -118,6 +122,8 @@ class VllmPolicy(Policy):
         self._probe, self._followed = None, True
         if places is not None:
             self._having = self._up = list(places)
+        if places is not None and self._adapters:
+            self._models |= {url: max(models(url), key=step_of) for url in places}
 
     def take_versions(self) -> dict[str, list[int]]:
         """See `Policy.take_versions`."""
@@ -164,7 +170,7 @@ class VllmPolicy(Policy):
             self._up.remove(url)
 
     async def _ask(self, connection: Connection, request: Request) -> Any:
-        body = self._body(request, connection.endpoint.model)
+        body = self._body(request, self._models[connection.name])
         answer = await connection.ask(lambda client: client.completions.create(**body))
         return answer.choices[0]
 
@@ -172,7 +178,8 @@ class VllmPolicy(Policy):
         """The same by vLLM's own interface, which tells which weights sampled each token."""
         own = {name: value for name, value in OWN_KEYS.items() if name != "return_token_ids"}
         sampling = {**self._sampling(request), **own}
-        body = {"model": connection.endpoint.model, "token_ids": list(request.token_ids), "sampling_params": sampling}
+        model = self._models[connection.name]
+        body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": sampling}
         url = f"{connection.endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
         try:
             answer = await connection.ask(lambda client: client.post(url, cast_to=object, body=body))
@@ -183,7 +190,7 @@ class VllmPolicy(Policy):
         ids, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
         versions = [-1] * len(ids)
         for span in choice.get("weight_versions") or ():
-            version = int(span["version"]) if span["version"].isdecimal() else -1
+            version = int(span["version"]) if span["version"].isdecimal() else step_of(model)
             versions[span["start"] : span["end"]] = [version] * (span["end"] - span["start"])
         logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
         return SimpleNamespace(

@@ -89,6 +89,16 @@ def test_a_policy_of_vllm_alone_is_enough(home: Path, recipe: Callable[..., Reci
     assert not list(home.glob("vllm-*.log"))
 
 
+@pytest.mark.parametrize(("trains", "rank"), [(True, "16"), (False, None)])
+def test_servers_of_a_run_with_adapters_have_room_for_them(
+    home: Path, recipe: Callable[..., Recipe], trains: bool, rank: str | None
+) -> None:
+    """Rank 12 takes the room of 16. Where nothing is trained, whole models are served."""
+    with serving("m", recipe("model.lora={rank: 12, alpha: 24}"), home, print, newest=home if trains else None):
+        [started] = notes(home)
+    assert started.get("--max-lora-rank") == rank
+
+
 def test_servers_of_ones_own_are_left_alone(home: Path, recipe: Callable[..., Recipe]) -> None:
     made = recipe("rollout.servers=[http://127.0.0.1:9/v1]")
     with serving("some/checkpoint", made, home, print, newest=home / "served") as served:
@@ -102,6 +112,7 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
     """Killed with its engine or alone, it leaves nothing behind and comes back at the same address."""
     newest, lines = home / "served", []
     newest.mkdir()
+    (newest / "config.json").touch()
     made = recipe("rollout.replicas=2")
     with running("first", made, home, Layout(((), ()), None), newest, lines.append) as urls:
         before = notes(home)

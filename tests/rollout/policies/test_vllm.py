@@ -197,3 +197,21 @@ def test_a_server_that_tells_no_versions_is_refused(
     policy.follow()
     with pytest.raises(ResourceError, match=r"tells no versions .*--enable-scale-out"):
         engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+
+
+def test_the_newest_adapters_are_asked_for_by_their_name(
+    serve: Callable[..., Any], completions: Any, engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path
+) -> None:
+    """Step 12 comes after step 3; until something was sent, the base is asked."""
+    names, answer = ["tiny"], completions()
+
+    def with_adapters(body: dict[str, Any]) -> Any:
+        return answer(body) if body else (200, {}, {"object": "list", "data": [{"id": name} for name in names]})
+
+    server = serve(with_adapters)
+    policy = VllmPolicy([server.url], tiny_folder, adapters=True)
+    names += ["step-3", "step-12"]
+    for places in (None, [server.url]):
+        policy.follow(places)
+        engine(policy, protocol()).run([EpisodeRequest(examples[0], 0, 5)])
+    assert [body["model"] for body in server.asked if body] == ["tiny", "tiny", "step-12", "step-12"]
