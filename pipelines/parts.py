@@ -88,6 +88,8 @@ class PolicyMaker(NamedTuple):
             a checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO,
             at each step, where it raises when no place took them. `give` is None where
             there is no such place: GRPO cannot train what such a policy samples from.
+        can_serve: (recipe, trains) -> None: raises, before a run's first stage, what would keep `serve` from starting;
+            `trains` is for GRPO. None where there is nothing to look for.
         takes_adapters: recipe -> whether what the policy asks takes low-rank adapters alone, where it has their base;
             None where it never does.
         serve: (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a
@@ -97,6 +99,7 @@ class PolicyMaker(NamedTuple):
     make: Callable[..., Policy]
     give: Callable[[str, Recipe, int | None], Sequence[str] | None] | None = None
     serve: Callable[..., AbstractContextManager[Serving]] | None = None
+    can_serve: Callable[[Recipe, bool], None] | None = None
     takes_adapters: Callable[[Recipe], bool] | None = None
 
 

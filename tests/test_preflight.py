@@ -65,6 +65,15 @@ def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path: Path, monkey
         look(tmp_path, "hardware.device=cuda")
 
 
+def test_a_missing_vllm_is_reported_before_the_first_stage(tmp_path: Path) -> None:
+    """SFT takes hours; the servers of its model are started after it."""
+    missing = ["rollout.policy=vllm", "rollout.python=/no/python"]
+    look(tmp_path, *missing, until="sft")
+    look(tmp_path, *missing, "rollout.servers=[http://127.0.0.1:9/v1]")
+    with pytest.raises(ResourceError, match=r"no such Python for vLLM: /no/python\. Set rollout\.python"):
+        look(tmp_path, *missing)
+
+
 def test_an_endpoint_whose_key_is_not_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="'locked' has no key"):
         look(tmp_path, "gold_schema.extractors=[locked]")

@@ -8,6 +8,7 @@ from pipelines.config import Recipe, Source
 from pipelines.endpoints.client import Connection, endpoint
 from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
+from pipelines.registry import POLICIES
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.policies.making import device
 from pipelines.stages.fingerprints import asked
@@ -50,6 +51,9 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
     if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == "transformers")):
         device(recipe, 0)
+    can_serve = POLICIES[recipe.rollout.policy].can_serve
+    if can_serve is not None and (decodes or "grpo" in missing):
+        can_serve(recipe, "grpo" in missing)
     names = [name for stage in sorted(missing) for name in asked(recipe, stage)]
     if None in names:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")

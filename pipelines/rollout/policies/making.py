@@ -45,20 +45,35 @@ def _serve(
     """Servers of this machine's own where the recipe names none.
 
     Raises:
-        ResourceError: they cannot be started, or workers on other machines could not reach them.
+        ResourceError: they cannot be started.
     """
     from pipelines.rollout.policies import replicas
 
     if recipe.rollout.servers:
         yield Serving(recipe)
         return
-    if recipe.rollout.dask not in (None, "local"):
-        raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
+    _can_serve(recipe, newest is not None)
     plan = replicas.layout(recipe, replicas.gpus(), trains=newest is not None)
     say(f"starting {len(plan.serving)} vLLM server{'s' if len(plan.serving) > 1 else ''} of {checkpoint}")
     with replicas.running(checkpoint, recipe, folder, plan, newest, say) as urls:
         rollout = recipe.rollout.model_copy(update={"servers": urls})
         yield Serving(recipe.model_copy(update={"rollout": rollout}), plan.training)
+
+
+def _can_serve(recipe: Recipe, trains: bool) -> None:
+    """Look for a Python with vLLM, and for GPUs enough.
+
+    Raises:
+        ResourceError: something is missing, or workers on other machines could not reach this one's servers.
+    """
+    from pipelines.rollout.policies import replicas
+
+    if recipe.rollout.servers:
+        return
+    if recipe.rollout.dask not in (None, "local"):
+        raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
+    replicas.python(recipe)
+    replicas.layout(recipe, replicas.gpus(), trains)
 
 
 def _takes_adapters(recipe: Recipe) -> bool:
@@ -67,7 +82,7 @@ def _takes_adapters(recipe: Recipe) -> bool:
     return takes_adapters(recipe.rollout.servers)
 
 
-@register("vllm", give=_give, serve=_serve, takes_adapters=_takes_adapters)
+@register("vllm", give=_give, serve=_serve, can_serve=_can_serve, takes_adapters=_takes_adapters)
 def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     """Servers of vLLM, which must hold the checkpoint.
 

@@ -129,7 +129,7 @@ class Replica:
 
     def _command(self, model: str) -> list[str]:
         rollout = self.recipe.rollout
-        command = [_python(rollout.python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        command = [python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
         command += ["--dtype", self.recipe.model.compute_dtype, "--logprobs-mode", "processed_logprobs"]
         if self.recipe.model.revision and model == self.checkpoint:
@@ -270,16 +270,16 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _python(named: str | None) -> str:
+def python(recipe: Recipe) -> str:
     """The Python that has vLLM.
 
     Raises:
         ResourceError: there is none.
     """
-    command = shutil.which("vllm")
+    named, command = recipe.rollout.python, shutil.which("vllm")
     beside = str(Path(command).resolve().parent / "python") if command else None
-    python = shutil.which(named) if named else beside
-    if python is None:
+    path = shutil.which(named) if named else beside
+    if path is None:
         hint = "Set rollout.python to the Python of an environment with vLLM, or name servers in rollout.servers."
         raise ResourceError(f"no such Python for vLLM: {named}" if named else "vLLM is not installed here", hint)
-    return python
+    return path
