@@ -10,9 +10,10 @@ simulation against both runs. The table below is that machine's: one "device" is
 what was measured before, or on another machine.
 
 A generation is simulated token by token: a device decodes up to `--slots` episodes together, a step takes
-base + each x episodes, and an episode whose query runs keeps its slot. Training is shared out evenly. Synchronous: all
-devices sample, then all train. k steps: some devices sample up to k generations ahead, the others train; the best
-division is searched. Idle is the share of device seconds in which nothing is decoded or trained.
+base + each x episodes, and an episode whose query runs keeps its slot. Training is shared out evenly. Together: all
+devices sample, then all train. Apart: some sample and the others train, in turns or k generations ahead; the best
+division is searched. Printed are episodes a second, and the share of device seconds in which nothing is decoded or
+trained.
 """
 
 from __future__ import annotations
@@ -134,16 +135,19 @@ def overlapped(
     return Schedule(free, trainer_waits, sampler_waits + max(0.0, free - sampler_free))
 
 
-def simulate(profile: Profile, devices: int, staleness: int, episodes: int, slots: int) -> tuple[int, float, float]:
+def simulate(
+    profile: Profile, devices: int, staleness: int, episodes: int, slots: int, together: bool = False
+) -> tuple[int, float, float]:
     """The best division of some devices: how many sample, episodes a second, and the idle share.
 
-    With staleness 0 all devices do both.
+    Args:
+        together: every device samples, and then every device trains.
     """
     rng = random.Random(SEED)
     drawn = [rng.choices(profile.episodes, k=episodes) for _ in range(GENERATIONS)]
     best = (0, 0.0, 1.0)
-    for samplers in [devices] if staleness == 0 else _divisions(devices):
-        trainers = devices if staleness == 0 else devices - samplers
+    for samplers in [devices] if together else _divisions(devices):
+        trainers = devices if together else devices - samplers
         parts = [generation(batch, samplers, slots, profile) for batch in drawn]
         train_s = profile.train[0] + profile.train[1] * episodes / trainers
         run = overlapped([part[0] for part in parts], [train_s] * GENERATIONS, profile.sync_s, staleness)
@@ -162,14 +166,16 @@ def _divisions(devices: int) -> list[int]:
 
 def table(profile: Profile, devices: Sequence[int], episodes: int, slots: int) -> list[str]:
     """The rows of docs/gpu.md."""
-    rows = ["| devices | synchronous | idle | one step | samplers | idle | k = 4 | samplers | idle |", "|---" * 9 + "|"]
+    rows = [
+        "| devices | together, in turns | apart, in turns | apart, one ahead | apart, four ahead |",
+        "|---" * 5 + "|",
+    ]
     for count in devices:
         cells = [str(count)]
-        for staleness in (0, 1, 4):
-            samplers, rate, idle = simulate(profile, count, staleness, episodes, slots)
-            known = rate > 0
-            cells.append(f"{rate:.1f}" if known else "-")
-            cells += ([str(samplers) if known else "-"] if staleness else []) + [f"{idle:.1%}" if known else "-"]
+        for staleness, together in ((0, True), (0, False), (1, False), (4, False)):
+            samplers, rate, idle = simulate(profile, count, staleness, episodes, slots, together)
+            division = "" if together else f", {samplers} sample"
+            cells.append(f"{rate:.1f} ({idle:.0%} idle{division})" if rate else "-")
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 

@@ -64,12 +64,14 @@ def test_nothing_is_sampled_ahead_of_a_checkpoint(schedule):
 
 
 def test_devices_are_divided_for_the_most_episodes_a_second(schedule):
-    """Ten tokens an episode at a second each, and a second of training: two devices.
+    """Ten tokens an episode at a second each, and a second of training: two devices, four episodes.
 
-    Both sample for 10 s and train for 2. Or one samples for 10 s while the other trains for 4: 40 generations in 404 s.
+    Both sample for 10 s and train for 2. Or one samples for 10 s and the other trains for 4: 40 generations take 560 s
+    in turns, and 404 s at the same time.
     """
     profile = schedule.Profile([[(10, 0.0)]], (1.0, 0.0), (0.0, 1.0))
-    assert schedule.simulate(profile, 2, 0, 4, 64) == (2, pytest.approx(4 / 12), pytest.approx(0.0))
+    assert schedule.simulate(profile, 2, 0, 4, 64, together=True) == (2, pytest.approx(4 / 12), pytest.approx(0.0))
+    assert schedule.simulate(profile, 2, 0, 4, 64) == (1, pytest.approx(160 / 560), pytest.approx(0.5))
     assert schedule.simulate(profile, 2, 1, 4, 64) == (1, pytest.approx(160 / 404), pytest.approx(1 - 560 / 808))
     assert schedule.simulate(profile, 1, 1, 4, 64)[1] == 0.0  # nothing to divide
 
@@ -82,6 +84,6 @@ def test_costs_are_fitted_and_never_negative(schedule):
 def test_the_table_has_a_row_for_each_number_of_devices(schedule):
     rows = schedule.table(schedule.Profile([[(10, 0.0)]], (1.0, 0.0), (0.0, 1.0)), [1, 2], 4, 64)
     assert rows[2:] == [
-        "| 1 | 0.3 | 0.0% | - | - | - | - | - | - |",
-        "| 2 | 0.3 | 0.0% | 0.4 | 1 | 30.7% | 0.4 | 1 | 30.7% |",
+        "| 1 | 0.3 (0% idle) | - | - | - |",
+        "| 2 | 0.3 (0% idle) | 0.3 (50% idle, 1 sample) | 0.4 (31% idle, 1 sample) | 0.4 (31% idle, 1 sample) |",
     ]

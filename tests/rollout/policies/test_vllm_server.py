@@ -6,7 +6,6 @@ SQLTRAIN_VLLM_PYTHON=/path/to/its/python pytest -m services tests/rollout/polici
 
 import json
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,8 +50,9 @@ def url(folder: Path) -> Iterator[str]:
     from pipelines.rollout.policies.making import serving
 
     own = ["rollout.policy=vllm", f"rollout.python={PYTHON}", "hardware={device: cpu, threads: 1}"]
+    own += ["grpo.partial=carry", "model.lora={rank: 8, alpha: 16}"]  # it tells versions, and takes adapters
     arguments = "rollout.arguments=[--max-model-len=1024, --logprobs-mode=raw_logprobs]"
-    with serving(str(folder), recipes.load("miniature", [*own, arguments]), folder, print) as served:
+    with serving(str(folder), recipes.load("miniature", [*own, arguments]), folder, print, folder / "none") as served:
         yield served.recipe.rollout.servers[0]
 
 
@@ -104,8 +104,19 @@ def test_a_turn_ends_at_its_stop_string(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("staleness", "partial", "lora"),
+    [(0, "wait", "null"), (1, "wait", "null"), (2, "carry", "null"), (0, "wait", "{rank: 8, alpha: 16}")],
+)
 def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
-    url: str, folder: Path, tmp_path: Path, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+    url: str,
+    folder: Path,
+    tmp_path: Path,
+    examples: list[Example],
+    monkeypatch: pytest.MonkeyPatch,
+    staleness: int,
+    partial: str,
+    lora: str,
 ) -> None:
     """The third step's samples are those of the weights after the second: sampler and trainer agree on them.
 
@@ -113,20 +124,24 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
     """
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from pipelines import recipes
-    from pipelines.registry import reward
     from pipelines.training import grpo
     from pipelines.training.plan import Plan
 
-    draw = random.Random(0)
-    reward("drawn")(lambda outcome: draw.random())
+    plugin = tmp_path / "drawing.py"
+    plugin.write_text(
+        "import random\nfrom pipelines.registry import reward\n\n"
+        "@reward('drawn')\ndef drawn(outcome):\n    return random.Random(str(outcome.trajectory.token_ids)).random()\n"
+    )
     recipe = recipes.load(
         "miniature",
         [
+            f"plugins=[{plugin}]",
             f"rollout={{policy: vllm, servers: [{url}]}}",
             "rewards=[{term: drawn}]",
             *("grpo.steps=3", "grpo.questions_per_step=2", "grpo.group=4", "grpo.micro_batch=8", "grpo.resample=0"),
             "grpo.sampling={temperature: 1.0, top_p: 1.0, turn_tokens: 12, episode_tokens: 512}",
             "grpo.optimizer={kind: adamw, lr: 3e-3, schedule: constant, warmup_ratio: 0.0}",
+            *(f"grpo.staleness={staleness}", f"grpo.partial={partial}", f"model.lora={lora}"),
         ],
     )
     plan = Plan(kind="grpo", recipe=recipe, checkpoint_in=str(folder), data=tmp_path, out=tmp_path)
@@ -135,9 +150,15 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
         [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         for name in ("curves", "timing")
     )
-    assert all(line["drift_mean"] < 1e-3 for line in curves)
+    ages = [line.get("staleness_max", 0.0) for line in curves]
+    assert all(line["drift_mean"] < 1e-3 for line, age in zip(curves, ages, strict=True) if not age)
+    assert all(line["drift_mean"] > 1e-3 for line, age in zip(curves, ages, strict=True) if age)
+    assert all(age <= most for age, most in zip(ages, [0, min(1, staleness), staleness], strict=True))
+    assert staleness != 1 or ages == [0, 1, 1]
     assert all(line["grad_norm"] > 0 for line in curves)
+    assert all(line["broken"] == line["dropped"] == 0 for line in curves)
     assert timing[1]["sync_seconds"] > 0
+    assert (tmp_path / "served" / "model.safetensors").exists() is (lora == "null")
 
 
 def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
