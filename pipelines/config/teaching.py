@@ -18,6 +18,7 @@ class Teacher(Section):
         concurrency: requests in flight at once.
         sampling: how an endpoint draws its tokens, and its token budgets.
         error_rate: share of the oracle's episodes with a mistake that it then puts right.
+        guesses: columns in which the oracle never looks: it guesses how their values are stored.
         share: its part of a mix.
     """
 
@@ -26,6 +27,7 @@ class Teacher(Section):
     concurrency: Positive = 16
     sampling: Sampling = Sampling(temperature=0.7)
     error_rate: Share = 0.1
+    guesses: tuple[str, ...] = ()
     share: Annotated[float, pydantic.Field(gt=0)] = 1.0
 
 

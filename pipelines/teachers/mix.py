@@ -56,7 +56,7 @@ def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schema
     if teacher.kind == "oracle":
         from pipelines.rollout.policies.oracle import OraclePolicy
 
-        return OraclePolicy(protocol, teacher.error_rate, schemas)
+        return OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses)
     from pipelines.teachers.policy import OpenAIPolicy
 
     return OpenAIPolicy.named(teacher, responses, protocol)

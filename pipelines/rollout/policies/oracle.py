@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.errors import BoundaryError, DataError
@@ -36,6 +36,7 @@ PROPOSE = ("this is enough", "these will do")
 CONFIRM = ("it runs", "the result fits")
 LINK = ("use", "take", "read")
 PLAIN = ("answer", "now answer")
+SPELLINGS: tuple[Callable[[str], str], ...] = (str.lower, str.upper, str.title)  # what a guess tries, all alike often
 MOST_PROBES = 3
 
 
@@ -64,14 +65,21 @@ class OraclePolicy(ScriptedPolicy):
 
     Args:
         error_rate: share of episodes with one mistake: a guessed value or a wrong table, seen and repaired.
+        guesses: columns (in lower case, of whatever table) whose values it does not look up, but guesses how they are
+            stored; it then answers wrong where the guess is.
     """
 
     def __init__(
-        self, protocol: Protocol, error_rate: float = 0.1, schemas: Callable[[Database], Schema] = introspect
+        self,
+        protocol: Protocol,
+        error_rate: float = 0.1,
+        schemas: Callable[[Database], Schema] = introspect,
+        guesses: Iterable[str] = (),
     ) -> None:
         super().__init__(self._say, name="oracle")
         self._protocol = protocol
         self._error_rate = error_rate
+        self._guesses = frozenset(guesses)
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
         self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
@@ -108,15 +116,30 @@ class OraclePolicy(ScriptedPolicy):
         linked = self._linking(example, rng)
         if isinstance(self._protocol, SingleTurn) or self._protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
-        looked_up = lookups(example, self._schema(example))
+        sql, looked_up, guessed = self._guessed(sql, lookups(example, self._schema(example)), rng)
         mistaken = rng.random() < self._error_rate
-        answer = " , ".join([*dict.fromkeys(lookup.finding for lookup in looked_up), linked])
+        answer = " , ".join([*dict.fromkeys(lookup.finding for lookup in [*looked_up, *guessed]), linked])
         if self._phases:
             return self._in_phases(example, sql, answer, looked_up, mistaken, rng)
         mistake = self._mistake(example, sql, looked_up, rng) if mistaken else []
         looks = [*self._catalogue(example, rng), *mistake, *self._probes(looked_up, rng)]
         scouted = self._scouted(example, rng, looks)
         return [*scouted, Action(ActionKind.SOLUTION, sql, answer)]
+
+    def _guessed(
+        self, sql: str, needed: Sequence[Lookup], rng: random.Random
+    ) -> tuple[str, list[Lookup], list[Lookup]]:
+        """The SQL with its guesses, what is still to be looked up, and what is guessed, with the guess as its text."""
+        hasty = [lookup for lookup in needed if lookup.column.lower() in self._guesses]
+        if not hasty:
+            return sql, list(needed), []
+        words = {lookup.stored: rng.choice(SPELLINGS)(lookup.asked or lookup.stored) for lookup in hasty}
+        careful = [lookup for lookup in needed if lookup not in hasty]
+        return (
+            _replaced(sql, words),
+            careful,
+            [dataclasses.replace(lookup, stored=words[lookup.stored]) for lookup in hasty],
+        )
 
     def _scouted(self, example: Example, rng: random.Random, looks: list[Action]) -> list[Action]:
         """The looks, with the proposal of ReAct's scout before them where the prompt shows the schema, else after."""
@@ -241,11 +264,18 @@ def _keys(schema: Schema | None) -> frozenset[tuple[str, str]]:
 def _guess(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
     """The answer with every value as the question says it; in capitals where that would be the stored text."""
     words = {lookup.stored: _wrong_word(lookup) for lookup in looked_up}
-    quoted = re.compile(rf"(['\"])({'|'.join(map(re.escape, words))})\1")
-    wrong = quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql) if looked_up else sql
+    wrong = _replaced(sql, words)
     if wrong == sql:
         return []
     return [Action(kind, wrong, rng.choice(GUESS).format(asked=words[looked_up[0].stored]))]
+
+
+def _replaced(sql: str, words: Mapping[str, str]) -> str:
+    """The SQL with other texts in quotes; as it is where there are none to replace."""
+    if not words:
+        return sql
+    quoted = re.compile(rf"(['\"])({'|'.join(map(re.escape, words))})\1")
+    return quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql)
 
 
 def _wrong_word(lookup: Lookup) -> str:
