@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pipelines.config import Recipe
 from pipelines.data.cutting import Part
 from pipelines.stages.graph import Step, kind_of
-from pipelines.stages.synthesize import teachers
 
 Counts = Mapping[Part, int]
 STAGE_S = 6.0  # of starting a stage, on two CPU cores
@@ -40,7 +39,7 @@ def estimate(recipe: Recipe, counts: Counts, steps: Sequence[Step]) -> dict[str,
 
 
 def _synthesize(recipe: Recipe, counts: Counts) -> Work:
-    names = [teacher.endpoint or "an endpoint" for teacher in teachers(recipe) if teacher.kind == "endpoint"]
+    names = [teacher.endpoint or "an endpoint" for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint"]
     teacher = ", ".join(names) or "the scripted oracle, which reads the gold SQL"
     return Work(_shown(recipe, counts), f"demonstrations by {teacher}", 0.03)
 
@@ -89,7 +88,7 @@ def price(recipe: Recipe, counts: Counts) -> str:
     from pipelines.endpoints.client import endpoint
 
     lines = []
-    for teacher in teachers(recipe):
+    for teacher in recipe.synthesis.teachers:
         if teacher.kind == "endpoint" and teacher.endpoint:
             entry = endpoint(teacher.endpoint)
             tokens = _shown(recipe, counts) * teacher.sampling.episode_tokens  # read again at each turn

@@ -10,19 +10,20 @@ from pipelines.config.base import FilterRule, Positive, Sampling, Section, Share
 
 
 class Teacher(Section):
-    """What writes demonstrations: the scripted oracle, or an OpenAI-compatible endpoint.
+    """What writes demonstrations: the scripted oracle, an OpenAI-compatible endpoint, or the policy itself.
 
     Attributes:
-        kind: the oracle, which knows the gold SQL, or an endpoint.
+        kind: the oracle, which knows the gold SQL; an endpoint; or the policy, which is the recipe's own base model
+            (`model.source`): its right episodes are what rejection sampling trains on.
         endpoint: an entry of `conf/local/endpoints.yaml` (base URL, model, and the environment variable of the key).
         concurrency: requests in flight at once.
-        sampling: how an endpoint draws its tokens, and its token budgets.
+        sampling: how an endpoint or the policy draws its tokens, and its token budgets.
         error_rate: share of the oracle's episodes with a mistake that it then puts right.
         guesses: columns in which the oracle never looks: it guesses how their values are stored.
         share: its part of a mix.
     """
 
-    kind: Literal["oracle", "endpoint"] = "oracle"
+    kind: Literal["oracle", "endpoint", "policy"] = "oracle"
     endpoint: str | None = None
     concurrency: Positive = 16
     sampling: Sampling = Sampling(temperature=0.7)
@@ -47,6 +48,11 @@ class Synthesis(Section):
     every: bool = False
     samples: Positive = 1
     rationalise: bool = False
+
+    @property
+    def teachers(self) -> tuple[Teacher, ...]:
+        """The mix, or the one teacher."""
+        return self.mix or (self.teacher,)
 
 
 class Filter(Section):

@@ -195,8 +195,7 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
         if recipe.data.linker not in (None, GOLD):
             yield recipe.data.linker
     elif stage == "synthesize":
-        teachers = recipe.synthesis.mix or (recipe.synthesis.teacher,)
-        yield from (teacher.endpoint for teacher in teachers if teacher.kind == "endpoint")
+        yield from (teacher.endpoint for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint")
     elif stage in ("gold_schema", "test_schema"):
         yield from recipe.gold_schema.extractors
     elif stage == "grpo":

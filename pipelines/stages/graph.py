@@ -356,7 +356,10 @@ def deciding(stage: Stage, recipe: Recipe, inputs: dict[str, str], store: Store)
         about["sources"] = fingerprint(sources, store.root)
         described = cards(sources, store.root)
         about |= {"cards": described} if described else {}
-    if kind == "model":
+    own = kind == "synthesize" and "policy" in {teacher.kind for teacher in recipe.synthesis.teachers}
+    if own:
+        about["recipe"] |= recipe.slice("model")
+    if kind == "model" or own:
         about["weights"] = weights(recipe.model.source, store)
     endpoints_asked = endpoints(recipe, kind)
     if endpoints_asked:

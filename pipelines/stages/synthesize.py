@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import frames
-from pipelines.config import Recipe, Teacher
+from pipelines.config import Recipe
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import BoundaryError
+from pipelines.errors import BoundaryError, RecipeError
 from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
+from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import COSTS, examples
@@ -25,7 +26,7 @@ from pipelines.teachers.policy import OpenAIPolicy
 from pipelines.teachers.star import HintedPolicy
 from pipelines.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 
-SHARD = 512  # questions of the oracle: what a killed run loses of each process
+SHARD = 512  # questions of the oracle or the policy: what a killed run loses of each process
 BOUGHT_SHARD = 4096  # of endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle
 COSTS_OF_SHARD = ".costs.json"
 BROKE = "EndpointError"  # the failure of an episode that an endpoint broke
@@ -35,10 +36,13 @@ ROUNDS = 2  # further tries for episodes that an endpoint broke
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one trajectory a row) from shards that a killed run leaves behind."""
     questions = examples(ctx.inputs["data"], "sft")
-    scripted = all(teacher.kind == "oracle" for teacher in teachers(ctx.recipe))
-    shards = Shards(questions, SHARD if scripted else BOUGHT_SHARD, ctx.folder)
+    kinds = {teacher.kind for teacher in ctx.recipe.synthesis.teachers}
+    local = "endpoint" not in kinds
+    if "policy" in kinds:
+        making.prepare(_policy_source(ctx.recipe), ctx.recipe)
+    shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    processes = ctx.recipe.rollout.processes if scripted else 1
+    processes = ctx.recipe.rollout.processes if local else 1
     shards.run(start, (ctx.recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
     _check_whole(shards, parts)
@@ -46,7 +50,7 @@ def build(ctx: Context) -> None:
     frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
     broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
     turns = sum(len(trajectory.turns) for trajectory in trajectories) / max(1, len(trajectories))
-    costs = {} if scripted else _costs(shards)
+    costs = {} if local else _costs(shards)
     write_json(ctx.folder / COSTS, costs)
     spent = {f"{what}_{name}": value for name, row in costs.items() for what, value in row.items()}
     ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
@@ -79,9 +83,18 @@ def _costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
     return total
 
 
-def teachers(recipe: Recipe) -> tuple[Teacher, ...]:
-    """The teacher sections of a recipe: the mix, or the one teacher."""
-    return recipe.synthesis.mix or (recipe.synthesis.teacher,)
+def _policy_source(recipe: Recipe) -> str:
+    """The checkpoint of a teacher that is the policy itself.
+
+    Raises:
+        RecipeError: the recipe's base model has learned nothing yet.
+    """
+    if recipe.model.source == "tiny":
+        raise RecipeError(
+            "synthesis.teacher.kind=policy samples from the base model, and the tiny one has learned nothing",
+            "Set model.source to a checkpoint: the folder model/ of a finished sft stage.",
+        )
+    return recipe.model.source
 
 
 def start(recipe: Recipe, responses: Path) -> Run:
@@ -110,7 +123,13 @@ class Synthesis:
         self.sql = sql_engine(recipe, workers=1)
         self.schemas = schemas(recipe)
         protocol = build_protocol(recipe.protocol)
-        self.policies = teacher_policies(teachers(recipe), protocol, responses, self.schemas)
+        self.policies = teacher_policies(
+            recipe.synthesis.teachers,
+            protocol,
+            responses,
+            self.schemas,
+            lambda: making.policy(_policy_source(recipe), recipe),
+        )
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
         """`synthesis.samples` trajectories a question, in order; with `synthesis.every`, so many of each teacher."""
@@ -144,7 +163,7 @@ class Synthesis:
 
     async def _run(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Each teacher runs its share of the episodes, all teachers at once."""
-        shares = [teacher.share for teacher in teachers(self.recipe)]
+        shares = [teacher.share for teacher in self.recipe.synthesis.teachers]
         dealt = [self._teacher(request, shares) for request in requests]
         parts = [[index for index, who in enumerate(dealt) if who == number] for number in range(len(shares))]
         running: list[asyncio.Task[list[Trajectory]]] = []
@@ -169,7 +188,7 @@ class Synthesis:
 
     def _engine(self, number: int, policy: Policy) -> RolloutEngine:
         protocol = build_protocol(self.recipe.protocol)
-        sampling = teachers(self.recipe)[number].sampling
+        sampling = self.recipe.synthesis.teachers[number].sampling
         return RolloutEngine(policy, protocol, self.sql, sampling, self.recipe.protocol.max_turns, self.schemas)
 
     def _rationalised(self, requests: Sequence[EpisodeRequest], done: Sequence[Trajectory]) -> list[Trajectory]:

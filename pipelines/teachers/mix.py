@@ -30,16 +30,22 @@ def pick(shares: Sequence[float], name: str) -> int:
 
 
 def teacher_policies(
-    teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas
+    teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas, own: Callable[[], Policy]
 ) -> list[Policy]:
     """The policies of a mix, in order; entries that name the same endpoint share its asker.
+
+    Args:
+        own: makes the recipe's own policy.
 
     Raises:
         RecipeError: see `teacher_policy`.
     """
     from pipelines.teachers.policy import OpenAIPolicy
 
-    policies = [teacher_policy(teacher, protocol, responses, schemas) for teacher in teachers]
+    policies = [
+        own() if teacher.kind == "policy" else teacher_policy(teacher, protocol, responses, schemas)
+        for teacher in teachers
+    ]
     first: dict[str, OpenAIPolicy] = {}
     for policy in policies:
         if isinstance(policy, OpenAIPolicy) and first.setdefault(policy.name, policy) is not policy:
@@ -48,7 +54,7 @@ def teacher_policies(
 
 
 def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schemas: Schemas) -> Policy:
-    """The policy of one teacher section: the scripted oracle, or an endpoint with the log of its answers.
+    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its answers' log.
 
     Raises:
         RecipeError: an endpoint without a name, or one that `conf/local/endpoints.yaml` does not have.
