@@ -1,43 +1,94 @@
-"""Does the miniature learn, and does GRPO add what more SFT does not? Several seeds, paired, intervals by database.
+"""What GRPO earns where demonstrations are scarce, beside its rivals at equal compute. Several seeds, paired.
 
-    python benchmarks/learning.py --seeds 0 1 2 --store store/learning
+    python benchmarks/learning.py --seeds 4 5 6 --store store/learning
 
-Each seed draws its own world, model and episodes, and runs two arms: the miniature, and `variant=more_sft`, which
-spends GRPO's compute on more passes over the demonstrations instead. What is finished is taken from the store. The
-table goes between the markers of docs/learning.md.
+Each seed draws its own world, model and episodes. All arms begin with the same SFT on few demonstrations, and each
+spends about the same processor time beyond it: the miniature's difficulty scoring and GRPO; more passes over the same
+demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
+ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, by bootstrap over databases.
+What is finished is taken from the store. The tables go between the markers of docs/learning.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines import recipes
 from pipelines.evaluation.metrics import by_question
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Paired, estimate, paired
 from pipelines.stages import graph
-from pipelines.stages.evaluate import ONCE, records
+from pipelines.stages.evaluate import records
+from pipelines.stages.inputs import examples
 from pipelines.store import Store
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 EQUALITY = "strict"
-CONTROL = "more SFT"
 Means = dict[tuple[int, str], tuple[float, str]]  # (seed, question) -> (mean score, database)
 
 
-def run(seed: int, store: Path, *overrides: str) -> dict[str, Path]:
+@dataclass(frozen=True)
+class Arm:
+    """One way to spend the compute.
+
+    Attributes:
+        variant: of the miniature.
+        stage: whose evaluation counts.
+        spends: the stages whose processor time is counted beyond that of the first SFT.
+        resumes: whether it begins with the weights of the miniature's SFT.
+    """
+
+    variant: str
+    stage: str
+    spends: tuple[str, ...] = ()
+    resumes: bool = False
+
+
+ARMS = {
+    "SFT": Arm("none", "evaluate_sft", ("sft",)),
+    "GRPO": Arm("none", "evaluate_grpo", ("difficulty", "grpo")),
+    "more SFT": Arm("more_sft", "evaluate_sft", ("sft",)),
+    "rejection sampling": Arm("rejection", "evaluate_sft", ("synthesize", "sft"), resumes=True),
+    "teacher on the RL pool": Arm("ceiling", "evaluate_sft", ("sft",)),
+}
+RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO"))
+
+
+def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
     """Run one arm of one seed, or take it from the store; the folder of each stage."""
-    arguments = [f"seed={seed}", *overrides]
-    command = [sys.executable, "-m", "flows.cli", "run", "miniature", *arguments, f"store={store}"]
-    subprocess.run(command, check=True)
-    return {step.name: step.folder for step in graph.plan(recipes.load("miniature", arguments), Store(store))}
+    words = [f"seed={seed}", f"variant={arm.variant}"]
+    if arm.resumes:
+        words.append(f"model.source={run(seed, ARMS['SFT'], store)['sft'] / 'model'}")
+    steps = graph.plan(recipes.load("miniature", words), Store(store))
+    for step in steps:
+        if step.name in ("synthesize", "sft", "difficulty", "grpo", steps[-1].name) and not step.cached:
+            _timed([*words, f"store={store}", "--until", step.name], step.folder.name, store / "seconds.json")
+    return {step.name: step.folder for step in steps}
+
+
+def _timed(words: Sequence[str], key: str, file: Path) -> None:
+    """Run the miniature up to a stage; the processor seconds that it took are added to those of the stage's key."""
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "flows.cli", "run", "miniature", *words], check=True)
+    after = os.times()
+    spent = seconds(file)
+    took = after.children_user + after.children_system - before.children_user - before.children_system
+    spent[key] = round(spent.get(key, 0.0) + took, 1)
+    file.write_text(json.dumps(spent, indent=1), encoding="utf-8")
+
+
+def seconds(file: Path) -> dict[str, float]:
+    """Processor seconds by stage key."""
+    table: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return table
 
 
 def means(folders: dict[int, Path], name: str, value: Callable[[EpisodeRecord], float] | None = None) -> Means:
@@ -79,78 +130,82 @@ def points(found: Paired | None) -> str:
     return f"{100 * found.difference:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
 
 
-def table(arms: dict[str, dict[int, Path]]) -> list[str]:
-    """The lines of the two tables."""
+def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]:
+    """The lines of the tables.
+
+    Args:
+        arms: arm -> seed -> the folder of its evaluation.
+        tests: seed -> the folder of the questions.
+    """
     greedy = {name: means(folders, "greedy") for name, folders in arms.items()}
     sampled = {name: means(folders, "sampled") for name, folders in arms.items()}
-    lines = ["| model | EX greedy | EX sampled (T = 1) | per seed, sampled |", "|---|---|---|---|"]
+    lines = ["| model | EX greedy | EX sampled (T = 1) | per seed, greedy | sampled |", "|---|---|---|---|---|"]
     for name, folders in arms.items():
-        each = ", ".join(_mean(means({seed: folder}, "sampled")) for seed, folder in folders.items())
-        lines.append(f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {each} |")
+        by_seed = [
+            ", ".join(_mean(means({seed: folder}, part)) for seed, folder in folders.items())
+            for part in ("greedy", "sampled")
+        ]
+        lines.append(f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {by_seed[0]} | {by_seed[1]} |")
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
-    for before, after in (("SFT", "GRPO"), ("SFT", CONTROL), (CONTROL, "GRPO")):
-        if not {before, after} <= set(arms):
-            continue
+    for before, after in [("SFT", name) for name in arms if name != "SFT"] + [
+        (name, "GRPO") for name in RIVALS if name in arms
+    ]:
         changes = [points(difference(part[before], part[after])) for part in (greedy, sampled)]
         lines.append(f"| {after} over {before} | {changes[0]} | {changes[1]} |")
-    return [*lines, "", *_probing(arms)]
+    return [*lines, "", *_probing(arms, tests)]
 
 
-def _probing(arms: dict[str, dict[int, Path]]) -> list[str]:
-    """What looking is worth: the questions that need it, with and without."""
+def _probing(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]:
+    """What looking is worth: the questions that need it, by whether the teacher shows a look at their columns."""
+    guessed = {column for teacher in recipes.load("miniature").synthesis.teachers for column in teacher.guesses}
     lines = [
-        "| model | need a probe: probed | EX on them, many turns | EX on them, at once | difference |",
+        "| model | columns that the teacher looks up: probed | EX | columns that it guesses: probed | EX |",
         "|---|---|---|---|---|",
     ]
-    for name in ("SFT", "GRPO"):
-        folders = arms[name]
-        needing = {
-            (seed, record.example_id)
-            for seed, folder in folders.items()
-            for record in records(folder, "greedy")
-            if record.needs_probe
-        }
-        probed = only(means(folders, "greedy", lambda record: float(record.tool_calls > 0)), needing)
-        many, once = only(means(folders, "greedy"), needing), only(means(folders, ONCE), needing)
-        lines.append(f"| {name} | {shown(probed)} | {shown(many)} | {shown(once)} | {points(difference(once, many))} |")
+    sides = [_needing(tests, guessed, hasty) for hasty in (False, True)]
+    for name, folders in arms.items():
+        probes = means(folders, "greedy", lambda record: float(record.tool_calls > 0))
+        right = means(folders, "greedy")
+        cells = [shown(only(scores, names)) for names in sides for scores in (probes, right)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def _needing(tests: dict[int, Path], guessed: set[str], hasty: bool) -> list[tuple[int, str]]:
+    """The questions that need a probe of a column that the teacher guesses, or of none such."""
+    return [
+        (seed, example.id)
+        for seed, folder in tests.items()
+        for example in examples(folder, "test")
+        if example.meta["needs_probe"] and hasty == bool(guessed & {step["column"] for step in example.meta["filters"]})
+    ]
 
 
 def _mean(scores: Means) -> str:
     return f"{100 * sum(score for score, _ in scores.values()) / len(scores):.1f}" if scores else "-"
 
 
-def compute(folders: dict[str, Path]) -> dict[str, Any]:
-    """Seconds of processor time that the steps took, as the stages' timing files say."""
-    spent = {}
-    for name in ("sft", "grpo"):
-        if name in folders:
-            lines = (folders[name] / "timing.jsonl").read_text(encoding="utf-8").splitlines()
-            spent[name] = round(sum(json.loads(line)["cpu_seconds"] for line in lines), 1)
-    return spent
+def spent(name: str, folders: dict[str, Path], store: Path) -> float:
+    """Processor seconds of an arm's own stages."""
+    known = seconds(store / "seconds.json")
+    return sum(known.get(folders[stage].name, float("nan")) for stage in ARMS[name].spends)
 
 
 def main() -> None:
     """Run what is missing, print the tables, and put them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[4, 5, 6])
     parser.add_argument("--store", type=Path, default=Path("store/learning"))
-    parser.add_argument("--no-control", action="store_true", help="leave the arm of more SFT out: half the time")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="some arms alone")
     options = parser.parse_args()
-    ours = {seed: run(seed, options.store) for seed in options.seeds}
-    more = {} if options.no_control else {seed: run(seed, options.store, "variant=more_sft") for seed in options.seeds}
-    arms = {
-        "base (untrained)": {seed: folders["evaluate_model"] for seed, folders in ours.items()},
-        "SFT": {seed: folders["evaluate_sft"] for seed, folders in ours.items()},
-        "GRPO": {seed: folders["evaluate_grpo"] for seed, folders in ours.items()},
-    }
-    if more:
-        arms[CONTROL] = {seed: folders["evaluate_sft"] for seed, folders in more.items()}
-    lines = table(arms)
-    lines += ["", "| seed | CPU-seconds in SFT | in GRPO | in the control's SFT |", "|---|---|---|---|"]
-    for seed in options.seeds:
-        spent, control = compute(ours[seed]), compute(more.get(seed, {}))
-        lines.append(f"| {seed} | {spent['sft']} | {spent['grpo']} | {control.get('sft', '-')} |")
+    ran = {(name, seed): run(seed, ARMS[name], options.store) for seed in options.seeds for name in options.arms}
+    tests = {seed: ran[options.arms[0], seed]["test"] for seed in options.seeds}
+    evaluated = {name: {seed: ran[name, seed][ARMS[name].stage] for seed in options.seeds} for name in options.arms}
+    lines = table(evaluated, tests)
+    lines += ["", "| arm | its stages | processor seconds per seed |", "|---|---|---|"]
+    for name in options.arms:
+        took = ", ".join(f"{spent(name, ran[name, seed], options.store):.0f}" for seed in options.seeds)
+        lines.append(f"| {name} | {', '.join(ARMS[name].spends)} | {took} |")
     text = "\n".join(lines)
     print(text)
     page = PAGE.read_text(encoding="utf-8")

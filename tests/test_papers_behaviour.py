@@ -217,7 +217,7 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypat
         GradeSource(load("reasoning_sql", "variant=judge_only").rewards, tmp_path)
     star = load("reasoning_sql", "variant=star_sft")
     with pytest.raises(RecipeError, match="an endpoint without a name"):
-        teacher_policies([star.synthesis.teacher], build(star.protocol), tmp_path, introspect)
+        teacher_policies([star.synthesis.teacher], build(star.protocol), tmp_path, introspect, pytest.fail)
 
 
 def test_epochs_are_counted_in_the_questions_that_are_left() -> None:

@@ -103,6 +103,39 @@ def test_the_share_of_mistakes_is_the_error_rate(examples):
     assert mistaken == pytest.approx(0.25, abs=0.03)
 
 
+def test_a_column_that_it_guesses_is_never_looked_up_and_its_value_is_spelled_in_one_of_three_ways(examples):
+    columns = {"country", "type", "status"}
+    oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses=columns)
+    spellings, needed = set(), [e for e in examples if any(f["column"] in columns for f in e.meta["filters"])]
+    for example in needed:
+        *looks, answer = oracle.script(example, seed=0)
+        assert not any(f"DISTINCT {column} " in look.content for look in looks for column in columns)
+        hasty = [f for f in example.meta["filters"] if f["column"] in columns]
+        for filter_ in hasty:
+            (spelling,) = {filter_["asked"].lower(), filter_["asked"].upper(), filter_["asked"].title()} & set(
+                re.findall(r"'(\w+)'", answer.content)
+            )
+            spellings.add(spelling == filter_["asked"])
+            assert f"{filter_['asked']} is {spelling}" in answer.reasoning
+        careful = {f["column"] for f in example.meta["filters"]} - columns
+        assert all(any(f"DISTINCT {column} " in look.content for look in looks) for column in careful)
+    assert len(needed) > 20
+    assert spellings == {True, False}
+
+
+def test_a_guess_is_right_as_often_as_chance_says(examples, sql):
+    """A value stored as a word, in capitals or as a title is guessed with a chance of 1 in 3; a code never is."""
+    columns = {f["column"] for e in examples for f in e.meta["filters"]}
+    protocol = build(PROTOCOLS["react"])
+    engine = RolloutEngine(OraclePolicy(protocol, 0.0, guesses=columns), protocol, sql, Sampling(), 6, schemas)
+    alone = [e for e in examples if len(e.meta["filters"]) == 1]
+    coded = [e for e in alone if e.meta["filters"][0]["stored"].lower() != e.meta["filters"][0]["asked"]]
+    spelled = [e for e in alone if e not in coded]
+    runs = [EpisodeRequest(e, sample, sample) for e in spelled for sample in range(6)]
+    assert share_right(coded, engine.run([EpisodeRequest(e, 0, 0) for e in coded]), sql) == 0.0
+    assert share_right([run.example for run in runs], engine.run(runs), sql) == pytest.approx(1 / 3, abs=0.08)
+
+
 def test_the_same_seed_gives_the_same_episode_and_seeds_vary_the_wording(examples):
     def thoughts(seed):
         oracle = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.1)
