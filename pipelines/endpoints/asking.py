@@ -131,15 +131,19 @@ class Asker:
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling = GREEDY,
+        samples: int = 1,
     ) -> list[Answer | None]:
         """Answers in order, many in flight; None where a conversation is longer than the model's context.
+
+        Args:
+            samples: of each conversation, which stand together.
 
         Raises:
             UserError: what the user must mend.
             BoundaryError: the endpoint failed on one after all retries. The rest was asked before and is kept, so that
                 asking again costs one answer; going on without it would make another dataset.
         """
-        return asyncio.run(self.ask_all_async(conversations, sampling))
+        return asyncio.run(self.ask_all_async(conversations, sampling, samples))
 
     def ask_most(self, conversations: Sequence[Sequence[Message]]) -> list[Answer | None]:
         """As `ask_all`, but None also where the endpoint failed on one: for a training, which leaves an episode out
@@ -158,9 +162,10 @@ class Asker:
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling = GREEDY,
+        samples: int = 1,
     ) -> list[Answer | None]:
         """As `ask_all`, inside a running event loop."""
-        done, failures = await self._ask_each(conversations, sampling)
+        done, failures = await self._ask_each(conversations, sampling, samples)
         if failures:
             problem = f"{len(failures)} of {len(done)} requests failed: {failures[0].message}"
             raise BoundaryError(problem, "Run again: what was answered is kept, only these are asked.")
@@ -170,15 +175,17 @@ class Asker:
         self,
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling,
+        samples: int = 1,
     ) -> tuple[list[Answer | None], list[EndpointError]]:
         """The answers in order, and what failed after all retries."""
-        done: list[Answer | None] = [None] * len(conversations)
-        queue = iter(enumerate(conversations))
+        requests = [(messages, sample) for messages in conversations for sample in range(samples)]
+        done: list[Answer | None] = [None] * len(requests)
+        queue = iter(enumerate(requests))
 
         async def work() -> None:
-            for index, messages in queue:
+            for index, (messages, sample) in queue:
                 try:
-                    done[index] = await self.ask(messages, sampling)
+                    done[index] = await self.ask(messages, sampling, sample=sample)
                 except ContextOverflow:
                     pass
                 except EndpointError as error:
@@ -187,7 +194,7 @@ class Asker:
         failures: list[EndpointError] = []
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.concurrency, len(conversations))):
+                for _ in range(min(self.concurrency, len(requests))):
                     group.create_task(work())
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None

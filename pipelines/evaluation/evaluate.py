@@ -9,6 +9,8 @@ from pipelines.evaluation import result_files
 from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview, text_digest
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import knowledge, probes
+from pipelines.protocols.ask import Ask
+from pipelines.protocols.phases import Phases
 from pipelines.registry import EQUALITIES
 from pipelines.rewards.outcome import Analysis, levels
 from pipelines.rewards.terms import jaccard
@@ -289,13 +291,13 @@ def _linking(static: Analysis, example: Example, final: str | None) -> Linking |
 
 def _asked(trajectory: Trajectory) -> int | None:
     """How often an agent that can ask the user has asked."""
-    if trajectory.protocol != "ask":
+    if trajectory.protocol != Ask.name:
         return None
     return sum(turn.action.kind is ActionKind.ASK for turn in trajectory.turns)
 
 
 def _lists_first(trajectory: Trajectory) -> bool | None:
     """Whether an agent that explores lists everything in its first turn."""
-    if trajectory.protocol != "phases" or not trajectory.turns:
+    if trajectory.protocol != Phases.name or not trajectory.turns:
         return None
     return probes.lists_everything(trajectory.turns[0].action.content)

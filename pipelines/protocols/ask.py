@@ -13,6 +13,8 @@ from pipelines.protocols.react import React, ReactOptions
 from pipelines.registry import protocol
 from pipelines.types import ActionKind
 
+SCRIPTED = "scripted"  # the user who answers from a question's own marks
+
 
 class AskOptions(ReactOptions):
     """What else a recipe may say.
@@ -22,7 +24,7 @@ class AskOptions(ReactOptions):
         patience: questions that are answered beyond the number of marks that matter (BIRD-Interact: 3).
     """
 
-    user: str = "scripted"
+    user: str = SCRIPTED
     patience: Count = 3
 
 

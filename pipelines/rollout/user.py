@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipelines.protocols.ask import Ask
+from pipelines.protocols.ask import SCRIPTED, Ask
 from pipelines.protocols.observations import under_headings
 from pipelines.types import Example
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol as Speech
 
-SCRIPTED = "scripted"
-REFUSAL = "Sorry, this question is out of scope, so I can not answer your question."  # BIRD-Interact's own sentence
+REFUSAL = "That is not part of my question, so I cannot say."
 SPENT = "I have no time for more questions. Please give the final query."
 ENOUGH = 0.5  # share of a mark's words that a question must hold to be about it
 RULES = """You play the user who asked a question about a database. An assistant writes SQL for it and asks you what \

@@ -15,6 +15,7 @@ from pipelines.config.running import MERGE
 from pipelines.data import base
 from pipelines.databases import addresses, card
 from pipelines.errors import DataError, RecipeError
+from pipelines.protocols.ask import SCRIPTED, Ask
 from pipelines.recipes import digest
 from pipelines.registry import PROTOCOLS
 from pipelines.sql.dialects.hiding import identity
@@ -203,9 +204,9 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
         yield from (judge for judge in judges if judge != "static")
     elif stage.startswith("evaluate") and recipe.evaluation.selector:
         yield recipe.evaluation.selector.removeprefix(MERGE)
-    if recipe.protocol.name == "ask" and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
-        user = recipe.protocol.options.get("user", "scripted")
-        yield from (user,) if user != "scripted" else ()
+    if recipe.protocol.name == Ask.name and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
+        user = recipe.protocol.options.get("user", SCRIPTED)
+        yield from (user,) if user != SCRIPTED else ()
 
 
 def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ more, and the largest group's first one is the final SQL.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
 
@@ -46,7 +45,7 @@ def merge(
     plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
     split = [number for number, groups in enumerate(plans) if len(groups) > 1]
     conversations = [_question(*cases[number], [group[0] for group in plans[number][:2]], schemas) for number in split]
-    revised = dict(zip(split, asyncio.run(_ask(asker, conversations)), strict=True))
+    revised = dict(zip(split, _ask(asker, conversations), strict=True))
     jobs = [(cases[number][0].database, sql) for number in split for sql in revised[number]]
     results = iter(execute(jobs))
     chosen = []
@@ -58,19 +57,15 @@ def merge(
     return chosen
 
 
-async def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list[list[str]]:
+def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list[list[str]]:
     """The queries in the samples of each conversation's answer; samples without one are left out.
 
     Raises:
         EndpointError: the endpoint failed on one after all retries; the others are kept.
     """
-    try:
-        numbered = [(conversation, sample) for conversation in conversations for sample in range(SAMPLES)]
-        answers = await asyncio.gather(*(asker.ask(prompt, SAMPLING, sample=sample) for prompt, sample in numbered))
-    finally:
-        await asker.close()
+    answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
     parts = [answers[start : start + SAMPLES] for start in range(0, len(answers), SAMPLES)]
-    return [[sql for answer in part if (sql := read_sql(answer.text))] for part in parts]
+    return [[sql for answer in part if answer and (sql := read_sql(answer.text))] for part in parts]
 
 
 def read_sql(text: str) -> str:
