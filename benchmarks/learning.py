@@ -40,7 +40,7 @@ class Arm:
     """One way to spend the compute.
 
     Attributes:
-        variant: of the miniature.
+        variant: of the miniature; "" for itself.
         stage: whose evaluation counts.
         spends: the stages whose processor time is counted beyond that of the first SFT.
         resumes: whether it begins with the weights of the miniature's SFT.
@@ -53,8 +53,8 @@ class Arm:
 
 
 ARMS = {
-    "SFT": Arm("none", "evaluate_sft", ("sft",)),
-    "GRPO": Arm("none", "evaluate_grpo", ("difficulty", "grpo")),
+    "SFT": Arm("", "evaluate_sft", ("sft",)),
+    "GRPO": Arm("", "evaluate_grpo", ("difficulty", "grpo")),
     "more SFT": Arm("more_sft", "evaluate_sft", ("sft",)),
     "rejection sampling": Arm("rejection", "evaluate_sft", ("synthesize", "sft"), resumes=True),
     "teacher on the RL pool": Arm("ceiling", "evaluate_sft", ("sft",)),
@@ -64,7 +64,7 @@ RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO"))
 
 def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
     """Run one arm of one seed, or take it from the store; the folder of each stage."""
-    words = [f"seed={seed}", f"variant={arm.variant}"]
+    words = [f"seed={seed}"] + [f"variant={arm.variant}"] * bool(arm.variant)
     if arm.resumes:
         words.append(f"model.source={run(seed, ARMS['SFT'], store)['sft'] / 'model'}")
     steps = graph.plan(recipes.load("miniature", words), Store(store))
@@ -157,7 +157,7 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
 
 def _probing(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]:
     """What looking is worth: the questions that need it, by whether the teacher shows a look at their columns."""
-    guessed = {column for teacher in recipes.load("miniature").synthesis.teachers for column in teacher.guesses}
+    guessed = set(recipes.load("miniature").synthesis.teacher.guesses)
     lines = [
         "| model | columns that the teacher looks up: probed | EX | columns that it guesses: probed | EX |",
         "|---|---|---|---|---|",

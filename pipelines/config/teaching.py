@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pydantic
@@ -19,7 +20,8 @@ class Teacher(Section):
         concurrency: requests in flight at once.
         sampling: how an endpoint or the policy draws its tokens, and its token budgets.
         error_rate: share of the oracle's episodes with a mistake that it then puts right.
-        guesses: columns in which the oracle never looks: it guesses how their values are stored.
+        guesses: column -> how often the oracle guesses how a value there is stored and does not look; only of questions
+            whose source says what they call the value.
         share: its part of a mix.
     """
 
@@ -28,7 +30,7 @@ class Teacher(Section):
     concurrency: Positive = 16
     sampling: Sampling = Sampling(temperature=0.7)
     error_rate: Share = 0.1
-    guesses: tuple[str, ...] = ()
+    guesses: Mapping[str, Share] = pydantic.Field(default_factory=dict)
     share: Annotated[float, pydantic.Field(gt=0)] = 1.0
 
 

@@ -105,7 +105,7 @@ def test_the_share_of_mistakes_is_the_error_rate(examples):
 
 def test_a_column_that_it_guesses_is_never_looked_up_and_its_value_is_spelled_in_one_of_three_ways(examples):
     columns = {"country", "type", "status"}
-    oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses=columns)
+    oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses=dict.fromkeys(columns, 1.0))
     spellings, needed = set(), [e for e in examples if any(f["column"] in columns for f in e.meta["filters"])]
     for example in needed:
         *looks, answer = oracle.script(example, seed=0)
@@ -127,13 +127,26 @@ def test_a_guess_is_right_as_often_as_chance_says(examples, sql):
     """A value stored as a word, in capitals or as a title is guessed with a chance of 1 in 3; a code never is."""
     columns = {f["column"] for e in examples for f in e.meta["filters"]}
     protocol = build(PROTOCOLS["react"])
-    engine = RolloutEngine(OraclePolicy(protocol, 0.0, guesses=columns), protocol, sql, Sampling(), 6, schemas)
+    engine = RolloutEngine(
+        OraclePolicy(protocol, 0.0, guesses=dict.fromkeys(columns, 1.0)), protocol, sql, Sampling(), 6, schemas
+    )
     alone = [e for e in examples if len(e.meta["filters"]) == 1]
     coded = [e for e in alone if e.meta["filters"][0]["stored"].lower() != e.meta["filters"][0]["asked"]]
     spelled = [e for e in alone if e not in coded]
     runs = [EpisodeRequest(e, sample, sample) for e in spelled for sample in range(6)]
     assert share_right(coded, engine.run([EpisodeRequest(e, 0, 0) for e in coded]), sql) == 0.0
     assert share_right([run.example for run in runs], engine.run(runs), sql) == pytest.approx(1 / 3, abs=0.08)
+
+
+def test_it_guesses_as_often_as_the_share_says_and_never_what_no_word_of_the_question_names(examples):
+    often = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses={"country": 0.75})
+    plain = OraclePolicy(build(PROTOCOLS["react"]), 0.0)
+    asked = [e for e in examples if [f["column"] for f in e.meta["filters"]] == ["country"]]
+    looks = [len(often.script(e, seed)) == len(plain.script(e, seed)) for e in asked for seed in range(60)]
+    assert sum(looks) / len(looks) == pytest.approx(0.25, abs=0.05)
+    unnamed = [dataclasses.replace(e, meta={k: v for k, v in e.meta.items() if k != "filters"}) for e in asked]
+    always = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses={"country": 1.0})
+    assert all(any("DISTINCT" in step.content for step in always.script(e, 0)) for e in unnamed)
 
 
 def test_the_same_seed_gives_the_same_episode_and_seeds_vary_the_wording(examples):

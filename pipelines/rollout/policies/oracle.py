@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pipelines.errors import BoundaryError, DataError
@@ -65,8 +66,8 @@ class OraclePolicy(ScriptedPolicy):
 
     Args:
         error_rate: share of episodes with one mistake: a guessed value or a wrong table, seen and repaired.
-        guesses: columns (in lower case, of whatever table) whose values it does not look up, but guesses how they are
-            stored; it then answers wrong where the guess is.
+        guesses: column (in lower case, of whatever table) -> how often it does not look a value up there, but guesses
+            how it is stored, and so answers wrong where the guess is. It guesses only what the question has a word for.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class OraclePolicy(ScriptedPolicy):
         protocol: Protocol,
         error_rate: float = 0.1,
         schemas: Callable[[Database], Schema] = introspect,
-        guesses: Iterable[str] = (),
+        guesses: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         super().__init__(self._say, name="oracle")
         self._protocol = protocol
         self._error_rate = error_rate
-        self._guesses = frozenset(guesses)
+        self._guesses = guesses
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
         self._scripts: dict[str, list[Action]] = {}  # of the episodes in flight
@@ -130,16 +131,16 @@ class OraclePolicy(ScriptedPolicy):
         self, sql: str, needed: Sequence[Lookup], rng: random.Random
     ) -> tuple[str, list[Lookup], list[Lookup]]:
         """The SQL with its guesses, what is still to be looked up, and what is guessed, with the guess as its text."""
-        hasty = [lookup for lookup in needed if lookup.column.lower() in self._guesses]
-        if not hasty:
-            return sql, list(needed), []
-        words = {lookup.stored: rng.choice(SPELLINGS)(lookup.asked or lookup.stored) for lookup in hasty}
-        careful = [lookup for lookup in needed if lookup not in hasty]
-        return (
-            _replaced(sql, words),
-            careful,
-            [dataclasses.replace(lookup, stored=words[lookup.stored]) for lookup in hasty],
-        )
+        words: dict[str, str] = {}
+        careful, guessed = [], []
+        for lookup in needed:
+            share = self._guesses.get(lookup.column.lower(), 0.0) if lookup.asked else 0.0
+            if share and rng.random() < share:
+                words[lookup.stored] = rng.choice(SPELLINGS)(str(lookup.asked))
+                guessed.append(dataclasses.replace(lookup, stored=words[lookup.stored]))
+            else:
+                careful.append(lookup)
+        return _replaced(sql, words), careful, guessed
 
     def _scouted(self, example: Example, rng: random.Random, looks: list[Action]) -> list[Action]:
         """The looks, with the proposal of ReAct's scout before them where the prompt shows the schema, else after."""
