@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=Path("store/learning"))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="some arms alone")
     options = parser.parse_args()
-    ran = {(name, seed): run(seed, ARMS[name], options.store) for seed in options.seeds for name in options.arms}
+    ran = {(name, seed): run(seed, ARMS[name], options.store) for name in options.arms for seed in options.seeds}
     tests = {seed: ran[options.arms[0], seed]["test"] for seed in options.seeds}
     evaluated = {name: {seed: ran[name, seed][ARMS[name].stage] for seed in options.seeds} for name in options.arms}
     lines = table(evaluated, tests)

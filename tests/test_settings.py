@@ -179,6 +179,8 @@ GIVEN: dict[str, Any] = {
     "grpo.optimizer.kind": "muon",
     "grpo.optimizer.options": {"lr_rest": 1.0},
     "sft.optimizer.options": {"lr_rest": 1.0},
+    "synthesis.teacher.guesses": {"country": 0.5},
+    "synthesis.mix.guesses": {"country": 0.5},
     "filter.drop": ["malformed"],
     "evaluation.metrics": ["turns"],
     "grpo.drop": ["no_answer"],
