@@ -19,7 +19,7 @@ from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import COSTS, examples
-from pipelines.stages.shards import Run, Shards
+from pipelines.stages.shards import Run, Shards, asking
 from pipelines.store import read_json, write_json
 from pipelines.teachers.mix import pick, teacher_policies
 from pipelines.teachers.policy import OpenAIPolicy
@@ -38,12 +38,11 @@ def build(ctx: Context) -> None:
     questions = examples(ctx.inputs["data"], "sft")
     kinds = {teacher.kind for teacher in ctx.recipe.synthesis.teachers}
     local = "endpoint" not in kinds
-    if "policy" in kinds:
-        making.prepare(_policy_source(ctx.recipe), ctx.recipe)
     shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = ctx.recipe.rollout.processes if local else 1
-    shards.run(start, (ctx.recipe, ctx.responses), processes, ctx.progress)
+    with asking(ctx, shards, _policy_source(ctx.recipe) if "policy" in kinds else None) as recipe:
+        shards.run(start, (recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
     _check_whole(shards, parts)
     trajectories = [trajectory for part in parts for trajectory in part]
