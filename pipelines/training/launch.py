@@ -22,6 +22,7 @@ from pipelines.errors import ResourceError, TrainingError
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
 
+CHILD = "pipelines.training.child"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
 GRACE_S = 10.0  # between TERM and KILL
@@ -63,17 +64,18 @@ def train(
     lines: Lines = queue.Queue()
     pumps = [_pump(*stream, lines) for stream in (("out", child.stdout), ("err", child.stderr))]
     try:
-        with (folder / LOG).open("w", encoding="utf-8") as log, _asks_to_stop(folder / STOP):
+        with (folder / LOG).open("w", encoding="utf-8") as log, asks_to_stop(folder / STOP):
             last = _follow(lines, log, on_metrics, silence_s)
     finally:
         _stop(child)
+        path.unlink(missing_ok=True)  # nobody joins a training that is over
         for pump in pumps:
             pump.join()
     if not (child.returncode == 0 and (folder / MODEL).is_dir()):
         raise _death(child.returncode, last, plan)
     for name in (CHECKPOINTS, SERVED):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (PLAN, LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
+    for name in (LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
         (folder / name).unlink(missing_ok=True)
 
 
@@ -82,22 +84,12 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
     python = hardware.python or sys.executable
     if shutil.which(python) is None:
         raise ResourceError(f"no such Python for training: {python}", "Set hardware.python to one that exists.")
-    module = ["-m", "pipelines.training.child", str(path)]
+    module = ["-m", CHILD, str(path)]
     command = [*hardware.launch, *module] if hardware.launch else [python, *module]
     guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
-    environment = {
-        **os.environ,
-        PARENT: str(os.getpid()),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": str(hardware.threads),
-        # Threads that wait must sleep: on a machine that is also doing other work, spinning ones made steps 50x slower.
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-    }
+    own = {PARENT: str(os.getpid())}
     if devices is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return subprocess.Popen(
         [*guard, *command],
         stdin=subprocess.DEVNULL,
@@ -105,13 +97,27 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=environment,
+        env=environment(plan) | own,
         start_new_session=True,
     )
 
 
+def environment(plan: Plan) -> dict[str, str]:
+    """The variables of a training child, on whichever machine."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": str(plan.recipe.hardware.threads),
+        # Threads that wait must sleep: on a machine that is also doing other work, spinning ones made steps 50x slower.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+
+
 @contextlib.contextmanager
-def _asks_to_stop(file: Path) -> Iterator[None]:
+def asks_to_stop(file: Path) -> Iterator[None]:
     """Inside, the first SIGTERM becomes a file, for launchers would kill their workers soon; the second one ends us."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread set a handler: who runs us there ends the child

@@ -130,7 +130,7 @@ class Setup:
         slots: episodes that are decoded together in the training process; 0 where servers do it.
         half: whether products are in bfloat16.
         rank: of the adapters.
-        sent: whether the weights are sent to servers: adapters are merged into a copy for that.
+        sent: whether adapters are merged into a copy of the base, for servers of one's own that load no adapters.
     """
 
     way: Way
@@ -181,7 +181,7 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     grpo, served = recipe.grpo, recipe.rollout.policy != "transformers"
     rows = min(grpo.micro_batch, max(1, grpo.questions_per_step * grpo.group // gpus))
     slots = 0 if served else min(recipe.rollout.slots, max(1, grpo.questions_per_step * grpo.group // gpus))
-    return Setup(way, gpus, rows, grpo.sampling.episode_tokens, slots, half, rank, served)
+    return Setup(way, gpus, rows, grpo.sampling.episode_tokens, slots, half, rank, bool(recipe.rollout.servers))
 
 
 def estimate(shape: Shape, how: Setup) -> Memory:

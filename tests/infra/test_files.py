@@ -1,12 +1,15 @@
 """The files of infra/ that cannot be run here: each parses, and what it refers to is there."""
 
 import importlib
+import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+
+from pipelines import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
@@ -154,6 +159,59 @@ def test_kubernetes_objects_are_named_and_refer_to_one_another() -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     claim = load("kubernetes/job-template.yaml")["variables"]["properties"]["store_claim"]["default"]
     assert ("PersistentVolumeClaim", claim) in names
+
+
+def test_the_job_set_s_machines_meet_where_the_head_is() -> None:
+    """The fields are those of JobSet's reference; a pod's name there is SET-JOB-REPLICA-INDEX.SET."""
+    jobs = load("kubernetes/jobset.yaml")
+    assert (jobs["apiVersion"], jobs["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert set(jobs["spec"]) == {"successPolicy", "failurePolicy", "replicatedJobs"}
+    head, others = jobs["spec"]["replicatedJobs"]
+    assert jobs["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [head["name"]]}
+    command, *overrides = container_of(head)["args"]
+    assert command == "run"
+    recipe = recipes.load(overrides[0], [word for word in overrides[1:] if not word.startswith("store=")])
+    store, *launcher = container_of(others)["args"]
+    assert launcher == list(recipe.hardware.launch)
+    assert f"store={store}" in overrides
+    assert f"--rdzv-endpoint={jobs['metadata']['name']}-{head['name']}-0-0.{jobs['metadata']['name']}:29500" in launcher
+    pods = sum(job["replicas"] * job["template"]["spec"]["parallelism"] for job in (head, others))
+    assert f"--nnodes={pods}" in launcher
+    assert importlib.util.find_spec(container_of(others)["command"][2]) is not None
+
+
+def container_of(job: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = job["template"]["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when_it_is_stopped(tmp_path: Path) -> None:
+    """With stand-ins for Slurm's commands, and for a run that ends when it is asked to."""
+    stubs = {
+        "scontrol": 'if [ "$1" = show ]; then echo node1; echo node2; else echo "$*" >> calls; fi',
+        "sqltrain": 'printf "%s\\n" "$@" > arguments; trap "exit 1" TERM; touch begun; while :; do sleep 0.05; done',
+    }
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_ID": "7"}
+    own = {"RECIPE": "sql_trail", "STORE": "/shared/store", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", str(INFRA / "slurm" / "train.sbatch"), "seed=1"]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **slurm, **own}) as script:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        script.terminate()
+        assert script.wait(30) == 1
+    assert (tmp_path / "calls").read_text() == "requeue 7\n"
+    run, name, store, *overrides = (tmp_path / "arguments").read_text().splitlines()
+    assert (run, name, store) == ("run", "sql_trail", "store=/shared/store")
+    recipe = recipes.load(name, overrides)
+    assert recipe.seed == 1
+    assert recipe.hardware.launch == (
+        *("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "/opt/gpu/bin/torchrun", "--nnodes=2"),
+        *("--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500", "--rdzv-id=7"),
+    )
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")

@@ -92,6 +92,13 @@ def test_the_worker_s_objects_fit_the_schema_and_a_misspelt_field_does_not() -> 
     assert [manifest["kind"] for manifest in manifests] == kinds
 
 
+def test_each_job_of_the_job_set_fits_the_schema() -> None:
+    jobs = yaml.safe_load((INFRA / "kubernetes" / "jobset.yaml").read_text(encoding="utf-8"))
+    for job in jobs["spec"]["replicatedJobs"]:
+        head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
+        hold_to_schema({**head, "spec": job["template"]["spec"]})
+
+
 def test_the_role_lets_the_worker_do_what_prefect_kubernetes_calls() -> None:
     """Calls about secrets are left out: the worker is given the name of one and makes none."""
     package = Path(str(importlib.util.find_spec("prefect_kubernetes").origin)).parent  # type: ignore[union-attr]
