@@ -38,6 +38,8 @@ def run(
     """
     out = Path(plan).parent
     port = free_port()
+    for old in out.glob("rank-*.out"):  # of a run that this one goes on from
+        old.unlink()
     ranks = [fork(child, plan, rank, count, port, out) for rank in range(count)]
     codes: dict[int, int] = {}
     deadline = time.monotonic() + timeout_s
@@ -45,7 +47,7 @@ def run(
         told = (out / "rank-0.out").read_text() if (out / "rank-0.out").exists() else ""
         if kill_at is not None and f'"step": {kill_at},' in told:
             break
-        if signs and '"step": 1,' in told:
+        if signs and '"event": "step"' in told:
             for rank, name in signs.items():
                 os.kill(ranks[int(rank)], signal.Signals[name])
             signs = {}
