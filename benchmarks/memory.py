@@ -4,9 +4,9 @@
 
 One forward and backward of log-probabilities and entropies over a row of so many tokens, on the CPU: a decoder of one
 narrow layer (64 wide, so that the head is all that counts) with a vocabulary as Qwen's. The peak is the most that
-PyTorch's allocator held at once beyond the weights and their gradients. Whole logits are measured as far as 6 GiB go
-and are a multiple of the tokens, so longer rows follow from the last one measured (marked ~). `--write` puts the table
-into docs/gpu.md.
+PyTorch's allocator held at once beyond the weights and their gradients. Whole logits are measured as far as 6 GiB go:
+they are a multiple of the tokens, so longer rows follow from the last one measured (marked ~). So does TRL's head: its
+tiles hold 4,096 tokens at most, and it takes minutes for more. `--write` puts the table into docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pipelines.training.head import Head
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
 BEGIN, END = "<!-- loss step: begin -->", "<!-- loss step: end -->"
 WIDTH, PROMPT, MOST = 64, 64, 6 << 30
+TRL_TILE = 4096  # tokens
 
 
 def network(vocabulary: int) -> Any:
@@ -82,7 +83,9 @@ def measure(tokens: int, vocabulary: int) -> dict[str, int]:
     settings.lean_head()
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
-    ways = {"trl": (ChunkedLogProbFunction, fused), "ours": (Head, fused)}
+    ways = {"ours": (Head, fused)}
+    if tokens <= TRL_TILE:
+        ways["trl"] = (ChunkedLogProbFunction, fused)
     if 4 * tokens * vocabulary * 4 < MOST:
         ways["whole"] = (ChunkedLogProbFunction, whole)
     peaks = {}
@@ -95,11 +98,13 @@ def measure(tokens: int, vocabulary: int) -> dict[str, int]:
 def table(rows: dict[int, dict[str, int]]) -> str:
     """The peaks in GiB, a row a length."""
     lines = ["| tokens | whole logits | TRL's fused head | ours |", "|---:|---:|---:|---:|"]
-    known = {tokens: peaks["whole"] / tokens for tokens, peaks in rows.items() if "whole" in peaks}
-    for tokens, peaks in rows.items():
-        bytes_whole = peaks.get("whole", known[max(known)] * tokens)
-        guess = "" if "whole" in peaks else "~"
-        cells = (f"{guess}{bytes_whole / 2**30:.2f}", f"{peaks['trl'] / 2**30:.2f}", f"{peaks['ours'] / 2**30:.2f}")
+    for tokens in rows:
+        cells = []
+        for way, grows in (("whole", True), ("trl", False), ("ours", False)):
+            last = max(other for other, known in rows.items() if way in known and other <= max(tokens, min(rows)))
+            factor = tokens / last if grows else 1.0
+            mark = "" if last == tokens else "~"
+            cells.append(f"{mark}{rows[last][way] * factor / 2**30:.2f}")
         lines.append(f"| {tokens:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

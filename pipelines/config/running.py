@@ -87,6 +87,8 @@ class Hardware(Section):
         deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
         timeout_s: how long the processes of a training wait for one another, in seconds, before it fails: more than the
             rollouts of a step differ.
+        micro_tokens: most tokens of one forward and backward of GRPO. A micro-batch of more is cut into parts of one
+            episode at least, whose gradients add up to the same; null cuts by `grpo.micro_batch` alone.
         slot: the Prefect concurrency limit that a stage holds while it uses the device; null holds none.
     """
 
@@ -97,6 +99,7 @@ class Hardware(Section):
     launch: tuple[str, ...] = ()
     deepspeed: str | None = None
     timeout_s: Positive = 1800
+    micro_tokens: Positive | None = None
     slot: str | None = None
 
 

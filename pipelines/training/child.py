@@ -123,7 +123,7 @@ def _named(error: Exception, plan: Plan) -> SqltrainError | None:
     cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not cpu_text:
         return None
-    knob = "sft.micro_batch" if plan.kind == "sft" else "grpo.micro_batch or rollout.slots"
+    knob = "sft.micro_batch" if plan.kind == "sft" else "hardware.micro_tokens, grpo.micro_batch or rollout.slots"
     return TrainingError(
         f"out of memory in {plan.kind}: {str(error).splitlines()[0]}",
         f"Lower {knob}, or set model.lora; training goes on from its last checkpoint.",

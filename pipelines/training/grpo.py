@@ -92,6 +92,11 @@ def _check(recipe: Recipe) -> None:
             "grpo.staleness samples ahead in a process of its own, with a copy of the weights that DeepSpeed cuts up",
             "Set rollout.policy=vllm, or leave hardware.deepspeed out.",
         )
+    if recipe.hardware.micro_tokens is not None and (recipe.hardware.deepspeed or grpo.loss == "bnpo"):
+        raise RecipeError(
+            "hardware.micro_tokens cuts micro-batches that DeepSpeed counts, and that grpo.loss=bnpo averages over",
+            "Lower grpo.micro_batch instead.",
+        )
     if grpo.resample and rows % grpo.group:
         raise RecipeError(
             f"grpo.resample needs whole groups on each of {settings.world_size()} processes",

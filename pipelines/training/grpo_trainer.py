@@ -13,20 +13,19 @@ import torch
 from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import Tensor
 from trl.models.utils import unwrap_model_for_generation
-from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from pipelines.training import advantages, credit, losses, packing, settings, throughput
+from pipelines.training import advantages, credit, losses, settings, throughput
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
-from pipelines.training.row_selection import Forward, by_length, dense, moving, regroup, scatter, shares, sorting
+from pipelines.training.row_selection import Forward, moving, regroup
 from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
+from pipelines.training.training_pass import TrainingPass
 from pipelines.training.weights import whole_weights
 from pipelines.types import Example
 
-LIKE_ROWS = 24  # rows of a forward with padding: the fewer, the more alike in length
 NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -38,7 +37,7 @@ NAMES = {
 }
 
 
-class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
+class GrpoTrainer(settings.Common, TrainingPass):
     """TRL's trainer with dual tracks, a forward on rows that have weight, and what they begin with alike computed once.
 
     Args:
@@ -49,7 +48,6 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         held_out: questions on which the policy is measured every `grpo.held_out_steps` steps.
     """
 
-    beta: float
     _buffered_inputs: list[dict[str, Tensor]] | None
 
     def __init__(
@@ -73,9 +71,7 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
         self.ahead: Ahead | None = None  # samples the next generation while this one is trained on
         self.generation: Generation | None = None
         super().__init__(reward_funcs=[reward], rollout_func=rollout, **kwargs)
-        for network in (self.model, self.ref_model):
-            if network is not None:
-                packing.prepare(self.accelerator.unwrap_model(network))
+        self.prepare_networks()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's step, timed: `train_seconds` is what it takes beside the rollouts and their scoring."""
@@ -209,53 +205,6 @@ class GrpoTrainer(settings.Common, GRPOTrainer):  # type: ignore[misc]
             parts=parts,
             share=self.accelerator.num_processes * self.args.steps_per_generation / parts,
         )
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> Forward:
-        """The forward on rows that have weight: without padding, and what they begin with alike once.
-
-        Where the model cannot be packed it is TRL's own, on rows of like length.
-        """
-        current = self.step_state.current or Pass(self.step_state.old)
-        if current.kept is not None:
-            return current.kept
-        packs = packing.suits(self.accelerator.unwrap_model(model)) and not kwargs.get("compute_aux_loss")
-        size = min(batch_size or len(input_ids), len(input_ids) if packs else LIKE_ROWS)
-        compute = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
-        rows = torch.arange(len(input_ids), device=input_ids.device)
-        if current.rows is not None:
-            # One row at least keeps every process's backward alike.
-            rows = rows[current.rows] if current.rows.any() else rows[:1]
-        rows = rows[(sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
-        batches, repeats = shares(rows, -(-len(input_ids) // size))
-        forward = functools.partial(self._packed, model) if packs else functools.partial(dense, compute)
-        parts = [forward(input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
-        result = scatter(parts[: len(parts) - repeats], rows, len(input_ids))
-        for logps, _, _ in parts[len(parts) - repeats :]:
-            result = (result[0] + 0.0 * logps.sum(), *result[1:])  # part of the graph: its backward runs too
-        current.kept = result
-        return result
-
-    def _packed(self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
-        packed = packing.pack(input_ids, attention_mask, completion)
-        if self.step_state.current is not None:  # not the pass for the old log-probabilities, which has no backward
-            self.step_state.count(throughput.COMPUTED, packed.input_ids.numel())
-        with self.accelerator.autocast():
-            return packing.forward(model, packed, attention_mask[:, -completion:])
-
-    def _most(self, count: int) -> int:
-        """The largest of the processes' counts."""
-        if self.accelerator.num_processes == 1:
-            return count
-        counts: Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
-        return int(counts.max())
 
     def _watch(self, inputs: dict[str, Any], current: Pass) -> None:
         """Entropy over the rows that had a forward; on the first pass, how far trainer and sampler are apart."""

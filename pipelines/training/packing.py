@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import flush_left
 
-from pipelines.training.row_selection import Forward, sorting
+from pipelines.training.row_selection import Forward, in_common, sorting
 
 NAME = "sqltrain_packed"  # of the attention, by which a model finds it
 UNSCORED = -100  # the label of a token whose log-probability nobody wants
@@ -137,9 +137,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int) -> Packed:
     mask, ids = flush_left(attention_mask, input_ids)
     lengths = mask.sum(1)
     at = torch.arange(ids.size(1), device=ids.device)  # (T,)
-    inside = at < lengths.unsqueeze(1)
-    alike = (ids[1:] == ids[:-1]) & inside[1:] & inside[:-1]
-    shared = torch.cat([lengths.new_zeros(1), alike.cumprod(1).sum(1)])  # (B,) tokens in common with the row before
+    shared = in_common(ids, lengths)
     first, end = (shared - 1).clamp(min=0), lengths - 1
     own = (at >= first.unsqueeze(1)) & (at < end.unsqueeze(1))  # (B, T)
     index = (own.flatten().cumsum(0) - 1).view_as(own).clamp(min=0)

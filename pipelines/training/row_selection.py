@@ -47,6 +47,49 @@ def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[st
     ]
 
 
+def by_tokens(inputs: Mapping[str, Tensor], moves: Tensor, most: int, shares: bool) -> list[Tensor]:
+    """The rows of a micro-batch in parts in each of which at most `most` tokens are computed, or one row.
+
+    Rows that begin alike stay neighbours; those that move nothing, and are not computed, are in the last part.
+
+    Args:
+        moves: (B,) which rows move the policy.
+        shares: whether what rows begin with is computed once.
+    """
+    ids, mask = _joined(inputs)
+    rows = moves.nonzero().flatten()
+    if not len(rows):
+        return [torch.arange(len(moves), device=moves.device)]
+    rows = rows[sorting(ids[rows], mask[rows])]
+    mask, ids = flush_left(mask[rows], ids[rows])
+    lengths = mask.sum(1)
+    n_shared = in_common(ids, lengths) if shares else torch.zeros_like(lengths)
+    starts, tokens = [0], 0
+    for place, (length, common) in enumerate(zip(lengths.tolist(), n_shared.tolist(), strict=True)):
+        tokens += length - 1 - max(0, common - 1)
+        if tokens > most and place > starts[-1]:
+            starts.append(place)
+            tokens = length - 1
+    parts = list(torch.tensor_split(rows, starts[1:]))
+    parts[-1] = torch.cat([parts[-1], (~moves).nonzero().flatten()])
+    return parts
+
+
+def in_common(ids: Tensor, lengths: Tensor) -> Tensor:
+    """(B,) the tokens that each row (B, T), padded on the right, has in common with the start of the one before it."""
+    inside = torch.arange(ids.size(1), device=ids.device) < lengths.unsqueeze(1)
+    alike = (ids[1:] == ids[:-1]) & inside[1:] & inside[:-1]
+    return torch.cat([lengths.new_zeros(1), alike.cumprod(1).sum(1)])
+
+
+def _joined(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Prompts and completions of a batch, (B, P + C): their tokens, and which are there."""
+    ids, mask = (
+        torch.cat([inputs[f"{part}_{name}"] for part in ("prompt", "completion")], 1) for name in ("ids", "mask")
+    )
+    return ids, mask
+
+
 def sorting(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """(B,) the order of rows (B, T) in which those that begin alike are neighbours."""
     rows = [

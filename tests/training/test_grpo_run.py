@@ -87,3 +87,12 @@ def test_a_server_that_does_not_tell_what_it_draws_is_refused(monkeypatch, tmp_p
     with pytest.raises(RecipeError, match="processed_logprobs"):
         served_policy(plan())
     assert served_policy(plan(importance_cap=None)) is server
+
+
+@pytest.mark.parametrize("section", [{"grpo": {"loss": "bnpo"}}, {"hardware": {"deepspeed": "zero2"}}])
+def test_micro_batches_that_cannot_be_cut_are_refused(recipe, section):
+    (name, update), *_ = section.items()
+    changes = {"hardware": recipe.hardware.model_copy(update={"micro_tokens": 100})}
+    changes[name] = changes.get(name, getattr(recipe, name)).model_copy(update=update)
+    with pytest.raises(RecipeError, match=r"micro_tokens cuts .* that grpo\.loss=bnpo averages over"):
+        grpo._check(recipe.model_copy(update=changes))

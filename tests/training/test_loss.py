@@ -7,7 +7,7 @@ import pytest
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from pipelines.config import Grpo, Optimizer, Sampling
+from pipelines.config import Grpo, Hardware, Optimizer, Sampling
 from pipelines.loading import load
 from pipelines.training import grpo_trainer
 from pipelines.training.grpo import _dataset, arguments
@@ -15,7 +15,7 @@ from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.losses import sampler_weights
 from pipelines.training.optim import MuonAdamW
 from pipelines.training.plan import Plan
-from pipelines.training.row_selection import moving
+from pipelines.training.row_selection import by_tokens, moving
 from pipelines.training.step import StepState
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10
@@ -28,7 +28,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     network, tokenizer = load(checkpoint, recipe.model)
 
-    def trainer(plain=False, **changes):
+    def trainer(plain=False, micro_tokens=None, **changes):
         settings = {
             "group": 2,
             "questions_per_step": 2,
@@ -41,7 +41,7 @@ def make(tmp_path, recipe, checkpoint, examples, monkeypatch):
         section = Grpo(**settings, steps=1, sampling=Sampling(episode_tokens=50))
         plan = Plan(
             kind="grpo",
-            recipe=recipe.model_copy(update={"grpo": section}),
+            recipe=recipe.model_copy(update={"grpo": section, "hardware": Hardware(micro_tokens=micro_tokens)}),
             checkpoint_in=str(checkpoint),
             data=tmp_path / "unused",
             out=tmp_path,
@@ -141,6 +141,15 @@ def test_dual_track_is_the_sum_of_two_losses_each_over_its_own_tokens(make, batc
     assert (got - expected).norm() / expected.norm() < 1e-5
 
 
+def test_the_schema_track_counts_its_tokens_over_all_processes(make, batch, monkeypatch):
+    """Gradients are averaged over processes, so with two of them each has twice its part of the mean."""
+    trainer = make(lambda_schema=0.25)
+    logps = log_probabilities(trainer.model, batch).detach()
+    alone = trainer._schema_loss(logps, batch).item()
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", property(lambda _: 2))
+    assert trainer._schema_loss(logps, batch).item() == pytest.approx(2 * alone)
+
+
 def test_adding_the_advantages_first_would_be_wrong_off_policy(make, batch):
     """Why there are two passes: the two tracks clip at different tokens."""
     trainer, naive = make(lambda_schema=0.25), make()
@@ -186,6 +195,37 @@ def test_every_loss_is_trls_own(make, batch, loss, level):
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     expected = gradients(plain.model)
     assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "cispo"])
+def test_parts_of_a_micro_batch_add_up_to_it(make, batch, loss):
+    """Row 0 has 15 tokens to compute; rows 1 and 2 have 16 together, for they share 7; row 3 moves nothing."""
+    whole, parted = (make(loss=loss, lambda_schema=0.25, micro_tokens=most) for most in (None, 20))
+    batch["old_per_token_logps"] = drifted(whole.model, batch)
+    batch["advantages"][3] = batch["schema_advantages"][3] = 0.0
+    losses = [trainer.compute_loss(trainer.model, dict(batch)) for trainer in (whole, parted)]
+    assert len(parted._metrics["train"]["entropy"]) == 2
+    for value in losses:
+        value.backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    expected = gradients(whole.model)
+    assert (gradients(parted.model) - expected).norm() / expected.norm() < 1e-5
+
+
+def test_rows_are_cut_into_parts_by_the_tokens_that_are_computed(batch):
+    moves = torch.tensor([True, True, True, False])
+    batch["prompt_ids"][1:3], batch["prompt_ids"][0] = 1, 2  # rows 1 and 2 come first
+    most = 12 + 4  # row 2 without its last token, and of row 1, which is 11 tokens, what follows the 7 that they share
+
+    def parts(*args):
+        return [sorted(part.tolist()) for part in by_tokens(batch, moves, *args)]
+
+    assert parts(most, True) == [[1, 2], [0, 3]]
+    assert parts(most - 1, True) == [[2], [1], [0, 3]]
+    assert parts(most, False) == [[2], [1], [0, 3]]
+    assert parts(1000, True) == [[0, 1, 2, 3]]
+    moves[:] = False
+    assert parts(1, True) == [[0, 1, 2, 3]]
 
 
 def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
@@ -238,16 +278,23 @@ def test_the_loss_logs_drift_and_entropy(make, batch):
     assert watched["own/entropy"][0] == pytest.approx(watched["entropy"][0], rel=1e-4)
 
 
-def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch):
-    """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap), in both tracks."""
-    trainer = make(lambda_schema=0.25, importance_cap=2.0)
-    trainer.sync = object()  # the sampler is elsewhere
-    logps = log_probabilities(trainer.model, batch).detach()
+@pytest.mark.parametrize(("staleness", "moved"), [(0, 0.0), (1, 0.0), (1, 0.1)])
+def test_a_sampler_that_is_not_the_trainer_is_corrected_up_to_a_cap(make, batch, staleness, moved):
+    """Truncated importance sampling: each token's loss is weighed by min(pi_old / pi_sampler, cap), in both tracks.
+
+    Where an update has moved each log-probability by 0.1, the ratio is e^0.1, which is not clipped, and the weight is
+    that of the policy before it.
+    """
+    trainer = make(lambda_schema=0.25, importance_cap=2.0, staleness=staleness)
+    trainer.sync = None if staleness else object()  # the sampler is behind, or elsewhere
+    old = log_probabilities(trainer.model, batch).detach() - moved * batch["completion_mask"]
+    if moved:
+        batch["old_per_token_logps"] = old
     gap = torch.tensor([0.0, 0.5, -0.5, 3.0, 0, 0, 0, 0.5, 0, 0]) * batch["completion_mask"]
-    batch["sampling_per_token_logps"] = logps - gap
+    batch["sampling_per_token_logps"] = old - gap
     loss = trainer._compute_loss(trainer.model, dict(batch))
-    weights = torch.tensor([1.0, math.exp(0.5), math.exp(-0.5), 2.0, 1, 1, 1, math.exp(0.5), 1, 1])
-    full = batch["completion_mask"] * batch["tool_mask"]  # the ratio is 1: nothing is clipped
+    weights = torch.tensor([1.0, math.exp(0.5), math.exp(-0.5), 2.0, 1, 1, 1, math.exp(0.5), 1, 1]) * math.exp(moved)
+    full = batch["completion_mask"] * batch["tool_mask"]
     expected = -(batch["advantages"].unsqueeze(1) * weights * full).sum() / full.sum()
     schema = batch["schema_advantages"].unsqueeze(1) * weights * batch["schema_mask"]
     expected -= 0.25 * schema.sum() / batch["schema_mask"].sum()

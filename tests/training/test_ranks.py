@@ -17,10 +17,11 @@ def plan(tmp_path, recipe, examples, taught):
     write_jsonl(tmp_path / "examples.jsonl", examples)
 
     def make(name, **changes):
+        hardware = recipe.hardware.model_copy(update={"micro_tokens": changes.pop("micro_tokens", None)})
         section = recipe.grpo.model_copy(update={"questions_per_step": 16, "micro_batch": 32, **changes})
         return Plan(
             kind="grpo",
-            recipe=recipe.model_copy(update={"grpo": section}),
+            recipe=recipe.model_copy(update={"grpo": section, "hardware": hardware}),
             checkpoint_in=str(taught),
             data=tmp_path / "examples.jsonl",
             out=tmp_path / name,
@@ -35,12 +36,15 @@ def curves(plan):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"drop_zero_variance": True}, {"drop_zero_variance": True, "updates_per_rollout": 2, "steps": 4}],
-    ids=["loss", "old log-probabilities"],
+    [
+        {"drop_zero_variance": True, "micro_tokens": 300},
+        {"drop_zero_variance": True, "updates_per_rollout": 2, "steps": 4},
+    ],
+    ids=["parts", "old log-probabilities"],
 )
 def test_ranks_with_uneven_groups_do_not_wait_for_ever(ranks, plan, changes):
-    """32 rows a rank in forwards of 24: a rank that keeps fewer rows than the other needs fewer forwards."""
-    alone, shared = plan("alone", **changes), plan("shared", **changes)
+    """Of 32 rows a rank keeps fewer than the other: fewer parts of 300 tokens. One process alone cuts none."""
+    alone, shared = plan("alone", **changes | {"micro_tokens": None}), plan("shared", **changes)
     ended = ranks(alone, count=1)
     assert ended["codes"] == [0], ended["err"]
     ended = ranks(shared)

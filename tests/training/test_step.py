@@ -74,7 +74,7 @@ def episodes(taught, recipe):
 
 @pytest.fixture
 def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
-    """A function that takes one GRPO step on the episodes: its gradient, and its line of curves."""
+    """A function that takes GRPO steps on the episodes: the first one's gradient, and its line of curves."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     paid = [
         PaidEpisode(
@@ -124,11 +124,12 @@ def gradient(tmp_path, recipe, taught, examples, episodes, monkeypatch):
                 RewardTerm(term="schema", track="schema"),
             ),
         }
-        out = tmp_path / f"run-{len(caught)}"
+        out = tmp_path / "run"
         out.mkdir()
         plan = Plan(kind="grpo", recipe=recipe.model_copy(update=updates), checkpoint_in=str(taught), data=out, out=out)
+        caught.clear()
         grpo.train(plan, examples, lambda event: None)
-        return caught[-1], json.loads((out / "curves.jsonl").read_text())
+        return caught[0], json.loads((out / "curves.jsonl").read_text().splitlines()[0])
 
     return step
 
@@ -222,3 +223,13 @@ def test_each_turn_can_have_an_advantage_of_its_own(gradient, episodes, taught, 
     changes = {"credit": "turn", "baseline": "others", "scale": "none", "loss": "dr_grpo", "lambda_schema": 0.0}
     got, _ = gradient(micro_batch=micro_batch, **changes)
     assert (got - expected).norm() / expected.norm() < 1e-3
+
+
+def test_old_log_probabilities_are_those_of_all_rows_that_a_track_moves(gradient, episodes, taught, recipe, tmp_path):
+    """Of two updates they are computed before the first, whose ratios are 1, also where only the schema track moves."""
+    network, _ = load(taught, recipe.model)
+    expected = by_hand(network, episodes, over_tokens)
+    got, _ = gradient(updates_per_rollout=2, steps=2)
+    assert (got - expected).norm() / expected.norm() < 1e-3
+    curves = [json.loads(line) for line in (tmp_path / "run" / "curves.jsonl").read_text().splitlines()]
+    assert ["drift_max" in line for line in curves] == [True, False]  # the second update is meant to be away from it

@@ -1,0 +1,130 @@
+"""The forward and backward of a micro-batch: on rows that have weight, without padding, in parts that fit a memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from pipelines.config import Grpo
+from pipelines.training import packing, throughput
+from pipelines.training.plan import Plan
+from pipelines.training.row_selection import Forward, by_length, by_tokens, dense, moving, scatter, shares, sorting
+from pipelines.training.step import Pass, StepState
+
+LIKE_ROWS = 24  # rows of a forward with padding: the fewer, the more alike in length
+
+
+class TrainingPass(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer with another forward and backward: what the loss is, it leaves to others."""
+
+    plan: Plan
+    grpo: Grpo
+    step_state: StepState
+    beta: float
+
+    def prepare_networks(self) -> None:
+        """Let the networks attend over flat rows, where they can."""
+        for network in (self.model, self.ref_model):
+            if network is not None:
+                packing.prepare(self.accelerator.unwrap_model(network))
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """TRL's loss. Of a micro-batch that is cut into parts, all but the last have their backward here."""
+        *parts, last = self._parts(model, inputs)
+        loss: Tensor
+        before: float | Tensor = 0.0
+        for part, weight in parts:
+            with unsynchronised(self.accelerator, model):
+                loss = super().compute_loss(model, part, *args, **kwargs) * weight
+                self.accelerator.backward(loss)
+            before = before + loss.detach()
+        loss = super().compute_loss(model, last[0], *args, **kwargs)
+        return loss * last[1] + before
+
+    def _parts(self, model: Any, inputs: dict[str, Any]) -> list[tuple[dict[str, Any], float]]:
+        """A micro-batch in parts of `hardware.micro_tokens`, as many on every process, each with its weight.
+
+        A loss that is a mean over rows weighs a part by its rows; one over all tokens of a step has them in its count.
+        """
+        most = self.plan.recipe.hardware.micro_tokens
+        if most is None:
+            return [(inputs, 1.0)]
+        packs = packing.suits(self.accelerator.unwrap_model(model))
+        parts = by_tokens(inputs, moving(inputs, self.beta), most, packs)
+        total = sum(map(len, parts))
+        by_rows = self.grpo.loss in ("grpo", "dr_grpo")
+        weights = [len(rows) / total if by_rows else 1.0 for rows in parts]
+        missing = self._most(len(parts)) - len(parts)
+        parts, weights = [parts[0][:1]] * missing + parts, [0.0] * missing + weights
+        if len(parts) == 1:
+            return [(inputs, 1.0)]
+        return [
+            ({name: value[rows] if value.ndim else value for name, value in inputs.items()}, weight)
+            for rows, weight in zip(parts, weights, strict=True)
+        ]
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> Forward:
+        """The forward on rows that have weight: without padding, and what they begin with alike once.
+
+        Where the model cannot be packed it is TRL's own, on rows of like length.
+        """
+        current = self.step_state.current or Pass(self.step_state.old)
+        if current.kept is not None:
+            return current.kept
+        packs = packing.suits(self.accelerator.unwrap_model(model)) and not kwargs.get("compute_aux_loss")
+        size = min(batch_size or len(input_ids), len(input_ids) if packs else LIKE_ROWS)
+        compute = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
+        rows = torch.arange(len(input_ids), device=input_ids.device)
+        if current.rows is not None:
+            # One row at least keeps every process's backward alike.
+            rows = rows[current.rows] if current.rows.any() else rows[:1]
+        rows = rows[(sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
+        batches, repeats = shares(rows, -(-len(input_ids) // size))
+        forward = functools.partial(self._packed, model) if packs else functools.partial(dense, compute)
+        parts = [forward(input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
+        result = scatter(parts[: len(parts) - repeats], rows, len(input_ids))
+        for logps, _, _ in parts[len(parts) - repeats :]:
+            result = (result[0] + 0.0 * logps.sum(), *result[1:])  # part of the graph: its backward runs too
+        current.kept = result
+        return result
+
+    def _packed(self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int) -> Forward:
+        packed = packing.pack(input_ids, attention_mask, completion)
+        if self.step_state.current is not None:  # not the pass for the old log-probabilities, which has no backward
+            self.step_state.count(throughput.COMPUTED, packed.input_ids.numel())
+        with self.accelerator.autocast():
+            return packing.forward(model, packed, attention_mask[:, -completion:])
+
+    def _most(self, count: int) -> int:
+        """The largest of the processes' counts."""
+        if self.accelerator.num_processes == 1:
+            return count
+        counts: Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        return int(counts.max())
+
+
+@contextmanager
+def unsynchronised(accelerator: Any, model: Any) -> Iterator[None]:
+    """Inside, backwards add up gradients on each process by itself: the last one outside brings them together."""
+    state = accelerator.gradient_state
+    before = state.sync_gradients
+    with accelerator.no_sync(model):
+        state._set_sync_gradients(False)
+        try:
+            yield
+        finally:
+            state._set_sync_gradients(before)
