@@ -48,9 +48,9 @@ def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[st
 
 
 def by_tokens(inputs: Mapping[str, Tensor], moves: Tensor, most: int, shares: bool) -> list[Tensor]:
-    """The rows of a micro-batch in parts in each of which at most `most` tokens are computed, or one row.
+    """The rows of a micro-batch that are computed, in parts of at most `most` tokens, or of one row.
 
-    Rows that begin alike stay neighbours; those that move nothing, and are not computed, are in the last part.
+    Rows that begin alike stay neighbours.
 
     Args:
         moves: (B,) which rows move the policy.
@@ -59,7 +59,7 @@ def by_tokens(inputs: Mapping[str, Tensor], moves: Tensor, most: int, shares: bo
     ids, mask = _joined(inputs)
     rows = moves.nonzero().flatten()
     if not len(rows):
-        return [torch.arange(len(moves), device=moves.device)]
+        return [rows]
     rows = rows[sorting(ids[rows], mask[rows])]
     mask, ids = flush_left(mask[rows], ids[rows])
     lengths = mask.sum(1)
@@ -70,9 +70,15 @@ def by_tokens(inputs: Mapping[str, Tensor], moves: Tensor, most: int, shares: bo
         if tokens > most and place > starts[-1]:
             starts.append(place)
             tokens = length - 1
-    parts = list(torch.tensor_split(rows, starts[1:]))
-    parts[-1] = torch.cat([parts[-1], (~moves).nonzero().flatten()])
-    return parts
+    return list(torch.tensor_split(rows, starts[1:]))
+
+
+def only(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """The masks of a micro-batch in which only some of its rows have weight, on any track."""
+    masks = {"tool_mask": inputs.get("tool_mask", torch.ones_like(inputs["completion_mask"]))}
+    masks |= {name: inputs[name] for name in ("schema_mask",) if name in inputs}
+    inside = torch.zeros_like(inputs["completion_mask"][:, :1]).index_fill(0, rows, 1)  # (B, 1)
+    return {name: mask * inside for name, mask in masks.items()}
 
 
 def in_common(ids: Tensor, lengths: Tensor) -> Tensor:

@@ -14,7 +14,17 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from pipelines.config import Grpo
 from pipelines.training import packing, throughput
 from pipelines.training.plan import Plan
-from pipelines.training.row_selection import Forward, by_length, by_tokens, dense, moving, scatter, shares, sorting
+from pipelines.training.row_selection import (
+    Forward,
+    by_length,
+    by_tokens,
+    dense,
+    moving,
+    only,
+    scatter,
+    shares,
+    sorting,
+)
 from pipelines.training.step import Pass, StepState
 
 LIKE_ROWS = 24  # rows of a forward with padding: the fewer, the more alike in length
@@ -39,35 +49,28 @@ class TrainingPass(GRPOTrainer):  # type: ignore[misc]
         *parts, last = self._parts(model, inputs)
         loss: Tensor
         before: float | Tensor = 0.0
-        for part, weight in parts:
+        for part in parts:
             with unsynchronised(self.accelerator, model):
-                loss = super().compute_loss(model, part, *args, **kwargs) * weight
+                loss = super().compute_loss(model, part, *args, **kwargs)
                 self.accelerator.backward(loss)
             before = before + loss.detach()
-        loss = super().compute_loss(model, last[0], *args, **kwargs)
-        return loss * last[1] + before
+        loss = super().compute_loss(model, last, *args, **kwargs)
+        return loss + before
 
-    def _parts(self, model: Any, inputs: dict[str, Any]) -> list[tuple[dict[str, Any], float]]:
-        """A micro-batch in parts of `hardware.micro_tokens`, as many on every process, each with its weight.
+    def _parts(self, model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """A micro-batch in parts of `hardware.micro_tokens`, as many on every process: their losses add up to its own.
 
-        A loss that is a mean over rows weighs a part by its rows; one over all tokens of a step has them in its count.
+        Each has all rows, of which those of the other parts have no weight, and so no forward: TRL counts rows in some
+        losses, and exchanges numbers of each row between processes.
         """
         most = self.plan.recipe.hardware.micro_tokens
         if most is None:
-            return [(inputs, 1.0)]
+            return [inputs]
         packs = packing.suits(self.accelerator.unwrap_model(model))
         parts = by_tokens(inputs, moving(inputs, self.beta), most, packs)
-        total = sum(map(len, parts))
-        by_rows = self.grpo.loss in ("grpo", "dr_grpo")
-        weights = [len(rows) / total if by_rows else 1.0 for rows in parts]
-        missing = self._most(len(parts)) - len(parts)
-        parts, weights = [parts[0][:1]] * missing + parts, [0.0] * missing + weights
-        if len(parts) == 1:
-            return [(inputs, 1.0)]
-        return [
-            ({name: value[rows] if value.ndim else value for name, value in inputs.items()}, weight)
-            for rows, weight in zip(parts, weights, strict=True)
-        ]
+        count = self._most(len(parts))
+        parts += [parts[0][:0]] * (count - len(parts))
+        return [inputs] if count == 1 else [inputs | only(inputs, rows) for rows in parts]
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -220,12 +220,12 @@ def test_rows_are_cut_into_parts_by_the_tokens_that_are_computed(batch):
     def parts(*args):
         return [sorted(part.tolist()) for part in by_tokens(batch, moves, *args)]
 
-    assert parts(most, True) == [[1, 2], [0, 3]]
-    assert parts(most - 1, True) == [[2], [1], [0, 3]]
-    assert parts(most, False) == [[2], [1], [0, 3]]
-    assert parts(1000, True) == [[0, 1, 2, 3]]
+    assert parts(most, True) == [[1, 2], [0]]
+    assert parts(most - 1, True) == [[2], [1], [0]]
+    assert parts(most, False) == [[2], [1], [0]]
+    assert parts(1000, True) == [[0, 1, 2]]
     moves[:] = False
-    assert parts(1, True) == [[0, 1, 2, 3]]
+    assert parts(1, True) == [[]]
 
 
 def test_rows_that_cannot_move_the_policy_get_no_forward(make, batch):
