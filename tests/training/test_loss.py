@@ -144,10 +144,12 @@ def test_dual_track_is_the_sum_of_two_losses_each_over_its_own_tokens(make, batc
 def test_the_schema_track_counts_its_tokens_over_all_processes(make, batch, monkeypatch):
     """Gradients are averaged over processes, so with two of them each has twice its part of the mean."""
     trainer = make(lambda_schema=0.25)
+    batch["schema_advantages"] = batch["schema_advantages"].abs()
     logps = log_probabilities(trainer.model, batch).detach()
     alone = trainer._schema_loss(logps, batch).item()
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", property(lambda _: 2))
     assert trainer._schema_loss(logps, batch).item() == pytest.approx(2 * alone)
+    assert alone != 0.0
 
 
 def test_adding_the_advantages_first_would_be_wrong_off_policy(make, batch):
