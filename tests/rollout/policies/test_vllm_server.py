@@ -127,7 +127,7 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
     from pipelines.training import grpo
     from pipelines.training.plan import Plan
 
-    plugin = tmp_path / "drawing.py"
+    plugin = folder / "drawing.py"  # one for all: a name is registered once
     plugin.write_text(
         "import random\nfrom pipelines.registry import reward\n\n"
         "@reward('drawn')\ndef drawn(outcome):\n    return random.Random(str(outcome.trajectory.token_ids)).random()\n"
