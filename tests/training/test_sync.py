@@ -138,6 +138,24 @@ def test_a_server_that_cannot_read_the_weights_is_not_left_standing_still(server
     assert server.asked[-1][0] == "/resume"
 
 
+def test_the_only_server_may_come_back_before_it_takes_weights(trainer, server, tmp_path, monkeypatch):
+    """It is away at the first attempts, as one that is started again."""
+    call, calls = served._call, []
+
+    def late(url, body=None):
+        calls.append(url)
+        if len(calls) < 3:
+            raise served._Away(f"{url} does not answer", "")
+        return call(url, body)
+
+    monkeypatch.setattr(served, "_call", late)
+    monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
+    sync = WeightSync(to(server.url), tmp_path)
+    sync.push(trainer)
+    assert sync.places == [server.url]
+    assert [path for path, _ in server.asked] == ["/collective_rpc", "/reset_prefix_cache"]
+
+
 def test_a_server_that_is_away_gets_no_weights_and_is_not_asked(trainer, server, tmp_path, monkeypatch):
     monkeypatch.setattr(served.time, "sleep", lambda seconds: None)
     away = "http://127.0.0.1:9/v1"
@@ -151,7 +169,8 @@ def test_a_server_that_is_gone_is_tried_again_first(trainer, tmp_path, monkeypat
     monkeypatch.setattr(served.time, "sleep", waits.append)
     with pytest.raises(EndpointError, match="does not answer"):
         WeightSync(to("http://127.0.0.1:9"), tmp_path).push(trainer)
-    assert waits == [2.0, 4.0]
+    assert waits[:6] == [2.0, 4.0, 10.0, 2.0, 4.0, 10.0]  # it may be on its way back: ten minutes, and no longer
+    assert waits.count(10.0) == 60
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import http.client
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
+WAIT_S, WAITS = 10.0, 60  # for servers that are started again, when none is there to take weights
 ADAPTERS = "adapter_config.json"  # of a folder that holds low-rank adapters alone
 CLOSED = frozenset({403, 404, 405})  # of a server that is not started to take weights
 FAR = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
@@ -150,6 +152,11 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
 
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
         errors = dict(zip(servers, pool.map(load, servers), strict=True))
+        for _ in range(WAITS if step is not None else 0):
+            if not all(isinstance(error, _Away) for error in errors.values()):
+                break
+            time.sleep(WAIT_S)  # all of them may be on their way back
+            errors = dict(zip(servers, pool.map(load, servers), strict=True))
     for error in errors.values():
         if error is not None and isinstance(error, _Closed) is (step is not None):
             raise error
@@ -219,11 +226,7 @@ def models(url: str) -> list[str]:
     Raises:
         EndpointError: it does not answer.
     """
-    try:
-        with urllib.request.urlopen(f"{url}/models", timeout=TIMEOUT_S) as answer:
-            return [str(model["id"]) for model in json.load(answer)["data"]]
-    except OSError as error:
-        raise EndpointError(f"{url} does not answer: {error}", "Is it running?") from None
+    return [str(model["id"]) for model in json.loads(_call(f"{url}/models"))["data"]]
 
 
 def adapter_name(step: int) -> str:
@@ -241,22 +244,30 @@ class _Closed(EndpointError):
     """The server was not started to take weights."""
 
 
+class _Away(EndpointError):
+    """The server does not answer."""
+
+
 def _post(url: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
+    _call(url, json.dumps(body).encode())
+
+
+def _call(url: str, body: bytes | None = None) -> bytes:
+    """What a server answers; with a body it is a POST."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"} if body is not None else {})
     for attempt in range(ATTEMPTS):
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                answer.read()
-            return
+                content: bytes = answer.read()
+                return content
         except urllib.error.HTTPError as error:
             error.close()
             hint = "Start it with VLLM_SERVER_DEV_MODE=1, on a file system that holds the run's folder."
             kind = _Closed if error.code in CLOSED else EndpointError
             raise kind(f"{url} answers {error.code}", hint) from None
-        except (urllib.error.URLError, TimeoutError) as error:
+        except (OSError, http.client.HTTPException) as error:  # also one that dies while it answers
             if attempt == ATTEMPTS - 1:
                 hint = "Is it running? The run goes on from its last checkpoint when it is."
-                raise EndpointError(f"{url} does not answer: {error}", hint) from None
+                raise _Away(f"{url} does not answer: {error}", hint) from None
             time.sleep(BACKOFF_S * 2**attempt)
+    raise AssertionError("unreachable")

@@ -23,6 +23,7 @@ from pipelines.rollout.policies.served import Probe, models, step_of
 LIVE_PER_SERVER = 256  # vLLM's own default of sequences in a batch
 CONNECT_S = 10.0
 FAILOVER_S = 10.0  # of failures, after which a server is left when there are others
+RESTART_S = 600.0  # of failures of the only server, which may be started again meanwhile, after which the run ends
 MOST_STOPS = 4  # that a server takes; at others the turn is cut here
 OWN_KEYS = {
     "return_token_ids": True,
@@ -70,9 +71,12 @@ class VllmPolicy(Policy):
         self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint)))
         self.live = LIVE_PER_SERVER * len(servers)
         served = [_served(url) for url in servers]
-        haste: dict[str, Any] = {"retries": 2, "patience_s": FAILOVER_S} if len(servers) > 1 else {}
+        others = len(servers) > 1
+        patience: dict[str, Any] = (
+            {"retries": 2, "patience_s": FAILOVER_S} if others else {"retries": 12, "patience_s": RESTART_S}
+        )
         self._connections = {
-            url: Connection(Endpoint(base_url=url, model=model, **haste), url)
+            url: Connection(Endpoint(base_url=url, model=model, **patience), url)
             for url, (model, _) in zip(servers, served, strict=True)
         }
         self._up, self._probe, self._drawn = list(servers), probe, False
