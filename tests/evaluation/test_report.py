@@ -158,6 +158,19 @@ def test_a_run_that_broke_altogether_still_has_a_report() -> None:
     assert "nan" not in page.split("<style>")[0] + page.split("</style>")[1].split("<script")[0]
 
 
+def test_the_curves_that_matter_come_first_and_those_that_never_move_are_words() -> None:
+    steps = [
+        {"step": n, "clip_low": 0.0, "entropy": 0.2 + n, "turns": 1.5 + n, "ex": 0.1 * n, "reward": 2.0 * n}
+        for n in (1, 2)
+    ]
+    page = document(dataclasses.replace(report_data(questions=4, samples=0), curves={"GRPO": steps}))
+    shown = page.split('id="training"')[1].split("</section>")[0]
+    first, _, rest = shown.partition("<details><summary>1 more")
+    assert re.findall("<figcaption>(.*?)</figcaption>", first) == ["reward", "ex", "turns"]
+    assert re.findall("<figcaption>(.*?)</figcaption>", rest) == ["entropy"]
+    assert "The same at every step: clip low (0)." in rest
+
+
 def test_flips_and_verdicts_of_the_index_are_those_of_the_records() -> None:
     base = report_data(questions=10, samples=0)
     index = json.loads(re.search(r'id="index">(.*?)</script>', document(base), re.S)[1])  # type: ignore[index]

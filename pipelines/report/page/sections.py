@@ -16,6 +16,7 @@ from pipelines.report.page.svg import canvas, marker
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
 LETTERS = {"easy": "E", "medium": "M", "hard": "H", "extra": "X"}
+LEADING = ("reward", "ex", "ex_held_out", "turns", "loss", "accuracy")  # the curves of training that stand first
 ABOUT_ERRORS = {
     "hallucination": "names what does not exist",
     "schema_linking": "wrong or missing tables, columns",
@@ -315,24 +316,40 @@ def _difficulty(data: ReportData) -> Html:
 
 
 def _training(data: ReportData) -> Html:
-    stages = []
-    for style, (stage, rows) in enumerate((item for item in data.curves.items() if item[1]), 1):
-        names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
-        figures = [_curve(rows, name, style) for name in names]
-        stages.append(tag("h3", stage))
-        stages.append(tag("div", [figure for figure in figures if figure is not None], class_="multiples"))
+    trained = [(stage, rows) for stage, rows in data.curves.items() if rows]
+    stages = [_stage_curves(stage, rows, style) for style, (stage, rows) in enumerate(trained, 1)]
     words = f"Faint: every step. Firm: the mean of the last {SMOOTH} steps."
     reached = report_tables.thresholds(data)
     steps = _more(reached.title, table(reached, caption=False)) if reached.rows else None
     return section("training", "Training curves", tag("p", words, class_="about"), stages, steps)
 
 
-def _curve(rows: Sequence[Mapping[str, float]], name: str, style: int) -> Html | None:
-    """One number's curve; None for words, and for a number that is there once or is not finite."""
-    values = series(rows, name)
-    if len(values) < 2:
-        return None
-    return tag("figure", tag("figcaption", name.replace("_", " ")), charts.training_curve(values, name, style))
+def _stage_curves(stage: str, rows: Sequence[Mapping[str, float]], style: int) -> list[Child]:
+    """The curves that matter, the others behind a click, and in words those that never move."""
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    curves = {name: values for name in names if len(values := series(rows, name)) > 1}
+    moving = [name for name, values in curves.items() if len({y for _, y in values}) > 1]
+    first = [name for name in LEADING if name in moving]
+    rest = [name for name in moving if name not in first]
+    still = [f"{_plain(name)} ({digits.compact(curves[name][0][1])})" for name in curves if name not in moving]
+    return [
+        tag("h3", stage),
+        _multiples(first, curves, style),
+        _more(f"{len(rest)} more", _multiples(rest, curves, style)) if rest else None,
+        tag("p", f"The same at every step: {', '.join(still)}.", class_="about") if still else None,
+    ]
+
+
+def _multiples(names: Sequence[str], curves: Mapping[str, Sequence[tuple[float, float]]], style: int) -> Html:
+    figures = [
+        tag("figure", tag("figcaption", _plain(name)), charts.training_curve(curves[name], name, style))
+        for name in names
+    ]
+    return tag("div", figures, class_="multiples")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _slices(data: ReportData) -> Html:
