@@ -29,12 +29,22 @@ def plan(
     measured: Annotated[
         Path | None, typer.Option(help="The last line of benchmarks/gpu.py in a file: its throughput.")
     ] = None,
-    trained: Annotated[float | None, typer.Option(help="Tokens a second that one GPU trains on.")] = None,
-    decoded: Annotated[float | None, typer.Option(help="Tokens a second that one GPU samples.")] = None,
-    tokens: Annotated[float | None, typer.Option(help="Tokens of a mean episode, its prompt included.")] = None,
-    sampled: Annotated[float | None, typer.Option(help="Of these, those that the policy sampled.")] = None,
-    price: Annotated[float, typer.Option(help="Price of a GPU's hour.")] = 0.0,
-    questions: Annotated[int | None, typer.Option(help="Questions of GRPO, where the recipe counts epochs.")] = None,
+    trained: Annotated[
+        float | None, typer.Option(min=0.001, max=1e9, help="Tokens a second that one GPU trains on.")
+    ] = None,
+    decoded: Annotated[
+        float | None, typer.Option(min=0.001, max=1e9, help="Tokens a second that one GPU samples.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(min=1, max=1e7, help="Tokens of a mean episode, its prompt included.")
+    ] = None,
+    sampled: Annotated[
+        float | None, typer.Option(min=1, max=1e7, help="Of these, those that the policy sampled.")
+    ] = None,
+    price: Annotated[float, typer.Option(min=0, max=1e6, help="Price of a GPU's hour.")] = 0.0,
+    questions: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000_000, help="Questions of GRPO, where the recipe counts epochs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what training takes of each GPU: GiB by use, for 1 to 8 of them, and hours and price from a throughput.

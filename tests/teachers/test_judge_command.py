@@ -82,7 +82,8 @@ def test_teachers_that_are_always_right_measure_no_judge(
     tmp_path: Path, servers: Any, name_endpoint: Any, monkeypatch: Any, capsys: Any
 ) -> None:
     name_endpoint(servers(lambda messages: "2.0"))
-    oracle = [*world(2)[:4], f"store={tmp_path / 's'}", "--endpoint", "teacher"]
+    careful = "synthesis.teacher.guesses={}"
+    oracle = [*world(2)[:4], careful, f"store={tmp_path / 's'}", "--endpoint", "teacher"]
     code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *oracle)
     assert code == 2
     assert "are all right" in said
