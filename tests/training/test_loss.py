@@ -199,6 +199,36 @@ def test_every_loss_is_trls_own(make, batch, loss, level):
     assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
 
 
+@pytest.mark.parametrize(("loss", "micro_tokens"), [("dapo", None), ("grpo", 20)])
+@pytest.mark.filterwarnings("ignore")
+def test_the_penalty_on_leaving_the_reference_is_trls_own(make, batch, loss, micro_tokens):
+    """The reference is not the policy, and has the packed forward too; a row with an advantage of 0 is penalised."""
+    ours, plain = make(loss=loss, beta=0.5, micro_tokens=micro_tokens), make(plain=True, loss=loss, beta=0.5)
+    batch = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    batch["old_per_token_logps"] = drifted(plain.model, batch)
+    batch["advantages"][2] = 0.0
+    batch["tool_mask"][3] = 0
+    row = [torch.cat([batch[f"{part}_{name}"] for part in ("prompt", "completion")], 1) for name in ("ids", "mask")]
+    shapes, references, losses = [], [], []
+    for trainer in (ours, plain):
+        reference, generator = trainer.ref_model, torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for weight in reference.parameters():
+                weight += 0.05 * torch.randn(weight.shape, generator=generator)
+            reference.model.register_forward_pre_hook(
+                lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+            )
+            references.append(trainer._get_per_token_logps_and_entropies(reference, *row, COMPLETION)[0])
+        losses.append(trainer.compute_loss(trainer.model, batch | {"ref_per_token_logps": references[-1]}))
+        losses[-1].backward()
+    # 15 + 10 + 12 + 9 tokens, without the 5 and the 6 that rows with one prompt bring once.
+    assert shapes == [(1, 35), (ROWS, PROMPT + COMPLETION)]
+    assert torch.allclose(references[0], references[1] * batch["completion_mask"], atol=1e-5)
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    expected = gradients(plain.model)
+    assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
+
+
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "cispo"])
 def test_parts_of_a_micro_batch_add_up_to_it(make, batch, loss):
     """Row 0 has 15 tokens to compute; rows 1 and 2 have 16 together, for they share 7; row 3 moves nothing."""
