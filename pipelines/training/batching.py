@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines.errors import RecipeError
 
+LIKE_ROWS = 24  # rows of one of GRPO's forwards with padding: the fewer, the more alike in length
 WINDOW = 8  # micro-batches that are sorted together: padding stays low, and a batch still mixes the dataset
 
 
@@ -21,8 +22,13 @@ def split_batch(batch: int, micro_batch: int, processes: int) -> tuple[int, int]
     if batch % processes:
         raise RecipeError(f"a batch of {batch} cannot be shared by {processes} processes", "Make it a multiple.")
     share = batch // processes
-    micro = max(size for size in range(1, min(micro_batch, share) + 1) if share % size == 0)
+    micro = micro_rows(share, micro_batch)
     return micro, share // micro
+
+
+def micro_rows(share: int, micro_batch: int) -> int:
+    """Samples of a micro-batch: at most `micro_batch`, and as many in each of a process's share of a batch."""
+    return max(size for size in range(1, min(micro_batch, share) + 1) if share % size == 0)
 
 
 def steps(samples: int, epochs: float, batch: int) -> int:

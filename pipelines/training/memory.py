@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pipelines.config import Model, Recipe
 from pipelines.errors import DataError, ResourceError
+from pipelines.training.batching import LIKE_ROWS, micro_rows
 
 Way = Literal["full", "zero2", "zero3", "lora"]
 TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
@@ -35,6 +36,7 @@ class Shape:
     head: int  # size of one head
     bias: bool = False  # of queries, keys and values (Qwen2)
     norms: bool = False  # of queries and keys (Qwen3)
+    window: bool = False  # whether some layer attends over the last tokens only: its rows cannot be packed
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
@@ -115,7 +117,17 @@ def _read(config: dict[str, Any]) -> Shape:
         head=config.get("head_dim") or hidden // heads,
         bias=config.get("model_type") == "qwen2",
         norms=config.get("model_type") == "qwen3",
+        window=_window(config),
     )
+
+
+def _window(config: dict[str, Any]) -> bool:
+    """Whether `packing.suits` will refuse the model; Qwen's windows are off unless its configuration turns them on."""
+    kinds = config.get("layer_types")
+    if kinds:
+        return set(kinds) != {"full_attention"}
+    is_on = config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3"))
+    return bool(is_on) and config.get("sliding_window") is not None
 
 
 @dataclass(frozen=True)
@@ -125,12 +137,15 @@ class Setup:
     Attributes:
         way: all weights on each GPU, shared out by DeepSpeed, or adapters alone.
         gpus: processes that train together.
-        rows: episodes of one micro-batch, which is one forward; what they begin with alike is not taken off.
-        tokens: most tokens of an episode.
+        rows: episodes of one micro-batch; what they begin with alike is not taken off.
+        tokens: most tokens of an episode; all are taken to have as many.
         slots: episodes that are decoded together in the training process; 0 where servers do it.
         half: whether products are in bfloat16.
         rank: of the adapters.
         sent: whether adapters are merged into a copy of the base, for servers of one's own that load no adapters.
+        most: tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None where it is not cut.
+        padded_rows: of one forward of a model that cannot be packed; None where a forward has the whole micro-batch.
+        reference: whether a second network is there, which the policy is not to leave (`grpo.beta`).
     """
 
     way: Way
@@ -141,6 +156,22 @@ class Setup:
     half: bool
     rank: int = 0
     sent: bool = False
+    most: int | None = None
+    padded_rows: int | None = None
+    reference: bool = False
+
+    @property
+    def backward(self) -> int:
+        """Tokens whose layers' inputs are kept until one backward: of a micro-batch, or of a part of it."""
+        whole = self.rows * self.tokens
+        is_cut = self.most is not None and self.way in ("full", "lora")  # DeepSpeed counts micro-batches
+        return min(whole, max(self.most or 0, self.tokens)) if is_cut else whole
+
+    @property
+    def padded(self) -> int:
+        """Tokens of one forward where the rows of a backward have several, as many for each of its parts."""
+        rows, forwards = -(-self.backward // self.tokens), -(-self.rows // (self.padded_rows or self.rows))
+        return min(self.backward, -(-rows // forwards) * self.tokens)
 
 
 @dataclass(frozen=True)
@@ -148,7 +179,7 @@ class Memory:
     """Bytes on each GPU by what they are for; what is not needed at the same time is not added up."""
 
     weights: int
-    copies: int  # of the weights, in bfloat16 for products, or merged for servers
+    copies: int  # of the weights, in bfloat16 for products, or merged for servers; and the reference model's
     gradients: int
     optimizer: int
     activations: int
@@ -176,12 +207,20 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
             way = "zero2" if name == "zero2" else "zero3"
     half, rank = recipe.model.compute_dtype == "bfloat16", lora.rank if lora is not None else 0
     if kind == "sft":
-        rows = min(recipe.sft.micro_batch, max(1, recipe.sft.batch // gpus))
+        rows = micro_rows(max(1, recipe.sft.batch // gpus), recipe.sft.micro_batch)
         return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank)
     grpo, served = recipe.grpo, recipe.rollout.policy != "transformers"
-    rows = min(grpo.micro_batch, max(1, grpo.questions_per_step * grpo.group // gpus))
-    slots = 0 if served else min(recipe.rollout.slots, max(1, grpo.questions_per_step * grpo.group // gpus))
-    return Setup(way, gpus, rows, grpo.sampling.episode_tokens, slots, half, rank, bool(recipe.rollout.servers))
+    share = max(1, grpo.questions_per_step * grpo.group // gpus)
+    return Setup(
+        *(way, gpus, micro_rows(share, grpo.micro_batch), grpo.sampling.episode_tokens),
+        slots=0 if served else min(recipe.rollout.slots, share),
+        half=half,
+        rank=rank,
+        sent=bool(recipe.rollout.servers),
+        most=hardware.micro_tokens,
+        padded_rows=LIKE_ROWS,
+        reference=grpo.beta != 0,
+    )
 
 
 def estimate(shape: Shape, how: Setup) -> Memory:
@@ -194,10 +233,10 @@ def estimate(shape: Shape, how: Setup) -> Memory:
         2 * shape.parameters if how.way == "zero3" and how.slots else 0
     )  # each process decodes with whole weights
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
-    tokens = how.rows * how.tokens
+    forward = how.padded if shape.window else how.backward
     return Memory(
-        *(weights, copies, gradients, optimizer),
-        activations=tokens * (shape.layers * shape.hidden * residual + _layer(shape, wide, residual)),
+        *(weights, copies + how.reference * _reference(shape, how), gradients, optimizer),
+        activations=how.backward * shape.layers * shape.hidden * residual + forward * _layer(shape, wide, residual),
         logits=max(TILE, decoded),
         cache=keys + gathered,
     )
@@ -217,6 +256,12 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
         return 2 * count, 0, 2 * count, 16 * count // gpus
     largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
     return 2 * count // gpus, 4 * largest, 0, 16 * count // gpus
+
+
+def _reference(shape: Shape, how: Setup) -> int:
+    """Bytes of the reference model. ZeRO-2 does not share it out; a policy with adapters is its own without them."""
+    count = shape.parameters
+    return {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus, "lora": 0}[how.way]
 
 
 def _layer(shape: Shape, wide: int, residual: int) -> int:
@@ -250,5 +295,9 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int) -
         )
     if memory.peak <= total:
         return None
-    knob = "sft.micro_batch" if kind == "sft" else "grpo.micro_batch, rollout.slots or grpo.sampling.episode_tokens"
+    knob = (
+        "sft.micro_batch"
+        if kind == "sft"
+        else "hardware.micro_tokens, grpo.micro_batch, rollout.slots or grpo.sampling.episode_tokens"
+    )
     return f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU's {gib:.0f}: lower {knob} if memory is full"

@@ -13,6 +13,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from pipelines.config import Grpo
 from pipelines.training import packing, throughput
+from pipelines.training.batching import LIKE_ROWS
 from pipelines.training.plan import Plan
 from pipelines.training.row_selection import (
     Forward,
@@ -26,8 +27,6 @@ from pipelines.training.row_selection import (
     sorting,
 )
 from pipelines.training.step import Pass, StepState
-
-LIKE_ROWS = 24  # rows of a forward with padding: the fewer, the more alike in length
 
 
 class TrainingPass(GRPOTrainer):  # type: ignore[misc]

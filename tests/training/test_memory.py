@@ -1,6 +1,7 @@
 """Bytes on a GPU: by hand for weights and optimiser, and counted on a CPU for activations."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,51 @@ def test_what_is_not_needed_at_the_same_time_is_not_added_up() -> None:
     assert estimate(SEVEN, how("lora", rank=32, slots=256)).peak > alone.peak
 
 
+INPUTS = 28 * 3584 * 4  # bytes of a token: what each layer keeps of it
+LAYER = 2 * 4 * 3584 + 2 * (4 * 3584 + 3 * 3584 + 4 * 512 + 4 * 18944)  # and while one of them is computed again
+
+
+def test_a_micro_batch_is_one_forward_which_micro_tokens_cut() -> None:
+    """32 episodes of 4,096 tokens; in parts of 16,384, and of one episode where a part would be shorter."""
+
+    def activations(way: memory.Way = "full", **changes: object) -> int:
+        return estimate(SEVEN, how(way, rows=32, padded_rows=24, **changes)).activations
+
+    assert activations() == 32 * 4096 * (INPUTS + LAYER)
+    assert activations(most=16_384) == 16_384 * (INPUTS + LAYER)
+    assert activations(most=1000) == 4096 * (INPUTS + LAYER)
+    assert activations(most=10**6) == activations()
+    assert activations("zero2", gpus=8, most=16_384) == activations("zero2", gpus=8)  # refused there
+
+
+def test_models_that_cannot_be_packed_compute_few_rows_at_a_time_and_keep_what_all_of_them_began_with() -> None:
+    """32 rows are two forwards of 16, whose backward is one; a part of 4 rows is two forwards of 2."""
+    window, base = replace(SEVEN, window=True), how("full", rows=32, padded_rows=24)
+    assert estimate(window, base).activations == 32 * 4096 * INPUTS + 16 * 4096 * LAYER
+    assert estimate(window, replace(base, most=16_384)).activations == 16_384 * INPUTS + 2 * 4096 * LAYER
+    sft = replace(base, padded_rows=None)
+    assert estimate(window, sft).activations == estimate(SEVEN, sft).activations == 32 * 4096 * (INPUTS + LAYER)
+
+
+def test_a_recipe_says_what_a_micro_batch_is() -> None:
+    """768 episodes of a step in micro-batches of at most 20, all of as many: 16, also of 96 on each of eight GPUs."""
+    changes = ["grpo.micro_batch=20", "hardware.micro_tokens=16384", "grpo.beta=0.04", "sft.batch=32"]
+    recipe = recipes.load("sql_trail", [*changes, "sft.micro_batch=12"])
+    for gpus in (1, 8):
+        mine = memory.setup(recipe, "grpo", gpus)
+        assert (mine.rows, mine.most, mine.padded_rows, mine.reference) == (16, 16_384, 24, True)
+    sft = memory.setup(recipe, "sft", 1)
+    assert (sft.rows, sft.most, sft.padded_rows, sft.reference) == (8, None, None, False)
+
+
+def test_a_reference_model_is_a_second_network_unless_there_are_adapters() -> None:
+    def more(way: memory.Way, gpus: int) -> int:
+        used, alone = (estimate(SEVEN, how(way, gpus, rank=32, reference=value)) for value in (True, False))
+        return used.copies - alone.copies
+
+    assert [more("full", 1), more("zero2", 8), more("zero3", 8), more("lora", 1)] == [4 * P, 2 * P, P // 4, 0]
+
+
 @pytest.mark.parametrize(("half", "error"), [(False, 0.1), (True, 0.2)])
 def test_one_block_keeps_about_what_is_counted_on_a_cpu(half: bool, error: float) -> None:
     """What the forward of 1,024 tokens keeps for its backward, in the two layers by which two networks differ."""
@@ -104,7 +150,7 @@ def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told() -> No
     assert memory.check(lora, "grpo", 200 * 10**9, 1) is None
     told = memory.check(lora, "grpo", 80 * 10**9, 1)
     assert told is not None
-    assert "lower grpo.micro_batch" in told
+    assert "lower hardware.micro_tokens, grpo.micro_batch" in told
 
 
 def test_the_training_process_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch) -> None:
@@ -120,7 +166,9 @@ def test_the_shape_of_a_folder_is_read_there(tmp_path) -> None:
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "model_type": "llama"}))
     # Embeddings and head 2 * 6,400, each block 4 * 4,096 + 3 * 6,144 + 2 * 64, and the last norm.
-    assert memory.shape_of(Model(source=str(tmp_path))).parameters == 12_800 + 2 * 34_944 + 64
+    shape = memory.shape_of(Model(source=str(tmp_path)))
+    assert shape.parameters == 12_800 + 2 * 34_944 + 64
+    assert not shape.window
     with pytest.raises(DataError, match="shape of no/such is not known"):
         memory.shape_of(Model(source="no/such"))
     assert memory.shape_of(Model()).hidden == 128

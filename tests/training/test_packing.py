@@ -9,7 +9,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from pipelines.training import packing
+from pipelines.config import Model
+from pipelines.training import memory, packing
 from pipelines.training.row_selection import moving, regroup
 
 SIZES = {
@@ -162,16 +163,19 @@ def test_micro_batches_hold_what_begins_alike():
     ("config", "suits"),
     [
         (LlamaConfig(**SIZES), True),
+        (Qwen3Config(**SIZES, use_sliding_window=False, sliding_window=4), True),
         (MistralConfig(**SIZES, sliding_window=None), True),
         (MistralConfig(**SIZES, sliding_window=4), False),
         (Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1), False),
     ],
-    ids=["llama", "mistral", "window", "window in some layers"],
+    ids=["llama", "window turned off", "mistral", "window", "window in some layers"],
 )
-def test_only_attention_over_all_that_came_before_can_be_flat(config, suits):
+def test_only_attention_over_all_that_came_before_can_be_flat(config, suits, tmp_path):
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
     assert packing.suits(network) == suits
+    config.save_pretrained(tmp_path)
+    assert memory.shape_of(Model(source=str(tmp_path))).window != suits
     if suits:
         agrees(network, ROWS)
     else:
