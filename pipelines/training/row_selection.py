@@ -47,21 +47,19 @@ def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[st
     ]
 
 
-def by_tokens(inputs: Mapping[str, Tensor], moves: Tensor, most: int, shares: bool) -> list[Tensor]:
-    """The rows of a micro-batch that are computed, in parts of at most `most` tokens, or of one row.
+def by_tokens(input_ids: Tensor, attention_mask: Tensor, rows: Tensor, most: int, shares: bool) -> list[Tensor]:
+    """Some `rows` of a batch (B, T), in parts of at most `most` tokens, or of one row.
 
     Rows that begin alike stay neighbours.
 
     Args:
-        moves: (B,) which rows move the policy.
+        rows: (R,) which of the batch's.
         shares: whether what rows begin with is computed once.
     """
-    ids, mask = _joined(inputs)
-    rows = moves.nonzero().flatten()
     if not len(rows):
         return [rows]
-    rows = rows[sorting(ids[rows], mask[rows])]
-    mask, ids = flush_left(mask[rows], ids[rows])
+    rows = rows[sorting(input_ids[rows], attention_mask[rows])]
+    mask, ids = flush_left(attention_mask[rows], input_ids[rows])
     lengths = mask.sum(1)
     n_shared = in_common(ids, lengths) if shares else torch.zeros_like(lengths)
     starts, tokens = [0], 0
@@ -88,7 +86,7 @@ def in_common(ids: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), alike.cumprod(1).sum(1)])
 
 
-def _joined(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def joined(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Prompts and completions of a batch, (B, P + C): their tokens, and which are there."""
     ids, mask = (
         torch.cat([inputs[f"{part}_{name}"] for part in ("prompt", "completion")], 1) for name in ("ids", "mask")

@@ -20,6 +20,7 @@ from pipelines.training.row_selection import (
     by_length,
     by_tokens,
     dense,
+    joined,
     moving,
     only,
     scatter,
@@ -66,7 +67,7 @@ class TrainingPass(GRPOTrainer):  # type: ignore[misc]
         if most is None:
             return [inputs]
         packs = packing.suits(self.accelerator.unwrap_model(model))
-        parts = by_tokens(inputs, moving(inputs, self.beta), most, packs)
+        parts = by_tokens(*joined(inputs), moving(inputs, self.beta).nonzero().flatten(), most, packs)
         count = self._most(len(parts))
         parts += [parts[0][:0]] * (count - len(parts))
         return [inputs] if count == 1 else [inputs | only(inputs, rows) for rows in parts]
@@ -94,8 +95,13 @@ class TrainingPass(GRPOTrainer):  # type: ignore[misc]
         if current.rows is not None:
             # One row at least keeps every process's backward alike.
             rows = rows[current.rows] if current.rows.any() else rows[:1]
-        rows = rows[(sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
-        batches, repeats = shares(rows, -(-len(input_ids) // size))
+        most = self.plan.recipe.hardware.micro_tokens
+        if most is not None and self.step_state.current is None:  # a loss is given a part that is cut already
+            batches, repeats = by_tokens(input_ids, attention_mask, rows, most, packs), 0  # no backward: none waits
+            rows = torch.cat(batches)
+        else:
+            rows = rows[(sorting if packs else by_length)(input_ids[rows], attention_mask[rows])]
+            batches, repeats = shares(rows, -(-len(input_ids) // size))
         forward = functools.partial(self._packed, model) if packs else functools.partial(dense, compute)
         parts = [forward(input_ids[part], attention_mask[part], logits_to_keep) for part in batches]
         result = scatter(parts[: len(parts) - repeats], rows, len(input_ids))

@@ -15,7 +15,7 @@ from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.losses import sampler_weights
 from pipelines.training.optim import MuonAdamW
 from pipelines.training.plan import Plan
-from pipelines.training.row_selection import by_tokens, moving
+from pipelines.training.row_selection import by_tokens, joined, moving
 from pipelines.training.step import StepState
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10
@@ -221,8 +221,10 @@ def test_the_penalty_on_leaving_the_reference_is_trls_own(make, batch, loss, mic
             references.append(trainer._get_per_token_logps_and_entropies(reference, *row, COMPLETION)[0])
         losses.append(trainer.compute_loss(trainer.model, batch | {"ref_per_token_logps": references[-1]}))
         losses[-1].backward()
-    # 15 + 10 + 12 + 9 tokens, without the 5 and the 6 that rows with one prompt bring once.
-    assert shapes == [(1, 35), (ROWS, PROMPT + COMPLETION)]
+    # Rows 0 and 3 have 15 + 9 tokens, of which 5 are shared; rows 1 and 2 have 10 + 12, of which 6 are.
+    *packed, padded = shapes
+    assert sorted(packed) == ([(1, 35)] if micro_tokens is None else [(1, 16), (1, 19)])
+    assert padded == (ROWS, PROMPT + COMPLETION)
     assert torch.allclose(references[0], references[1] * batch["completion_mask"], atol=1e-5)
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     expected = gradients(plain.model)
@@ -250,7 +252,7 @@ def test_rows_are_cut_into_parts_by_the_tokens_that_are_computed(batch):
     most = 12 + 4  # row 2 without its last token, and of row 1, which is 11 tokens, what follows the 7 that they share
 
     def parts(*args):
-        return [sorted(part.tolist()) for part in by_tokens(batch, moves, *args)]
+        return [sorted(part.tolist()) for part in by_tokens(*joined(batch), moves.nonzero().flatten(), *args)]
 
     assert parts(most, True) == [[1, 2], [0]]
     assert parts(most - 1, True) == [[2], [1], [0]]
