@@ -57,7 +57,8 @@ def test_grpo_raises_the_reward(plan):
     grpo.train(made, datafile.examples(made.data), silent)
     assert all(line["drift_max"] < 1e-3 for line in curves(made))
     rewards = [line["reward"] for line in curves(made)]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.15
+    # Ten steps are 240 episodes, so their mean has a standard error of some 0.03: twice that of the difference is 0.09.
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.09
 
 
 def test_sft_tells_how_much_of_its_batches_is_padding(plan, trajectories):
