@@ -12,9 +12,8 @@ from tasks import mirror
 from tasks.tracking import Tracker
 
 
-@pytest.mark.slow  # MLflow makes its tables
+@pytest.mark.services  # of the package wandb, which README's test command does not install
 def test_what_goes_to_mlflow_goes_to_the_named_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
     monkeypatch.setenv(mirror.SWITCH, "agents")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
