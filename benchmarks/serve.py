@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import sqlite3
 import statistics
 import subprocess
@@ -36,6 +35,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pipelines.processes import free_port  # noqa: E402
 from tests.sql.servers import Cluster, binaries, children, make_reader  # noqa: E402
 
 ROWS = 2_000
@@ -172,13 +172,6 @@ def wait(url: str) -> None:
                     return
             time.sleep(0.1)
     raise SystemExit("the server did not start")
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from pipelines.report.page.html import Html, tag
 from pipelines.report.page.svg import Frame, Scale, around, axis_x, canvas, marker, text
 from pipelines.stages import graph
 from pipelines.store import Store
+from pipelines.types import read_lines
 
 DOCS = Path(__file__).resolve().parent
 PAGE, DATA, IMAGES = DOCS / "laboratory.md", DOCS / "laboratory.csv", DOCS / "images" / "laboratory"
@@ -103,8 +103,7 @@ def _trainings(cells: Sequence[sweeping.Cell], store: Store) -> dict[Path, float
         for step in graph.plan(cell.recipe, store):
             timing = step.folder / "timing.jsonl"
             if step.kind in ("sft", "grpo") and timing.is_file():
-                lines = timing.read_text(encoding="utf-8").splitlines()
-                spent[step.folder] = sum(json.loads(line)["cpu_seconds"] for line in lines)
+                spent[step.folder] = sum(line["cpu_seconds"] for _, line in read_lines(timing))
     return spent
 
 

@@ -146,13 +146,11 @@ def _most(shape: Any, how: Setup, size: int) -> int:
 
 
 def _steps(grpo: Grpo, questions: int | None) -> int:
-    if grpo.epochs is None:
-        return grpo.steps
-    if questions is None:
-        raise UserError("the recipe counts epochs of GRPO", "Say how many questions there are: --questions.")
-    from math import ceil
+    from pipelines.training.batching import grpo_steps
 
-    return ceil(grpo.epochs * questions / grpo.questions_per_step) * grpo.updates_per_rollout
+    if grpo.epochs is not None and questions is None:
+        raise UserError("the recipe counts epochs of GRPO", "Say how many questions there are: --questions.")
+    return grpo_steps(grpo, questions or 0)
 
 
 def hours(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 number = 0  # of this process among those that share a stage's shards
@@ -20,3 +24,32 @@ def die_with_parent(parent: int, sign: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign)
     if os.getppid() != parent:
         os.kill(os.getpid(), sign)
+
+
+@contextmanager
+def on_sigterm(act: Callable[[], None], once: bool = False) -> Iterator[None]:
+    """Inside, SIGTERM calls `act` and does not end this process; where `once`, a second SIGTERM ends it.
+
+    In another thread than the main one nothing changes, for Python lets no other thread set a handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(*_: object) -> None:
+        act()
+        if once:
+            signal.signal(signal.SIGTERM, before)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 
 from pipelines.errors import ResourceError
-from pipelines.processes import die_with_parent
+from pipelines.processes import die_with_parent, free_port
 
 STARTUP_S = 180.0  # 20 s, Prefect's own default, failed on a loaded machine
 
@@ -35,7 +34,7 @@ def prefect_server() -> Iterator[None]:
     if PREFECT_API_URL.value():
         yield
         return
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     parent = os.getpid()
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
@@ -71,12 +70,6 @@ def _drain() -> None:
 
     APILogHandler().flush()
     EventsWorker.drain_all(timeout=10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:

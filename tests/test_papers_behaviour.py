@@ -221,12 +221,12 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypat
 
 
 def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
-    from pipelines.training.grpo import steps
+    from pipelines.training.batching import grpo_steps
 
-    assert steps(load("reasoning_sql").grpo, 8026) == 753
-    assert steps(load("trust_sql").grpo, 11_642) == 1092
-    assert steps(Grpo(epochs=0.5, questions_per_step=16, updates_per_rollout=2), 100) == 8
-    assert steps(Grpo(steps=7), 100) == 7
+    assert grpo_steps(load("reasoning_sql").grpo, 8026) == 753
+    assert grpo_steps(load("trust_sql").grpo, 11_642) == 1092
+    assert grpo_steps(Grpo(epochs=0.5, questions_per_step=16, updates_per_rollout=2), 100) == 8
+    assert grpo_steps(Grpo(steps=7), 100) == 7
 
 
 def test_every_teacher_of_a_mix_can_answer_everything(example: Example, tmp_path: Path) -> None:

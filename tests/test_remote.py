@@ -68,7 +68,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A real S3 server of moto on a port of its own, with a bucket."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
-    from .services.conftest import free_port
+    from pipelines.processes import free_port
 
     port = free_port()
     for name, value in {

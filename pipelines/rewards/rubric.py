@@ -74,8 +74,9 @@ class Rubric:
             entry = REWARDS[term.term]
             if entry.wrong is None or entry.right is None:
                 return None
-            worst, best = (term.weight * value for value in entry.right), (term.weight * value for value in entry.wrong)
-            margin += min(worst) - max(best)
+            right = min(term.weight * value for value in entry.right)
+            wrong = max(term.weight * value for value in entry.wrong)
+            margin += right - wrong
         return margin
 
 

@@ -14,6 +14,7 @@ from pipelines.rollout.policies.making import device
 from pipelines.stages.fingerprints import asked
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
 from pipelines.training import combinations
+from pipelines.training.combinations import IN_PROCESS
 
 
 def check(recipe: Recipe, steps: Sequence[Step]) -> None:
@@ -49,7 +50,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         )
     decodes = any(name == "difficulty" or name.startswith("evaluate") for name in missing)
     trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
-    if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == "transformers")):
+    if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == IN_PROCESS)):
         device(recipe, 0)
     can_serve = POLICIES[recipe.rollout.policy].can_serve
     if can_serve is not None and (decodes or "grpo" in missing):

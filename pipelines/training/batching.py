@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipelines.config import Grpo
 from pipelines.errors import RecipeError
 
 LIKE_ROWS = 24  # rows of one of GRPO's forwards with padding: the fewer, the more alike in length
@@ -34,6 +35,13 @@ def micro_rows(share: int, micro_batch: int) -> int:
 def steps(samples: int, epochs: float, batch: int) -> int:
     """Optimiser steps of a run: at least one."""
     return max(1, math.floor(samples * epochs / batch))
+
+
+def grpo_steps(grpo: Grpo, questions: int) -> int:
+    """Optimiser steps of GRPO over so many questions: those of its epochs, or as many as it says."""
+    if grpo.epochs is None:
+        return grpo.steps
+    return math.ceil(grpo.epochs * questions / grpo.questions_per_step) * grpo.updates_per_rollout
 
 
 def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import datasets
 from trl.trainer.grpo_config import GRPOConfig
 
-from pipelines.config import Grpo, Recipe
+from pipelines.config import Recipe
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.errors import DataError, RecipeError
 from pipelines.registry import POLICIES
@@ -126,13 +125,6 @@ def _sync(plan: Plan) -> WeightSync | None:
     return WeightSync(lambda folder, step: give(str(folder), recipe, step), plan.out, alone)
 
 
-def steps(grpo: Grpo, questions: int) -> int:
-    """Optimiser steps of a run over so many questions: those of its epochs, or as many as it says."""
-    if grpo.epochs is None:
-        return grpo.steps
-    return math.ceil(grpo.epochs * questions / grpo.questions_per_step) * grpo.updates_per_rollout
-
-
 def arguments(plan: Plan, questions: int) -> GRPOConfig:
     """TRL's configuration of a recipe's `grpo` section, for a run over so many questions."""
     grpo = plan.recipe.grpo
@@ -141,7 +133,7 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
     # A checkpoint between two updates of one generation would lose its rollouts: save after the last of them.
     save_steps = -(-grpo.save_steps // grpo.updates_per_rollout) * grpo.updates_per_rollout
     return GRPOConfig(
-        **settings.common(plan, steps(grpo, questions), save_steps),
+        **settings.common(plan, batching.grpo_steps(grpo, questions), save_steps),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
@@ -161,6 +153,6 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
 def _dataset(plan: Plan, examples: Sequence[Example]) -> datasets.Dataset:
     """The ids of every generation's questions, in order: one pass over it is the whole run."""
     grpo = plan.recipe.grpo
-    generations = -(-steps(grpo, len(examples)) // grpo.updates_per_rollout)
+    generations = -(-batching.grpo_steps(grpo, len(examples)) // grpo.updates_per_rollout)
     order = batching.schedule(len(examples), grpo.questions_per_step, generations, plan.recipe.seed, grpo.order)
     return datasets.Dataset.from_dict({"prompt": [examples[index].id for index in order]})

@@ -19,7 +19,7 @@ from pipelines.training import advantages, credit, losses, settings, throughput
 from pipelines.training.ahead import Ahead
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
-from pipelines.training.row_selection import Forward, moving, regroup
+from pipelines.training.row_selection import Forward, joined, moving, regroup
 from pipelines.training.step import Pass, StepState
 from pipelines.training.sync import WeightSync
 from pipelines.training.training_pass import TrainingPass
@@ -168,8 +168,7 @@ class GrpoTrainer(settings.Common, TrainingPass):
         """The forward of a micro-batch, which TRL's loss then finds done."""
         return self._get_per_token_logps_and_entropies(
             model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            *joined(inputs),
             inputs["completion_ids"].size(1),
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,

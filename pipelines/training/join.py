@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from pipelines.errors import UserError
+from pipelines.processes import on_sigterm
 from pipelines.training import launch
 from pipelines.training.plan import PLAN, STOP, Plan
 
@@ -54,7 +55,7 @@ def follow(path: Path, launcher: list[str]) -> bool:
     """Train with the first machine; whether the run was asked to stop meanwhile."""
     plan = Plan.model_validate_json(path.read_text(encoding="utf-8"))
     stop = path.parent / STOP
-    with launch.asks_to_stop(stop):
+    with on_sigterm(stop.touch, once=True):
         guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
         command = [*guard, *launcher, "-m", launch.CHILD, str(path)]
         code = subprocess.run(command, env=launch.environment(plan), check=False).returncode

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from pipelines import errors
 from pipelines.errors import ResourceError, TrainingError
+from pipelines.processes import on_sigterm
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
 
@@ -64,7 +65,8 @@ def train(
     lines: Lines = queue.Queue()
     pumps = [_pump(*stream, lines) for stream in (("out", child.stdout), ("err", child.stderr))]
     try:
-        with (folder / LOG).open("w", encoding="utf-8") as log, asks_to_stop(folder / STOP):
+        with (folder / LOG).open("w", encoding="utf-8") as log, on_sigterm((folder / STOP).touch, once=True):
+            # launchers would kill their workers soon after a SIGTERM; the file lets them end their step
             last = _follow(lines, log, on_metrics, silence_s)
     finally:
         _stop(child)
@@ -114,24 +116,6 @@ def environment(plan: Plan) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
-
-
-@contextlib.contextmanager
-def asks_to_stop(file: Path) -> Iterator[None]:
-    """Inside, the first SIGTERM becomes a file, for launchers would kill their workers soon; the second one ends us."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets no other thread set a handler: who runs us there ends the child
-        return
-
-    def ask(*_: Any) -> None:
-        file.touch()
-        signal.signal(signal.SIGTERM, before)
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _pump(name: str, stream: IO[str] | None, lines: Lines) -> threading.Thread:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pipelines.config import Model, Recipe
 from pipelines.errors import DataError, ResourceError
 from pipelines.training.batching import LIKE_ROWS, micro_rows
+from pipelines.training.combinations import IN_PROCESS
 
 Way = Literal["full", "zero2", "zero3", "lora"]
 TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
@@ -209,7 +210,7 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     if kind == "sft":
         rows = micro_rows(max(1, recipe.sft.batch // gpus), recipe.sft.micro_batch)
         return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank)
-    grpo, served = recipe.grpo, recipe.rollout.policy != "transformers"
+    grpo, served = recipe.grpo, recipe.rollout.policy != IN_PROCESS
     share = max(1, grpo.questions_per_step * grpo.group // gpus)
     return Setup(
         *(way, gpus, micro_rows(share, grpo.micro_batch), grpo.sampling.episode_tokens),

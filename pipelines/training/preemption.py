@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +27,8 @@ class Preemption(TrainerCallback):  # type: ignore[misc]
         self._is_asked = False
         self.step: int | None = None  # after which the run was stopped before its end
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Inside, SIGTERM asks to stop, and does not end the process."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python lets no other thread set a handler: there the file alone asks
-            return
-        before = signal.signal(signal.SIGTERM, self._ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def _ask(self, *_: Any) -> None:
+    def ask(self) -> None:
+        """Let the run stop after the step that it is in."""
         self._is_asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -35,10 +35,7 @@ def regroup(batches: Sequence[Mapping[str, Tensor]], weigh: Callable[[Mapping[st
         name: torch.cat([batch[name] for batch in batches]) if value.ndim else value
         for name, value in batches[0].items()
     }
-    ids, mask = (
-        torch.cat([whole[f"{part}_{name}"] for part in ("prompt", "completion")], 1) for name in ("ids", "mask")
-    )
-    order = sorting(ids, mask)
+    order = sorting(*joined(whole))
     moves = weigh(whole)[order]
     order = torch.cat([order[moves], order[~moves]])
     return [

@@ -16,6 +16,7 @@ from torch import nn
 
 from pipelines.errors import RecipeError, TrainingError
 from pipelines.loading import load
+from pipelines.processes import on_sigterm
 from pipelines.recipes import CONF
 from pipelines.registry import OPTIMIZERS
 from pipelines.training import optim
@@ -182,7 +183,7 @@ def run(trainer: Any, plan: Plan) -> None:
     recorder = trainer.pop_callback(Recorder)  # it looks for room before each checkpoint, also before that of a stop
     for callback in (stop, recorder):
         trainer.add_callback(callback)
-    with warnings.catch_warnings(), stop.listening():
+    with warnings.catch_warnings(), on_sigterm(stop.ask):
         # TRL 1.16 still reads the name that transformers 5.23 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         trainer.train(resume_from_checkpoint=resume_point(plan))

@@ -1,13 +1,13 @@
 """Our environment as an OpenEnv server, with OpenEnv's own client: the same rewards on the same turns."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from pipelines.environment import Environment
+from pipelines.processes import free_port
 
 pytest.importorskip("openenv")
 pytestmark = pytest.mark.services
@@ -21,9 +21,7 @@ def address() -> Iterator[str]:
 
     from pipelines.environment.openenv import app
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = uvicorn.Server(uvicorn.Config(app("skyrl_sql", SMALL), port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

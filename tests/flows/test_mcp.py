@@ -21,6 +21,7 @@ from mcp.client.stdio import StdioServerParameters
 from flows.mcp import SqlTool, open_databases, serve
 from pipelines.config import Execution
 from pipelines.errors import DataError
+from pipelines.processes import free_port
 from pipelines.protocols import tools
 from pipelines.serving.agent import Agent, Budget
 from pipelines.serving.models import opened
@@ -183,9 +184,7 @@ def test_mcp_answers_over_stdin_and_stdout(music: Path) -> None:
 @pytest.fixture
 def over_http(music: Path) -> Iterator[int]:
     """The port of a server whose statements may take a minute."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([sys.executable, "-c", SERVE, str(music), str(port)])
     try:
         _wait_for(port)

@@ -1,7 +1,6 @@
 """`sqltrain environment serve`: real HTTP clients, fifty episodes at once, and clients that vanish."""
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from flows.sessions import Limits, Sessions
 from pipelines.environment import Environment
 from pipelines.environment.asked import Asked
+from pipelines.processes import free_port
 from pipelines.serving.access import Access
 from pipelines.types import Example
 
@@ -41,9 +41,7 @@ def questions(environment: Environment) -> list[Example]:
 def served(environment: Environment, limits: Limits, keys: dict[str, str] | None = None) -> Iterator[str]:
     import uvicorn
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     app = Sessions(environment, Asked(environment, None), Access(keys or {}), limits).app()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pipelines.processes import free_port
 
 WORKERS = "work_pools/cpu/workers/filter"
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,12 +51,6 @@ def readme_blocks() -> dict[str, str]:
     """The named shell blocks of infra/README.md."""
     text = (ROOT / "infra" / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^```sh (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _time(text: str | None) -> float:

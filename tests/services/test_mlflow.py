@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipelines.config import Recipe
+from pipelines.processes import free_port
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
@@ -21,7 +22,7 @@ from tasks.step import run_step
 from tasks.tracking import Tracker
 
 from ..tasks.conftest import recipe, store, toy
-from .conftest import end, free_port, wait_for
+from .conftest import end, wait_for
 
 __all__ = ["recipe", "store", "toy"]
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]

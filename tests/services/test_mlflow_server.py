@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import ROOT, end, free_port, wait_for
+from pipelines.processes import free_port
+
+from .conftest import ROOT, end, wait_for
 
 pytestmark = [
     pytest.mark.services,

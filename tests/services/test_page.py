@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from pipelines.processes import free_port
+
 from ..nightly import farms
 from .browser import CHROMIUM, Page, browser
 from .collector import Collector, attributes, collecting
-from .conftest import ROOT, SMALL, Site, end, free_port, new_site, readme_blocks, running, wait_for
+from .conftest import ROOT, SMALL, Site, end, new_site, readme_blocks, running, wait_for
 from .test_events import Listener, listening, materialized
 from .test_schedule import EVERY_MINUTE, started_by_schedule
 from .test_ui import RENEW, answers, fill, log_in

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from pipelines.processes import free_port
+
 from .browser import CHROMIUM, Page, browser
-from .conftest import ROOT, SMALL, SMALL_DATA, Site, end, free_port, wait_for
+from .conftest import ROOT, SMALL, SMALL_DATA, Site, end, wait_for
 
 pytestmark = [
     pytest.mark.services,

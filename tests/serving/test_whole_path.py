@@ -18,9 +18,10 @@ import pytest
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
+from pipelines.processes import free_port
 from tests.nightly import farms
 from tests.services.browser import CHROMIUM, Page, browser
-from tests.services.conftest import free_port, wait_for
+from tests.services.conftest import wait_for
 from tests.serving.test_tutorial import BLOCKS, PAGE
 from tests.sql.servers import binaries, make_reader, postgres
 

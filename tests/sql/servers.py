@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.processes import free_port
 from pipelines.types import Database
 
 READER = Path(__file__).parents[2] / "infra" / "postgres" / "reader.sql"
@@ -61,17 +62,11 @@ def _user() -> str | None:
     return next(user for user in USERS if user in names)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Cluster:
     """A PostgreSQL server in a folder of its own, which can be killed and started again."""
 
     def __init__(self, programs: Path) -> None:
-        self._programs, self._user, self._port = programs, _user(), _free_port()
+        self._programs, self._user, self._port = programs, _user(), free_port()
         self.admin = f"host=127.0.0.1 port={self._port} user=owner dbname=postgres"
         self.folder = Path(tempfile.mkdtemp(prefix="sqltrain-postgres-"))  # pytest's own are closed to other users
         self._data = self.folder / "data"
@@ -151,7 +146,7 @@ def mariadb_programs() -> tuple[str, str] | None:
 @contextmanager
 def mariadb(programs: tuple[str, str]) -> Iterator[int]:
     """Run a MariaDB server, with a superuser `owner` without a password, and give its port."""
-    port = _free_port()
+    port = free_port()
     user = None if os.getuid() else "mysql" if any(e.pw_name == "mysql" for e in pwd.getpwall()) else "nobody"
     folder = Path(tempfile.mkdtemp(prefix="sqltrain-mariadb-"))
     (folder / "init.sql").write_text("CREATE USER owner@'%';\nGRANT ALL ON *.* TO owner@'%' WITH GRANT OPTION;\n")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.processes import free_port
 from tasks import spans
 
 from ..services.collector import attributes, collecting
-from ..services.conftest import ROOT, free_port
+from ..services.conftest import ROOT
 
 RUN = """
 import sys

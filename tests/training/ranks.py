@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from pipelines.processes import free_port
 
 
 def main() -> None:
@@ -67,13 +68,6 @@ def run(
 def ended(ranks: list[int], known: dict[int, int]) -> list[tuple[int, int]]:
     waited = [os.waitpid(pid, os.WNOHANG) for pid in ranks if pid not in known]
     return [(pid, status) for pid, status in waited if pid]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def fork(child: Any, plan: str, rank: int, count: int, port: int, out: Path) -> int:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from pipelines.config import Hardware
 from pipelines.errors import UserError
+from pipelines.processes import free_port
 from pipelines.training import join, launch
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
@@ -48,9 +48,7 @@ def test_a_second_machine_trains_with_the_first(tmp_path, recipe, examples, taug
         launch.train(plan, out, lambda event: None)
         return [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=test"]
     launcher = (*torchrun, "--nnodes=2", "--nproc-per-node=1", *meeting)
     (tmp_path / "two").mkdir()

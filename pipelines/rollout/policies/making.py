@@ -52,8 +52,7 @@ def _serve(
     if recipe.rollout.servers:
         yield Serving(recipe)
         return
-    _can_serve(recipe, newest is not None)
-    plan = replicas.layout(recipe, replicas.gpus(), trains=newest is not None)
+    plan = replicas.planned(recipe, trains=newest is not None)
     say(f"starting {len(plan.serving)} vLLM server{'s' if len(plan.serving) > 1 else ''} of {checkpoint}")
     with replicas.running(checkpoint, recipe, folder, plan, newest, say) as urls:
         rollout = recipe.rollout.model_copy(update={"servers": urls})
@@ -61,19 +60,10 @@ def _serve(
 
 
 def _can_serve(recipe: Recipe, trains: bool) -> None:
-    """Look for a Python with vLLM, and for GPUs enough.
-
-    Raises:
-        ResourceError: something is missing, or workers on other machines could not reach this one's servers.
-    """
     from pipelines.rollout.policies import replicas
 
-    if recipe.rollout.servers:
-        return
-    if recipe.rollout.dask not in (None, "local"):
-        raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
-    replicas.python(recipe)
-    replicas.layout(recipe, replicas.gpus(), trains)
+    if not recipe.rollout.servers:
+        replicas.planned(recipe, trains)
 
 
 def _takes_adapters(recipe: Recipe) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 from pipelines.config import Recipe
 from pipelines.errors import ResourceError
+from pipelines.processes import free_port
 from pipelines.recipes import CONF
 
 HOST = "127.0.0.1"  # whoever reaches a server in development mode may run code in it
@@ -88,6 +88,18 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> Layout:
     return Layout(serving, tuple(devices[:first]) if trains else None)
 
 
+def planned(recipe: Recipe, trains: bool) -> Layout:
+    """How this machine's GPUs are divided, once a Python with vLLM is found.
+
+    Raises:
+        ResourceError: something is missing, or workers on other machines could not reach this one's servers.
+    """
+    if recipe.rollout.dask not in (None, "local"):
+        raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
+    python(recipe)
+    return layout(recipe, gpus(), trains)
+
+
 class Replica:
     """One server: how it is started, and whether it is well.
 
@@ -103,7 +115,7 @@ class Replica:
     def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: Layout, number: int, log: Path):
         self.checkpoint, self.trains, self.recipe, self.plan = checkpoint, trains, recipe, plan
         self.newest: Path | None = None
-        self.devices, self.log, self.port = plan.serving[number], log, _free_port()
+        self.devices, self.log, self.port = plan.serving[number], log, free_port()
         self.seen, self.restarts = time.monotonic(), 0
         self.start()
 
@@ -262,12 +274,6 @@ def _watched(replicas: Sequence[Replica], say: Callable[[str], None]) -> Iterato
     finally:
         over.set()
         thread.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        return int(free.getsockname()[1])
 
 
 def python(recipe: Recipe) -> str:
