@@ -83,7 +83,7 @@ class Hardware(Section):
         threads: of torch on the CPU, in the training child.
         sql_workers: processes that run SQL where a stage is not shared by several processes.
         python: the Python of the training child, where it is another environment than the flows'; null for the same.
-        launch: what the training child is started with (torchrun, deepspeed).
+        launch: what the training child is started with (torchrun, deepspeed); looked for beside its Python first.
         deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
         timeout_s: how long the processes of a training wait for one another, in seconds, before it fails: more than the
             rollouts of a step differ.

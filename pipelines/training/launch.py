@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines import errors
+from pipelines.config import Hardware
 from pipelines.errors import ResourceError, TrainingError
 from pipelines.processes import on_sigterm
 from pipelines.training.child import LATE, PARENT, lost_process
@@ -82,12 +83,7 @@ def train(
 
 
 def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.Popen[str]:
-    hardware = plan.recipe.hardware
-    python = hardware.python or sys.executable
-    if shutil.which(python) is None:
-        raise ResourceError(f"no such Python for training: {python}", "Set hardware.python to one that exists.")
-    module = ["-m", CHILD, str(path)]
-    command = [*hardware.launch, *module] if hardware.launch else [python, *module]
+    command = [*launcher(plan.recipe.hardware), "-m", CHILD, str(path)]
     guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
     own = {PARENT: str(os.getpid())}
     if devices is not None:
@@ -102,6 +98,29 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
         env=environment(plan) | own,
         start_new_session=True,
     )
+
+
+def launcher(hardware: Hardware) -> list[str]:
+    """What a training child is started with: `hardware.launch`, looked for beside the child's Python, or that Python.
+
+    Raises:
+        ResourceError: there is no such program.
+    """
+    python = shutil.which(hardware.python or sys.executable)
+    if python is None:
+        raise ResourceError(
+            f"no such Python for training: {hardware.python}", "Set hardware.python to one that exists."
+        )
+    if not hardware.launch:
+        return [python]
+    places = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
+    program = shutil.which(hardware.launch[0], path=places)
+    if program is None:
+        raise ResourceError(
+            f"no such launcher for training: {hardware.launch[0]}",
+            f"Install it beside {python}, or give its whole path in hardware.launch.",
+        )
+    return [program, *hardware.launch[1:]]
 
 
 def environment(plan: Plan) -> dict[str, str]:

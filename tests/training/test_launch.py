@@ -81,6 +81,16 @@ def test_a_missing_python_is_a_resource_error(plan):
         launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
 
 
+def test_a_launcher_is_looked_for_beside_the_childs_python(tmp_path, monkeypatch):
+    for name in ("python", "torchrun"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", "")
+    hardware = Hardware(python=str(tmp_path / "python"), launch=("torchrun", "--nproc-per-node=2"))
+    assert launch.launcher(hardware) == [str(tmp_path / "torchrun"), "--nproc-per-node=2"]
+    with pytest.raises(ResourceError, match=r"no such launcher.*deepspeed"):
+        launch.launcher(hardware.model_copy(update={"launch": ("deepspeed",)}))
+
+
 def test_an_error_in_the_parent_stops_the_child(plan):
     def fail(event):
         raise KeyboardInterrupt
