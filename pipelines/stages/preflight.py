@@ -10,7 +10,7 @@ from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.registry import POLICIES
 from pipelines.rewards.rubric import Rubric
-from pipelines.rollout.policies.making import device
+from pipelines.rollout.policies.making import device, teaching
 from pipelines.stages.fingerprints import asked
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
 from pipelines.training import combinations
@@ -48,7 +48,10 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
             f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
-    decodes = any(name == "difficulty" or name.startswith("evaluate") for name in missing)
+    teaches = "synthesize" in missing and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
+    if teaches:
+        teaching(recipe)
+    decodes = teaches or any(name == "difficulty" or name.startswith("evaluate") for name in missing)
     trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
     if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == IN_PROCESS)):
         device(recipe, 0)

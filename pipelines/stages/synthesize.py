@@ -10,7 +10,7 @@ from typing import Any
 from pipelines import frames
 from pipelines.config import Recipe
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import BoundaryError, RecipeError
+from pipelines.errors import BoundaryError
 from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import make_outcomes
@@ -41,7 +41,7 @@ def build(ctx: Context) -> None:
     shards = Shards(questions, SHARD if local else BOUGHT_SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = ctx.recipe.rollout.processes if local else 1
-    with asking(ctx, shards, _policy_source(ctx.recipe) if "policy" in kinds else None) as recipe:
+    with asking(ctx, shards, making.teaching(ctx.recipe) if "policy" in kinds else None) as recipe:
         shards.run(start, (recipe, ctx.responses), processes, ctx.progress)
     parts = [list(read_jsonl(shards.path(index), Trajectory)) for index in range(len(shards))]
     _check_whole(shards, parts)
@@ -82,20 +82,6 @@ def _costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
     return total
 
 
-def _policy_source(recipe: Recipe) -> str:
-    """The checkpoint of a teacher that is the policy itself.
-
-    Raises:
-        RecipeError: the recipe's base model has learned nothing yet.
-    """
-    if recipe.model.source == "tiny":
-        raise RecipeError(
-            "synthesis.teacher.kind=policy samples from the base model, and the tiny one has learned nothing",
-            "Set model.source to a checkpoint: the folder model/ of a finished sft stage.",
-        )
-    return recipe.model.source
-
-
 def start(recipe: Recipe, responses: Path) -> Run:
     """A process's own engines; their run answers one shard of questions.
 
@@ -127,7 +113,7 @@ class Synthesis:
             protocol,
             responses,
             self.schemas,
-            lambda: making.policy(_policy_source(recipe), recipe),
+            lambda: making.policy(making.teaching(recipe), recipe),
         )
 
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:

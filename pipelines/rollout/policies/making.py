@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines import processes
 from pipelines.config import Recipe
-from pipelines.errors import ResourceError
+from pipelines.errors import RecipeError, ResourceError
 from pipelines.parts import Serving
 from pipelines.registry import POLICIES
 from pipelines.registry import policy as register
@@ -85,6 +85,20 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     holds = functools.cache(lambda: probe(checkpoint, recipe.model))
     carries, adapters = recipe.grpo.partial == "carry", recipe.model.lora is not None
     return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries, adapters)
+
+
+def teaching(recipe: Recipe) -> str:
+    """The checkpoint of a teacher that is the policy itself.
+
+    Raises:
+        RecipeError: the recipe's base model has learned nothing yet.
+    """
+    if recipe.model.source == "tiny":
+        raise RecipeError(
+            "synthesis.teacher.kind=policy samples from the base model, and the tiny one has learned nothing",
+            "Set model.source to a checkpoint: the folder model/ of a finished sft stage.",
+        )
+    return recipe.model.source
 
 
 def device(recipe: Recipe, number: int) -> str:
