@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import SqltrainError, TrainingError
+from pipelines.errors import ResourceError, SqltrainError, TrainingError
 from pipelines.store import no_room, out_of_room
 from pipelines.training.plan import Plan
 
@@ -68,7 +68,11 @@ def _train(plan: Plan, emit: Any) -> None:
 
 
 def _prepare(plan: Plan, emit: Any) -> None:
-    """Take the device, and look whether it is large enough, before a model is read."""
+    """Take the device, and look whether it is large enough, before a model is read.
+
+    Raises:
+        ResourceError: there are fewer GPUs than processes on this machine, or a GPU is too small.
+    """
     import torch
 
     from pipelines.rollout.policies.making import device
@@ -76,6 +80,12 @@ def _prepare(plan: Plan, emit: Any) -> None:
 
     place = device(plan.recipe, 0)
     if place != "cpu":
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if here > gpus:
+            raise ResourceError(
+                f"{here} processes train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}",
+                "Lower --nproc-per-node in hardware.launch; hardware.launch=[] is one process.",
+            )
         total = torch.cuda.get_device_properties(place).total_memory
         warning = memory.check(plan.recipe, plan.kind, total, settings.world_size())
         if warning is not None:

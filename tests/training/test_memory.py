@@ -162,6 +162,15 @@ def test_the_training_process_asks_its_gpu_before_it_loads_anything(tmp_path, mo
         child._prepare(plan, lambda event: None)
 
 
+def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    recipe = recipes.load("miniature", ["hardware.device=cuda"])
+    plan = Plan(kind="sft", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
+    with pytest.raises(ResourceError, match=r"2 processes .* 1 GPU\. .*hardware\.launch"):
+        child._prepare(plan, lambda event: None)
+
+
 def test_the_shape_of_a_folder_is_read_there(tmp_path) -> None:
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "model_type": "llama"}))
