@@ -65,7 +65,7 @@ RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO"))
 def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
     """Run one arm of one seed, or take it from the store; the folder of each stage."""
     # One process trains, for what is compared is processor time: two would wait for each other.
-    words = [f"seed={seed}", "hardware.launch=[]"] + [f"variant={arm.variant}"] * bool(arm.variant)
+    words = [f"seed={seed}", "hardware.processes=1"] + [f"variant={arm.variant}"] * bool(arm.variant)
     if arm.resumes:
         words.append(f"model.source={run(seed, ARMS['SFT'], store)['sft'] / 'model'}")
     steps = graph.plan(recipes.load("miniature", words), Store(store))

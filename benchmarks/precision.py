@@ -65,7 +65,7 @@ def recipe_of(options: argparse.Namespace, samples: int, *overrides: str) -> Rec
             f"sft.epochs={options.steps * 8 / samples}",
             f"sft.optimizer={rate}",
             "sft.save_steps=1000000",
-            "hardware.launch=[]",
+            "hardware.processes=1",
             *overrides,
         ],
     )

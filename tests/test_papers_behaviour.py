@@ -285,7 +285,7 @@ def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:
 def test_the_command_of_a_7b_run_names_what_it_runs_on(name: str) -> None:
     head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
     command = head.partition("# Command ")[2].partition("# Deviates")[0]
-    for word in ("hardware.device=cuda", "hardware.launch=", "rollout.policy=vllm", "rollout.servers="):
+    for word in ("hardware.device=cuda", "hardware.processes=", "rollout.policy=vllm", "rollout.servers="):
         assert word in command
     assert load(name).hardware.device == "auto"
 

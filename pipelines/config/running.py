@@ -83,7 +83,9 @@ class Hardware(Section):
         threads: of torch on the CPU, in the training child.
         sql_workers: processes that run SQL where a stage is not shared by several processes.
         python: the Python of the training child, where it is another environment than the flows'; null for the same.
-        launch: what the training child is started with (torchrun, deepspeed); looked for beside its Python first.
+        processes: how many train together on this machine, each with a share of every batch; "gpu" is one for each GPU.
+        launch: what starts the training in place of `processes`, for several machines or with options of a launcher;
+            looked for beside the child's Python first.
         deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
         timeout_s: how long the processes of a training wait for one another, in seconds, before it fails: more than the
             rollouts of a step differ.
@@ -96,11 +98,18 @@ class Hardware(Section):
     threads: Positive = 2
     sql_workers: Positive = 1
     python: str | None = None
+    processes: Positive | Literal["gpu"] = 1
     launch: tuple[str, ...] = ()
     deepspeed: str | None = None
     timeout_s: Positive = 1800
     micro_tokens: Positive | None = None
     slot: str | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Hardware:
+        if self.launch and self.processes != 1:
+            raise ValueError("launch says how many processes train: set processes to 1")
+        return self
 
 
 class Contracts(Section):

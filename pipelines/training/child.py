@@ -84,7 +84,7 @@ def _prepare(plan: Plan, emit: Any) -> None:
         if here > gpus:
             raise ResourceError(
                 f"{here} processes train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}",
-                "Lower --nproc-per-node in hardware.launch; hardware.launch=[] is one process.",
+                "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
             )
         total = torch.cuda.get_device_properties(place).total_memory
         warning = memory.check(plan.recipe, plan.kind, total, settings.world_size())

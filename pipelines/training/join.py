@@ -55,7 +55,7 @@ def follow(path: Path, words: list[str]) -> bool:
     """Train with the first machine; whether the run was asked to stop meanwhile."""
     plan = Plan.model_validate_json(path.read_text(encoding="utf-8"))
     stop = path.parent / STOP
-    launcher = launch.launcher(plan.recipe.hardware.model_copy(update={"launch": tuple(words)}))
+    launcher = launch.launcher(plan.recipe.hardware.model_copy(update={"launch": tuple(words), "processes": 1}))
     with on_sigterm(stop.touch, once=True):
         guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
         command = [*guard, *launcher, "-m", launch.CHILD, str(path)]

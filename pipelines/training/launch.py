@@ -27,6 +27,7 @@ from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP,
 CHILD = "pipelines.training.child"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # of one machine
 GRACE_S = 10.0  # between TERM and KILL
 _LAST_LINES = 200
 _EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b")
@@ -101,7 +102,7 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
 
 
 def launcher(hardware: Hardware) -> list[str]:
-    """What a training child is started with: `hardware.launch`, looked for beside the child's Python, or that Python.
+    """What a training child is started with: its Python, torchrun where several processes train, or `hardware.launch`.
 
     Raises:
         ResourceError: there is no such program.
@@ -112,7 +113,7 @@ def launcher(hardware: Hardware) -> list[str]:
             f"no such Python for training: {hardware.python}", "Set hardware.python to one that exists."
         )
     if not hardware.launch:
-        return [python]
+        return [python] if hardware.processes == 1 else [python, *TORCHRUN, f"--nproc-per-node={hardware.processes}"]
     places = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
     program = shutil.which(hardware.launch[0], path=places)
     if program is None:

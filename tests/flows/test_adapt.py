@@ -35,7 +35,7 @@ QUICK = (
     "evaluation={samples: 0, ks: [1], forced_single_turn: false, sampling: {turn_tokens: 4, episode_tokens: 960}}",
     "protocol.max_turns_eval=1",
     "rollout.processes=1",
-    "hardware.launch=[]",
+    "hardware.processes=1",
 )
 
 

@@ -27,7 +27,7 @@ REFUSED = [
     "include=../../tmp/evil",
     "include=/tmp/evil",
 ]
-ALLOWED = ["grpo.steps=3", "seed=2", "hardware.slot=gpu", "hardware={slot: gpu, threads: 1}", "rollout.processes=3"]
+ALLOWED = ["grpo.steps=3", "seed=2", "hardware.processes=1", "hardware={slot: gpu, threads: 1}", "rollout.processes=3"]
 
 
 @pytest.mark.parametrize("override", REFUSED)

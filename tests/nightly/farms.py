@@ -79,6 +79,6 @@ def small(base: Path, dev: Path, test: Path, inbox: Path, epochs: int, episode_t
         "sft.save_steps=1000",
         f"evaluation={{samples: 0, ks: [1], sampling: {{turn_tokens: 64, episode_tokens: {episode_tokens}}}}}",
         "rollout.processes=1",
-        "hardware.launch=[]",
+        "hardware.processes=1",
         f"nightly.inbox={inbox}",
     ]

@@ -43,7 +43,7 @@ SMALL = [
     "grpo.sampling={turn_tokens: 16, episode_tokens: 512}",
     "evaluation={samples: 2, ks: [1, 2], sampling: {turn_tokens: 16, episode_tokens: 512}}",
     "rollout.processes=1",
-    "hardware.launch=[]",
+    "hardware.processes=1",
 ]
 
 

@@ -29,7 +29,7 @@ SHORT = (
     "grpo.sampling={turn_tokens: 16, episode_tokens: 512}",
     "evaluation={samples: 1, ks: [1], sampling: {turn_tokens: 16, episode_tokens: 512}}",
     "rollout.processes=1",
-    "hardware.launch=[]",
+    "hardware.processes=1",
 )
 
 

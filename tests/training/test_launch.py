@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from pipelines.config import Hardware
 from pipelines.errors import DataError, ResourceError, TrainingError
@@ -89,6 +90,17 @@ def test_a_launcher_is_looked_for_beside_the_childs_python(tmp_path, monkeypatch
     assert launch.launcher(hardware) == [str(tmp_path / "torchrun"), "--nproc-per-node=2"]
     with pytest.raises(ResourceError, match=r"no such launcher.*deepspeed"):
         launch.launcher(hardware.model_copy(update={"launch": ("deepspeed",)}))
+
+
+def test_so_many_processes_are_started_as_the_recipe_says(tmp_path):
+    (tmp_path / "python").touch(0o755)
+    python = str(tmp_path / "python")
+    assert launch.launcher(Hardware(python=python)) == [python]
+    own = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    assert launch.launcher(Hardware(python=python, processes=2)) == [python, *own, "--nproc-per-node=2"]
+    assert launch.launcher(Hardware(python=python, processes="gpu")) == [python, *own, "--nproc-per-node=gpu"]
+    with pytest.raises(ValidationError, match="set processes to 1"):
+        Hardware(processes=2, launch=("torchrun",))
 
 
 def test_an_error_in_the_parent_stops_the_child(plan):

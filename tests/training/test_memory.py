@@ -167,7 +167,7 @@ def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     recipe = recipes.load("miniature", ["hardware.device=cuda"])
     plan = Plan(kind="sft", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
-    with pytest.raises(ResourceError, match=r"2 processes .* 1 GPU\. .*hardware\.launch"):
+    with pytest.raises(ResourceError, match=r"2 processes .* 1 GPU\. .*hardware\.processes"):
         child._prepare(plan, lambda event: None)
 
 
