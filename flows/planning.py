@@ -125,7 +125,9 @@ def fitting(recipe: Recipe) -> list[str]:
         cells = []
         for gpus, size in [*((1, size) for size in SIZES), (8, SIZES[-1])]:
             base = memory.setup(recipe, "grpo", gpus)
-            ways: tuple[memory.Way, ...] = ("full", "lora") if gpus == 1 else ("full", "zero2", "zero3", "lora")
+            ways: tuple[memory.Way, ...] = (
+                ("full", "lora", "qlora") if gpus == 1 else ("full", "zero2", "zero3", "lora")
+            )
             most = {way: _most(shape, replace(base, way=way, half=True, rank=rank), size) for way in ways}
             cells.append(", ".join(f"{way} {rows}" for way, rows in most.items() if rows) or "–")
         lines.append(f"| {name.rpartition('/')[2]} | " + " | ".join(cells) + " |")

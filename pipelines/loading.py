@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,18 @@ from pipelines.config import Model
 from pipelines.errors import DataError, ResourceError
 
 
-def load(path_or_name: str | Path, model: Model, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+def load(
+    path_or_name: str | Path, model: Model, dtype: torch.dtype | None = None, quantized: bool = False
+) -> tuple[Any, Any]:
     """A causal language model and its tokenizer from a checkpoint folder or a hub name.
 
     Args:
         dtype: of the weights; None takes `model.compute_dtype`, which is right where they only sample.
+        quantized: holds the matrices of all linear layers but the head in NF4, on the device of this process.
 
     Raises:
         DataError: there is no such folder or hub name, or it holds no whole causal language model with its tokenizer.
-        ResourceError: `bfloat16` was asked for on a CUDA device that lacks it.
+        ResourceError: `bfloat16` was asked for on a CUDA device that lacks it, or bitsandbytes is not installed.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -35,12 +40,16 @@ def load(path_or_name: str | Path, model: Model, dtype: torch.dtype | None = Non
             revision=revision,
             dtype=dtype or getattr(torch, model.compute_dtype),
             attn_implementation="sdpa",
+            **(_nf4(dtype or getattr(torch, model.compute_dtype)) if quantized else {}),
         )
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(
             f"no model at {where}: {reason}", "Give a local folder or a hub name as model.source."
         ) from None
+    for layer in network.modules() if quantized else ():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
     if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
         raise DataError(
             f"no tokenizer in {where}", "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
@@ -48,6 +57,22 @@ def load(path_or_name: str | Path, model: Model, dtype: torch.dtype | None = Non
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer
+
+
+def _nf4(dtype: torch.dtype) -> dict[str, Any]:
+    """How a base is held in 4 bits: NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)."""
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ResourceError("model.lora.bits=4 needs bitsandbytes", "pip install 'sqltrain[qlora]'")
+    how = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    place = f"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}" if torch.cuda.is_available() else "cpu"
+    return {"quantization_config": how, "device_map": {"": place}}
 
 
 def hide_bars() -> None:

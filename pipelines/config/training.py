@@ -37,11 +37,14 @@ class Lora(Section):
         rank: of each adapter's two matrices.
         alpha: adapters are scaled by alpha / rank.
         dropout: share of an adapter's inputs that is dropped while it is trained.
+        bits: 4 holds the matrices of the base in NF4 while its adapters are trained (QLoRA, Dettmers et al., 2023); the
+            model that comes out is the policy that was trained, in full. Null holds them in `model.compute_dtype`.
     """
 
     rank: Positive = 32
     alpha: Positive = 64
     dropout: Share = 0.0
+    bits: Literal[4] | None = None
 
 
 class Model(Section):
@@ -61,6 +64,11 @@ class Model(Section):
     lora: Lora | None = None
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     revision: str | None = None
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Whether adapters alone can be sent to a server: it holds the base that they are trained on."""
+        return self.lora is not None and self.lora.bits is None
 
 
 class Optimizer(Section):

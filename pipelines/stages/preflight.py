@@ -52,6 +52,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     if teaches:
         teaching(recipe)
     decodes = teaches or any(name == "difficulty" or name.startswith("evaluate") for name in missing)
+    if missing & {"sft", "grpo"} and recipe.hardware.deepspeed and recipe.model.lora and recipe.model.lora.bits:
+        raise RecipeError("DeepSpeed shares out no base of 4 bits", "Leave out hardware.deepspeed or model.lora.bits.")
     trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
     if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == IN_PROCESS)):
         device(recipe, 0)

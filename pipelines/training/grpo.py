@@ -119,7 +119,7 @@ def _sync(plan: Plan) -> WeightSync | None:
     give = maker.give
     if give is None:
         return None
-    alone = recipe.model.lora is not None and maker.takes_adapters is not None and maker.takes_adapters(recipe)
+    alone = recipe.model.sends_adapters and maker.takes_adapters is not None and maker.takes_adapters(recipe)
     if alone and settings.is_main():
         give(plan.checkpoint_in, recipe, None)
     return WeightSync(lambda folder, step: give(str(folder), recipe, step), plan.out, alone)

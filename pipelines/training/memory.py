@@ -17,8 +17,9 @@ from pipelines.errors import DataError, ResourceError
 from pipelines.training.batching import LIKE_ROWS, micro_rows
 from pipelines.training.combinations import IN_PROCESS
 
-Way = Literal["full", "zero2", "zero3", "lora"]
+Way = Literal["full", "zero2", "zero3", "lora", "qlora"]
 TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: 4 bits, a scale of 8 bits for 64, one of 32 for 256 of these
 RESERVE = 1 << 30  # the CUDA context and its libraries
 WASTE = 1.05  # what PyTorch's allocator cannot use
 
@@ -136,7 +137,8 @@ class Setup:
     """How a model is trained.
 
     Attributes:
-        way: all weights on each GPU, shared out by DeepSpeed, or adapters alone.
+        way: all weights on each GPU, shared out by DeepSpeed, or adapters alone, over a base in the compute dtype or in
+            NF4.
         gpus: processes that train together.
         rows: episodes of one micro-batch; what they begin with alike is not taken off.
         tokens: most tokens of an episode; all are taken to have as many.
@@ -165,7 +167,7 @@ class Setup:
     def backward(self) -> int:
         """Tokens whose layers' inputs are kept until one backward: of a micro-batch, or of a part of it."""
         whole = self.rows * self.tokens
-        is_cut = self.most is not None and self.way in ("full", "lora")  # DeepSpeed counts micro-batches
+        is_cut = self.most is not None and self.way in ("full", "lora", "qlora")  # DeepSpeed counts micro-batches
         return min(whole, max(self.most or 0, self.tokens)) if is_cut else whole
 
     @property
@@ -202,7 +204,7 @@ class Memory:
 def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     """How a recipe trains."""
     hardware, lora = recipe.hardware, recipe.model.lora
-    way: Way = "lora" if lora is not None else "full"
+    way: Way = "full" if lora is None else "lora" if lora.bits is None else "qlora"
     for name in ("zero2", "zero3"):
         if lora is None and hardware.deepspeed is not None and name in Path(hardware.deepspeed).name:
             way = "zero2" if name == "zero2" else "zero3"
@@ -217,7 +219,7 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
         slots=0 if served else min(recipe.rollout.slots, share),
         half=half,
         rank=rank,
-        sent=bool(recipe.rollout.servers),
+        sent=bool(recipe.rollout.servers) or (way == "qlora" and served),
         most=hardware.micro_tokens,
         padded_rows=LIKE_ROWS,
         reference=grpo.beta != 0,
@@ -247,10 +249,15 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
     """Bytes of weights, their copies, gradients and optimiser, AdamW's two moments of four bytes each."""
     count, gpus = shape.parameters, how.gpus
     buckets = 2 if gpus > 1 else 1  # DistributedDataParallel has a second copy of all gradients
-    if how.way == "lora":
+    if how.way in ("lora", "qlora"):
         trained = shape.adapters(how.rank)
         merged = wide * count if how.sent else 0
-        return wide * count + 4 * trained, merged, 4 * trained * buckets, 8 * trained
+        base = wide * count
+        if how.way == "qlora":
+            linear = shape.layers * sum(rows * columns for rows, columns in shape.matrices)
+            base = wide * (count - linear) + int(NF4 * linear)
+            merged += wide * max(rows * columns for rows, columns in shape.matrices)  # one at a time is written in full
+        return base + 4 * trained, merged, 4 * trained * buckets, 8 * trained
     if how.way == "full":
         return 4 * count, (2 * count if how.half else 0), 4 * count * buckets, 8 * count
     if how.way == "zero2":  # deepspeed's estimate_zero2_model_states_mem_needs: 4 P + 16 P / N
@@ -262,7 +269,7 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
 def _reference(shape: Shape, how: Setup) -> int:
     """Bytes of the reference model. ZeRO-2 does not share it out; a policy with adapters is its own without them."""
     count = shape.parameters
-    return {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus, "lora": 0}[how.way]
+    return {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus, "lora": 0, "qlora": 0}[how.way]
 
 
 def _layer(shape: Shape, wide: int, residual: int) -> int:
@@ -292,7 +299,8 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int) -
         raise ResourceError(
             f"{recipe.model.source} takes {states / 2**30:.0f} GiB of weights, gradients and optimiser for {kind} "
             f"on each GPU, which has {gib:.0f}",
-            "Set model.lora={rank: 32, alpha: 64}, or hardware.deepspeed=zero3 on several GPUs; see sqltrain plan.",
+            "Set model.lora={rank: 32, alpha: 64}, with bits: 4 for less, or hardware.deepspeed=zero3 on several GPUs; "
+            "see sqltrain plan.",
         )
     if memory.peak <= total:
         return None

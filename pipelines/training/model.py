@@ -53,7 +53,9 @@ def load_to_train(path_or_name: str | Path, model: Model) -> tuple[Any, Any]:
 
     Raises: what `load` does.
     """
-    return load(path_or_name, model, torch.float32 if model.lora is None else None)
+    if model.lora is None:
+        return load(path_or_name, model, torch.float32)
+    return load(path_or_name, model, quantized=model.lora.bits is not None)
 
 
 def adapters(lora: Lora | None) -> Any:

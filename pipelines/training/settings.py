@@ -23,6 +23,7 @@ from pipelines.training import optim
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
 from pipelines.training.preemption import Preemption
 from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
+from pipelines.training.weights import whole_weights
 
 COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's name for a run without float32 weights
 
@@ -176,6 +177,9 @@ def run(trainer: Any, plan: Plan) -> None:
     """
     from transformers import PrinterCallback
 
+    if plan.recipe.model.lora is not None and plan.recipe.model.lora.bits is not None:
+        for weight in trainer.model.parameters():  # TRL rounds the adapters of a quantized base to bfloat16
+            weight.data = weight.data.float() if weight.requires_grad else weight.data
     keeps_small_updates(trainer.model)
     lean_head()
     trainer.remove_callback(PrinterCallback)
@@ -217,11 +221,15 @@ def resume_point(plan: Plan) -> str | None:
 def _save(trainer: Any, plan: Plan) -> None:
     """The final model as a plain checkpoint folder that any engine loads: adapters are merged into their base."""
     beside = plan.out / f"{MODEL}.partial"
-    lora = plan.recipe.model.lora is not None
-    trainer.save_model(str(plan.out / ADAPTER if lora else beside))
+    lora = plan.recipe.model.lora
+    trainer.save_model(str(plan.out / ADAPTER if lora is not None else beside))
     if not is_main():
         return
-    if lora:
+    if lora is not None and lora.bits is not None:  # merged into the base that they were trained on
+        network, weights = whole_weights(trainer)
+        network.save_pretrained(beside, state_dict=weights)
+        trainer.processing_class.save_pretrained(beside)
+    elif lora is not None:
         _merge(plan, trainer.processing_class)
     (beside / "training_args.bin").unlink(missing_ok=True)  # a pickle of this machine's paths
     if (plan.out / MODEL).exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 BASE = "base_model.model."  # what PEFT puts before a name
@@ -12,13 +13,40 @@ ADAPTER = "default"  # the name that PEFT gives to the only adapter
 
 
 def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
-    """The base network, and the policy's weights by the base network's names; the policy itself is left as it is."""
+    """A network that saves the policy, and the policy's weights by its names; the policy itself is left as it is."""
     network = trainer.accelerator.unwrap_model(trainer.model)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not hasattr(network, "peft_config"):
         return network, weights
     lora = network.peft_config[ADAPTER]
-    return network.get_base_model(), merged(weights, lora.lora_alpha / lora.r)
+    return plain(network.get_base_model()), merged(dequantized(network, weights), lora.lora_alpha / lora.r)
+
+
+def plain(network: Any) -> Any:
+    """The network itself, or, where it is quantized, an empty one that saves weights given in full."""
+    if not getattr(network, "is_quantized", False):
+        return network
+    settings = network.config.to_dict()
+    settings.pop("quantization_config")
+    with torch.device("meta"):
+        empty = type(network)(type(network.config).from_dict(settings))
+    empty.generation_config = network.generation_config
+    return empty
+
+
+def dequantized(network: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with 4-bit matrices as the forward computes with them, and without their scales."""
+    whole = dict(weights)
+    for name, value in network.named_parameters():
+        state = getattr(value, "quant_state", None)
+        if state is None:
+            continue
+        from bitsandbytes.functional import dequantize_4bit
+
+        for key in [key for key in whole if key.startswith(f"{name}.")]:
+            del whole[key]
+        whole[name] = dequantize_4bit(value.data, state)
+    return whole
 
 
 def adapter_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:

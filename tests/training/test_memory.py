@@ -62,6 +62,15 @@ def test_adapters_leave_the_base_in_bfloat16() -> None:
     assert (used.copies, estimate(SEVEN, how("lora", rank=32, sent=True)).copies) == (0, 2 * P)
 
 
+def test_a_base_of_four_bits_takes_half_a_byte_a_weight_and_its_scales() -> None:
+    """28 blocks of 233,046,016 weights in matrices: each 1/2 byte, 1/64 for a scale, and 1/4096 for that one's."""
+    linear = 28 * 233_046_016
+    used, plain = estimate(SEVEN, how("qlora", rank=32)), estimate(SEVEN, how("lora", rank=32))
+    assert used.weights == 2 * (P - linear) + 3_366_194_944 + 4 * 80_740_352
+    assert (used.gradients, used.optimizer) == (plain.gradients, plain.optimizer)
+    assert used.copies == 2 * 3584 * 18944  # the largest matrix, as it is computed with
+
+
 def test_what_is_not_needed_at_the_same_time_is_not_added_up() -> None:
     alone, both = estimate(SEVEN, how("lora", rank=32)), estimate(SEVEN, how("lora", rank=32, slots=8))
     assert both.cache == 8 * 4096 * 57_344 < both.activations

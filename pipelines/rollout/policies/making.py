@@ -83,7 +83,7 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
     from pipelines.rollout.policies.vllm import VllmPolicy
 
     holds = functools.cache(lambda: probe(checkpoint, recipe.model))
-    carries, adapters = recipe.grpo.partial == "carry", recipe.model.lora is not None
+    carries, adapters = recipe.grpo.partial == "carry", recipe.model.sends_adapters
     return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries, adapters)
 
 

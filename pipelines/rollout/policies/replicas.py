@@ -151,7 +151,7 @@ class Replica:
         if self.plan.shared:
             command += ["--gpu-memory-utilization", SHARED_MEMORY]
         lora = self.recipe.model.lora
-        if lora is not None and self.trains:
+        if lora is not None and self.recipe.model.sends_adapters and self.trains:
             rank = next((rank for rank in LORA_RANKS if rank >= lora.rank), lora.rank)
             command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
         if self.recipe.grpo.partial == "carry":
@@ -163,7 +163,7 @@ class Replica:
 
     def _environment(self) -> dict[str, str]:
         own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if self.recipe.model.lora is not None and self.trains else "0"
+        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if self.recipe.model.sends_adapters and self.trains else "0"
         path = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         if self.devices:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
