@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines import paper_tables, recipes
 from pipelines.config import Recipe
-from pipelines.errors import RecipeError, SqltrainError, UserError
+from pipelines.errors import RecipeError, SqltrainError, StoppedError, UserError
 from pipelines.evaluation.measures import Run
 from pipelines.evaluation.voting import Rule
 from pipelines.report import formats
@@ -221,6 +221,8 @@ def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
             make(again)
             return dataclasses.replace(_result(again, store), values=cell.values)
         return _result(cell, store)
+    except StoppedError:
+        raise  # whoever asked the training to stop meant the sweep
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
         reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
         return Filled(cell.values, error=reason)

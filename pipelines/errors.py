@@ -8,7 +8,8 @@
     └── BoundaryError      something outside this process failed: retried, never scored as a wrong answer
         ├── DatabaseError    a database or the worker that reads it
         ├── EndpointError    a model behind HTTP
-        └── TrainingError    the training child died or was stopped
+        └── TrainingError    the training child died or fell silent
+            └── StoppedError   it was asked to stop: no other attempt is made
 
 Errors inside an episode (a wrong query, a malformed turn) are not exceptions: they are data.
 """
@@ -64,4 +65,8 @@ class EndpointError(BoundaryError):
 
 
 class TrainingError(BoundaryError):
-    """The training child process died, fell silent or was asked to stop."""
+    """The training child process died or fell silent."""
+
+
+class StoppedError(TrainingError):
+    """Training was asked to stop, and left a checkpoint. Whoever runs it stops, too."""

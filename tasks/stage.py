@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
 
 from pipelines.config import Recipe
-from pipelines.errors import BoundaryError, ResourceError
+from pipelines.errors import BoundaryError, ResourceError, StoppedError
 from pipelines.stages import graph
 from pipelines.store import Store, read_json
 from tasks import lineage
@@ -159,9 +159,13 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def _is_boundary(task: Any, run: Any, state: Any) -> bool:
-    """Only what a boundary did is worth another try: finished shards and checkpoints stand, the stage resumes."""
-    return isinstance(state.result(raise_on_failure=False), BoundaryError)
+def is_worth_another_try(task: Any, run: Any, state: Any) -> bool:
+    """Only what a boundary did is worth another try: finished shards and checkpoints stand, the stage resumes.
+
+    A training that was asked to stop is none: whoever asked wants the machine.
+    """
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, BoundaryError) and not isinstance(error, StoppedError)
 
 
 @materialize(
@@ -171,7 +175,7 @@ def _is_boundary(task: Any, run: Any, state: Any) -> bool:
     persist_result=False,
     retries=len(RETRY_DELAYS_S),
     retry_delay_seconds=RETRY_DELAYS_S,
-    retry_condition_fn=_is_boundary,
+    retry_condition_fn=is_worth_another_try,
 )
 def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> Any:
     """Make one stage, or find it made: its `graph.StageResult`, a small reference and never data.

@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
 from torch import nn
 
-from pipelines.errors import RecipeError, TrainingError
+from pipelines.errors import RecipeError, StoppedError, TrainingError
 from pipelines.loading import load
 from pipelines.processes import on_sigterm
 from pipelines.recipes import CONF
@@ -173,7 +173,7 @@ def run(trainer: Any, plan: Plan) -> None:
     """Train, from the last whole checkpoint when there is one, then write the final model.
 
     Raises:
-        TrainingError: the run was asked to stop; a checkpoint of its last step is there.
+        StoppedError: the run was asked to stop; a checkpoint of its last step is there.
     """
     from transformers import PrinterCallback
 
@@ -192,7 +192,7 @@ def run(trainer: Any, plan: Plan) -> None:
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         trainer.train(resume_from_checkpoint=resume_point(plan))
     if stop.step is not None:
-        raise TrainingError(
+        raise StoppedError(
             f"training was asked to stop, and did so after step {stop.step}", "Run again: it goes on from there."
         )
     _save(trainer, plan)

@@ -15,7 +15,7 @@ from evaluation_world import record
 from flows import sweeping
 from pipelines import recipes
 from pipelines.config import Recipe
-from pipelines.errors import DataError, RecipeError, UserError
+from pipelines.errors import DataError, RecipeError, StoppedError, UserError
 from pipelines.report.sweep import Sweep, table
 from pipelines.stages import graph
 from pipelines.stages.inputs import write_lines
@@ -158,6 +158,18 @@ def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -
     first, second = sweeping.fill(found, store, make, lambda line: None)
     assert first.error == f"{type(fault).__name__}: {fault}"
     assert second.run is not None
+
+
+def test_a_sweep_whose_training_is_asked_to_stop_ends(tmp_path: Path) -> None:
+    made = []
+
+    def make(cell: sweeping.Cell) -> None:
+        made.append(cell)
+        raise StoppedError("training was asked to stop")
+
+    with pytest.raises(StoppedError):
+        sweeping.fill(sweeping.cells("miniature", ["seed=0..1"]), Store(tmp_path), make, lambda line: None)
+    assert len(made) == 1
 
 
 def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prefect.states import Failed
 
+from pipelines.errors import DataError, EndpointError, StoppedError, TrainingError
 from pipelines.store import Store
 from tasks import patience, reaper
+from tasks.stage import is_worth_another_try
 
 
 def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +59,18 @@ with run_lock(Store(Path({str(tmp_path)!r})), "killed"):
     assert crashed == ["killed"]
     reaper.reap(store, pytest.fail)
     assert crashed == ["killed"]  # once
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (TrainingError("training died"), True),
+        (EndpointError("no answer"), True),
+        (StoppedError("training was asked to stop"), False),
+        (DataError("no such file"), False),
+    ],
+)
+def test_what_failed_outside_this_process_is_tried_again_and_what_was_asked_to_stop_is_not(
+    error: Exception, tried: bool
+) -> None:
+    assert is_worth_another_try(None, None, Failed(data=error)) is tried

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from pipelines.config import Hardware
-from pipelines.errors import DataError, ResourceError, TrainingError
+from pipelines.errors import DataError, ResourceError, StoppedError, TrainingError
 from pipelines.training import child, launch
 from pipelines.training.plan import Plan
 from pipelines.types import write_jsonl
@@ -160,7 +160,7 @@ def test_a_run_that_is_sent_sigterm_ends_its_step_and_keeps_it(plan):
         if event["event"] == "step" and event["step"] == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(TrainingError, match=r"asked to stop, and did so after step \d+\. Run again"):
+    with pytest.raises(StoppedError, match=r"asked to stop, and did so after step \d+\. Run again"):
         launch.train(plan, plan.out, on_event)
     last = json.loads((plan.out / "curves.jsonl").read_text().splitlines()[-1])["step"]
     assert (plan.out / "checkpoints" / f"checkpoint-{last}" / "whole").is_file()
