@@ -75,7 +75,7 @@ GRAPH: tuple[Stage, ...] = (
         "training questions that a benchmark repeats",
         by_benchmark=True,
     ),
-    Stage("synthesize", 1, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
+    Stage("synthesize", 2, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
@@ -105,7 +105,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            8,
+            9,
             (*VERDICTS, *SAMPLING),
             ("test", "test_schema", name),
             "evaluate:build",

@@ -249,6 +249,20 @@ def test_the_answers_reasoning_links_the_question_to_what_the_sql_reads(music):
     )
 
 
+def test_what_it_will_read_is_said_before_the_first_look_and_again_with_the_answer(examples):
+    for example in examples:
+        *looks, answer = OraclePolicy(build(PROTOCOLS["react"]), 0.0).script(example, 0)
+        plan = re.search(r"(use|take|read) [a-z ,]*$", answer.reasoning)[0]
+        assert [action.reasoning.startswith(f"{plan} , ") for action in looks] == [True, False][: len(looks)]
+
+
+def test_what_it_has_not_seen_it_does_not_plan(examples):
+    """Where the prompt hides the columns, the first look is into the catalogue."""
+    for example in examples:
+        first = OraclePolicy(build(PROTOCOLS["react_names"]), 0.0).script(example, 0)[0]
+        assert re.fullmatch(r"(columns of|look into) \w+", first.reasoning)
+
+
 def test_a_generated_question_brings_its_links_along(examples):
     oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0)
     for example in examples:

@@ -125,7 +125,13 @@ class OraclePolicy(ScriptedPolicy):
         mistake = self._mistake(example, sql, looked_up, rng) if mistaken else []
         looks = [*self._catalogue(example, rng), *mistake, *self._probes(looked_up, rng)]
         scouted = self._scouted(example, rng, looks)
+        if scouted and self._sees_schema:  # said before the first look, the plan is copied after it, and not made anew
+            scouted[0] = dataclasses.replace(scouted[0], reasoning=f"{linked} , {scouted[0].reasoning}")
         return [*scouted, Action(ActionKind.SOLUTION, sql, answer)]
+
+    @property
+    def _sees_schema(self) -> bool:
+        return self._protocol.config.schema_view not in ("hidden", "names")
 
     def _guessed(
         self, sql: str, needed: Sequence[Lookup], rng: random.Random
@@ -147,8 +153,7 @@ class OraclePolicy(ScriptedPolicy):
         if ActionKind.PROPOSE not in getattr(self._protocol, "kinds", {}).values():
             return looks
         proposal = [action for action in self._proposal(example, rng) if self._can_say(action)]
-        sees_schema = self._protocol.config.schema_view not in ("hidden", "names")
-        return [*proposal, *looks] if sees_schema else [*looks, *proposal]
+        return [*proposal, *looks] if self._sees_schema else [*looks, *proposal]
 
     def _in_phases(
         self, example: Example, sql: str, answer: str, looked_up: Sequence[Lookup], mistaken: bool, rng: random.Random
@@ -208,7 +213,7 @@ class OraclePolicy(ScriptedPolicy):
     def _catalogue(self, example: Example, rng: random.Random) -> list[Action]:
         """Looks at what the prompt does not show: the tables' names, then the columns of those that are needed."""
         view, engine = self._protocol.config.schema_view, example.database.engine
-        if view not in ("hidden", "names"):
+        if self._sees_schema:
             return []
         names = [Action(self._look, DIALECTS[engine].tables_query, rng.choice(TABLES))] if view == "hidden" else []
         return names + [
