@@ -1,4 +1,4 @@
-"""Puts the real output of a first `sqltrain run miniature` into README.md: `python docs/build_readme.py` (ten minutes).
+"""Puts the real output of a first `sqltrain run miniature` into README.md: `python docs/build_readme.py` (fifteen minutes).
 
 The run has a store of its own, made for it, so the text and the seconds are what a newcomer sees.
 """
