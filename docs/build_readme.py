@@ -1,6 +1,6 @@
-"""Puts the real output of a first `sqltrain run miniature` into README.md: `python docs/build_readme.py` (fifteen minutes).
+"""Puts the real output of a first `sqltrain run miniature` into README.md: `python docs/build_readme.py`.
 
-The run has a store of its own, made for it, so the text and the seconds are what a newcomer sees.
+It takes fifteen minutes, in a store made for it: the text and the seconds are what a newcomer sees.
 """
 
 from __future__ import annotations
