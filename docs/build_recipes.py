@@ -99,6 +99,7 @@ FACTS: dict[str, tuple[tuple[str, str], ...]] = {
 # Settings that no file of conf/ sets and no other page tells of: what each is for.
 ALONE = """
 model.lora.rank, model.lora.alpha, model.lora.dropout: low-rank adapters: `'model.lora={rank: 32, alpha: 64}'`
+model.lora.bits: 4 holds the base under them in 4 bits (QLoRA): `'model.lora={rank: 32, alpha: 64, bits: 4}'`
 model.revision: the commit of a hub model, so that a run does not change when its authors push
 data.sft.hardness, data.dev.hardness, data.test.hardness: only these levels: `data.dev.hardness=[extra]`
 data.sft.corrections, data.rl.corrections, data.dev.corrections, data.test.corrections: a file of gold SQL put right

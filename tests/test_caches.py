@@ -141,7 +141,7 @@ def test_a_change_outside_the_recipe_runs_its_stages_again(world: World, name: s
 
 SETTINGS: dict[str, tuple[set[str], str, str]] = {
     "rewards.turns.weight=0.5": (AFTER_GRPO, "grpo", "changed: rewards.turns.weight (2.0 -> 0.5)"),
-    "grpo.steps=5": (AFTER_GRPO, "grpo", "changed: grpo.steps (80 -> 5)"),
+    "grpo.steps=5": (AFTER_GRPO, "grpo", "changed: grpo.steps (60 -> 5)"),
     "evaluation.samples=2": (EVALUATIONS, "evaluate_sft", "changed: evaluation.samples (4 -> 2)"),
     "sft.optimizer.lr=0.5": (MODELS - {"evaluate_model"}, "sft", "changed: sft.optimizer.lr (0.02 -> 0.5)"),
     "execution.timeout_s=7": (
@@ -232,7 +232,7 @@ def test_a_declared_librarys_version(world: World, monkeypatch: pytest.MonkeyPat
 
 def test_the_nearest_finished_stage_tells_the_cause(world: World) -> None:
     world.finish("seed=1", "grpo.steps=9")
-    assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (80 -> 10)"
+    assert world.again("grpo.steps=10")["grpo"] == "changed: grpo.steps (60 -> 10)"
 
 
 def test_manifests_name_what_made_them(tmp_path: Path) -> None:

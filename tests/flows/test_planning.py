@@ -50,7 +50,7 @@ def test_what_fits_is_told_by_the_most_rows() -> None:
     recipe = recipes.load("sql_trail", ["grpo.sampling.episode_tokens=8192", "rollout.slots=16"])
     lines = planning.fitting(recipe)
     assert "\n".join(line for line in lines if line.startswith("|")) in GPU_PAGE.read_text(encoding="utf-8")
-    assert lines[2].startswith("| Qwen2.5-Coder-0.5B-Instruct | full 8, lora 16 |")
+    assert lines[2].startswith("| Qwen2.5-Coder-0.5B-Instruct | full 8, lora 16, qlora 16 |")
     seven = next(line for line in lines if "Coder-7B" in line)
     assert "full" not in seven
-    assert seven.split(" | ")[1:3] == ["–", "lora 8"]
+    assert seven.split(" | ")[1:3] == ["qlora 4", "lora 8, qlora 8"]

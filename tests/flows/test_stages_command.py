@@ -11,7 +11,7 @@ from pipelines.store import Store
 
 CAUSES = {
     "rewards.0.weight=7": ("grpo", "changed: rewards."),
-    "grpo.steps=3": ("grpo", "changed: grpo.steps (80 -> 3)"),
+    "grpo.steps=3": ("grpo", "changed: grpo.steps (60 -> 3)"),
     "seed=3": ("data", "changed: seed (0 -> 3)"),
     "sft.epochs=1": ("sft", "changed: sft.epochs"),
 }
