@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
+import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from pipelines.config import Recipe
@@ -122,7 +123,8 @@ def _sync(plan: Plan) -> WeightSync | None:
     alone = recipe.model.sends_adapters and maker.takes_adapters is not None and maker.takes_adapters(recipe)
     if alone and settings.is_main():
         give(plan.checkpoint_in, recipe, None)
-    return WeightSync(lambda folder, step: give(str(folder), recipe, step), plan.out, alone)
+    dtype = getattr(torch, recipe.model.compute_dtype)
+    return WeightSync(lambda folder, step: give(str(folder), recipe, step), plan.out, alone, dtype)
 
 
 def arguments(plan: Plan, questions: int) -> GRPOConfig:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from torch import Tensor
 
 from pipelines.training.plan import SERVED
 from pipelines.training.weights import adapter_weights, whole_weights
@@ -21,13 +23,20 @@ class WeightSync:
         give: told the folder of the weights and their step; it says who took them.
         out: the run's folder; the weights go to `out/served/`.
         adapters: low-rank adapters alone are sent, to who has the base.
+        dtype: what the servers hold weights in: rounded here, half as many bytes are written and read.
 
     Attributes:
         places: who has the weights that were last sent; None where nobody says.
     """
 
-    def __init__(self, give: Callable[[Path, int], Sequence[str] | None], out: Path, adapters: bool = False) -> None:
-        self._give, self._adapters = give, adapters
+    def __init__(
+        self,
+        give: Callable[[Path, int], Sequence[str] | None],
+        out: Path,
+        adapters: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._give, self._adapters, self._dtype = give, adapters, dtype
         self.folder = out / SERVED
         self.places: Sequence[str] | None = None
         self._pushed: int | None = None
@@ -54,7 +63,18 @@ class WeightSync:
         network, weights = (adapter_weights if self._adapters else whole_weights)(trainer)
         if trainer.accelerator.is_main_process:
             beside = self.folder.with_name(f"{SERVED}.partial")
-            network.save_pretrained(beside, state_dict=weights)
+            network.save_pretrained(beside, state_dict=rounded(weights, self._dtype))
             trainer.processing_class.save_pretrained(beside)
             shutil.rmtree(self.folder, ignore_errors=True)
             beside.rename(self.folder)
+
+
+def rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights with floating point numbers of no more bytes than `dtype`; names that share a tensor still do."""
+    smaller: dict[tuple[int, torch.Size], Tensor] = {}
+    plain = {}
+    for name, value in weights.items():
+        if value.is_floating_point() and value.element_size() > dtype.itemsize:
+            value = smaller.setdefault((value.data_ptr(), value.shape), value.to(dtype))
+        plain[name] = value
+    return plain

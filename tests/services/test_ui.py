@@ -72,7 +72,7 @@ def fill(site: Site, page: Page, parameters: dict[str, Any], picture: Path | Non
         page.picture(picture)
     before = site.newest_run().get("id")
     page.click("Submit")
-    wait_for(lambda: site.newest_run().get("id") != before, 60, "the form made a flow run")
+    wait_for(lambda: site.newest_run().get("id") != before, 180, "the form made a flow run")
     return site.newest_run()
 
 

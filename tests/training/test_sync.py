@@ -75,6 +75,17 @@ def test_weights_are_sent_once_a_step(trainer, server, tmp_path):
     assert torch.equal(sent["model.embed_tokens.weight"], trainer.model.get_input_embeddings().weight)
 
 
+def test_a_server_of_bfloat16_is_sent_bfloat16(trainer, server, tmp_path):
+    """The same numbers that it would round to itself; a tensor of two names is written once."""
+    weights = trainer.model.get_input_embeddings().weight
+    WeightSync(to(f"{server.url}/v1"), tmp_path, dtype=torch.bfloat16).push(trainer)
+    sent = load_file(tmp_path / "served" / "model.safetensors")
+    assert {value.dtype for value in sent.values()} == {torch.bfloat16}
+    assert torch.equal(sent["model.embed_tokens.weight"], weights.bfloat16())
+    assert "lm_head.weight" not in sent
+    assert weights.dtype == torch.float32
+
+
 def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_path):
     with pytest.raises(EndpointError, match=r"answers 404.*VLLM_SERVER_DEV_MODE=1"):
         WeightSync(to(f"{server.url}/closed"), tmp_path).push(trainer)
