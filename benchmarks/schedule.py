@@ -2,6 +2,7 @@
 
     python benchmarks/schedule.py --checkpoint DIR [--steps 16] [--questions 16] [--group 6] [--save FILE]
     python benchmarks/schedule.py --profile FILE [--devices 1 2 4 8 16 32 64] [--episodes 1024] [--slots 64]
+    python benchmarks/schedule.py --order [--group 8] [--slots 64]
 
 With a checkpoint that speaks the miniature's protocol it first takes real GRPO steps on the CPU, with `grpo.staleness`
 0 and 1. Of the first run it measures the turns of each episode with their tokens, the seconds of each of their queries,
@@ -14,6 +15,10 @@ base + each x episodes, and an episode whose query runs keeps its slot. Training
 devices sample, then all train. Apart: some sample and the others train, in turns or k generations ahead; the best
 division is searched. Printed are episodes a second, and the share of device seconds in which nothing is decoded or
 trained.
+
+`--order` asks what it is worth to begin those episodes first that are likely to be long (`pipelines/rollout/order.py`).
+Lengths are made up for it, as far apart as those of models that think: turns and tokens a turn vary by question and by
+sample (log-normal, 0.6 and 0.5).
 """
 
 from __future__ import annotations
@@ -28,10 +33,11 @@ import random
 import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pipelines.rollout.order import Queue
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -40,6 +46,8 @@ GENERATIONS = 40  # of the table's runs
 SAMPLING = ("generate_seconds", "sql_wait_seconds", "reward_seconds")  # of a generation in `timing.jsonl`
 WARM_UP = 2  # first steps of a real run, which allocate and compile, are left out
 SEED = 0
+ORDERS = 20  # drawn generations that `--order` takes the mean of
+MADE_UP_S = (0.02, 0.0001)  # a decode step's base there, and what each episode adds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,19 +78,26 @@ class Schedule:
     sampler_waits_s: float
 
 
-def decode(episodes: Sequence[Episode], slots: int, costs: tuple[float, float]) -> tuple[float, float, int]:
+def decode(
+    episodes: Sequence[Episode], slots: int, costs: tuple[float, float], queue: Queue | None = None
+) -> tuple[float, float, int]:
     """One device's part of a generation: its seconds, those in which it decodes, and its decode steps.
 
     All episodes that decode get one token a step, so one counter of steps says when each turn ends.
+
+    Args:
+        queue: says which episode begins next; None takes them as they are.
     """
     base, each = costs
-    waiting, now, busy, steps = deque(range(len(episodes))), 0.0, 0.0, 0.0
+    queue = queue or Queue([""] * len(episodes), longest_first=False)
+    now, busy, steps = 0.0, 0.0, 0.0
     decoding: list[tuple[float, int, int]] = []  # the step at which a turn ends, its episode, its index
     away: list[tuple[float, int, int]] = []  # when its query is done, the episode, its next turn
-    while waiting or decoding or away:
-        while waiting and len(decoding) + len(away) < slots:
-            episode = waiting.popleft()
+    while True:
+        while len(decoding) + len(away) < slots and (episode := queue.next()) is not None:
             heapq.heappush(decoding, (steps + episodes[episode][0][0], episode, 0))
+        if not (decoding or away):
+            return now, busy, round(steps)
         step_s = base + each * len(decoding)
         ends = now + (decoding[0][0] - steps) * step_s if decoding else float("inf")
         if away and away[0][0] < ends:
@@ -96,7 +111,8 @@ def decode(episodes: Sequence[Episode], slots: int, costs: tuple[float, float]) 
         busy, now, steps = busy + ends - now, ends, end
         if turn + 1 < len(episodes[episode]):
             heapq.heappush(away, (now + episodes[episode][turn][1], episode, turn + 1))
-    return now, busy, round(steps)
+        else:
+            queue.over(episode, sum(tokens for tokens, _ in episodes[episode]))
 
 
 def generation(episodes: Sequence[Episode], devices: int, slots: int, profile: Profile) -> tuple[float, float]:
@@ -177,6 +193,40 @@ def table(profile: Profile, devices: Sequence[int], episodes: int, slots: int) -
             division = "" if together else f", {samplers} sample"
             cells.append(f"{rate:.1f} ({idle:.0%} idle{division})" if rate else "-")
         rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def made_up(rng: random.Random, questions: int, group: int) -> list[Episode]:
+    """A group of episodes of each question, one after the other; some are many times as long as others."""
+    episodes: list[Episode] = []
+    for _ in range(questions):
+        scale = rng.lognormvariate(0.0, 0.6)
+        for _ in range(group):
+            turns = 1 + min(7, int(rng.expovariate(0.5) * scale))
+            tokens = max(8, int(150 * scale * rng.lognormvariate(0.0, 0.5)))
+            episodes.append([(tokens, rng.lognormvariate(-3.0, 1.0))] * turns)
+    return episodes
+
+
+def order_table(group: int, slots: int) -> list[str]:
+    """Seconds of a generation on one device by how many episodes there are for each slot, and by their order."""
+    rows = [
+        "| episodes a slot | as they come, s | likely long ones first | the longest first, if one knew |",
+        "|---" * 4 + "|",
+    ]
+    for ratio in (1, 2, 4, 8, 16):
+        spent = [0.0, 0.0, 0.0]
+        for seed in range(ORDERS):
+            episodes = made_up(random.Random(seed), ratio * slots // group, group)
+            names = [str(index // group) for index in range(len(episodes))]
+            known = sorted(episodes, key=lambda episode: -sum(tokens for tokens, _ in episode))
+            for index, (batch, queue) in enumerate(((episodes, None), (episodes, Queue(names, True)), (known, None))):
+                spent[index] += decode(batch, slots, MADE_UP_S, queue)[0] / ORDERS
+        plain, likely, best = spent
+        rows.append(
+            f"| {ratio} | {plain:.1f} | {likely:.1f} ({likely / plain - 1:+.0%}) "
+            f"| {best:.1f} ({best / plain - 1:+.0%}) |"
+        )
     return rows
 
 
@@ -288,7 +338,11 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--episodes", type=int, default=1024)
+    parser.add_argument("--order", action="store_true", help="only what the order of episodes is worth")
     options = parser.parse_args()
+    if options.order:
+        print(*order_table(options.group, options.slots), sep="\n")
+        return
     logging.disable(logging.WARNING)
     if options.profile:
         profile = Profile(**json.loads(options.profile.read_text(encoding="utf-8")))

@@ -7,12 +7,13 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.config import Sampling
 from pipelines.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
+from pipelines.rollout.order import Queue
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
@@ -109,12 +110,12 @@ class RolloutEngine:
         self.timing = Timing()
         started = time.perf_counter()
         done: dict[int, Trajectory] = {}
-        queue = iter(enumerate(requests))
+        queue = Queue([request.example.id for request in requests], self._policy.longest_first)
         workers: list[asyncio.Task[None]] = []
         try:
             await self._policy.check()
             count = min(self._policy.live, len(requests))
-            workers += [asyncio.create_task(self._work(queue, done, on_done)) for _ in range(count)]
+            workers += [asyncio.create_task(self._work(requests, queue, done, on_done)) for _ in range(count)]
             await asyncio.gather(*workers)
             await self._policy.check()
         finally:
@@ -128,14 +129,16 @@ class RolloutEngine:
 
     async def _work(
         self,
-        queue: Iterator[tuple[int, EpisodeRequest]],
+        requests: Sequence[EpisodeRequest],
+        queue: Queue,
         done: dict[int, Trajectory],
         on_done: Callable[[Trajectory], None] | None,
     ) -> None:
         """Run episodes from the shared queue, one after the other, until it is empty."""
-        for index, request in queue:
-            trajectory = await self.episode(request, f"{index}")
+        while (index := queue.next()) is not None:
+            trajectory = await self.episode(requests[index], f"{index}")
             done[index] = trajectory
+            queue.over(index, trajectory.n_agent_tokens)
             _stop_if_all_broke(done)
             if on_done is not None:
                 on_done(trajectory)

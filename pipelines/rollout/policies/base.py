@@ -74,12 +74,14 @@ class Policy(abc.ABC):
         codec: how it turns messages into ids; None for a policy that speaks text only.
         live: episodes that it wants in flight at once.
         context: most tokens that it takes in one sequence; None when not known.
+        longest_first: whether episodes may begin in another order than they were asked for (`pipelines.rollout.order`).
     """
 
     name: str
     codec: ChatCodec | None = None
     live: int = 256
     context: int | None = None
+    longest_first: bool = False
 
     @abc.abstractmethod
     async def generate(self, request: Request) -> Completion:

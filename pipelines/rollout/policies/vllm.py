@@ -8,6 +8,7 @@ as the server's batches round alike: vLLM does not promise it.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ class VllmPolicy(Policy):
     """Asks vLLM servers for each turn.
 
     Args:
-        servers: base URLs, up to and with `/v1`; episodes are dealt out among them in turn.
+        servers: base URLs, up to and with `/v1`; an episode goes to the one that has the fewest.
         checkpoint: where the servers' tokenizer is: a folder or a hub name.
         probe: makes that of the checkpoint that the servers must hold in every run; None for servers that may hold
             any.
@@ -55,6 +56,7 @@ class VllmPolicy(Policy):
     """
 
     name = "vllm"
+    longest_first = True
 
     def __init__(
         self,
@@ -85,7 +87,6 @@ class VllmPolicy(Policy):
         self._having, self._carries, self._followed = list(servers), carries, False
         self._versions: dict[str, list[int]] = {}
         self.context = min((context for _, context in served if context), default=None)
-        self._dealt = 0
         self._home: dict[str, str] = {}
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         end_ids = (self.codec.end_id, self.codec.tokenizer.eos_token_id)
@@ -93,8 +94,8 @@ class VllmPolicy(Policy):
 
     def open(self, session: str) -> None:
         """See `Policy.open`."""
-        self._home[session] = self._up[self._dealt % len(self._up)]
-        self._dealt += 1
+        has = Counter(self._home.values())
+        self._home[session] = min(self._up, key=lambda url: has[url])
 
     def release(self, session: str) -> None:
         """See `Policy.release`."""

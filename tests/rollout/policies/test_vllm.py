@@ -1,6 +1,7 @@
 """The vLLM policy against servers that answer as vLLM does: ids in, ids and log-probabilities out."""
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,25 @@ def test_episodes_are_dealt_out_and_stay(ask: Any, serve: Any, completions: Any)
     servers = [serve(completions()), serve(completions())]
     ask(servers, count=10)
     assert [len(server.asked) for server in servers] == [10, 10]  # five episodes of two turns each
+
+
+def test_a_slow_server_gets_fewer_episodes(
+    engine: Any, protocol: Any, examples: list[Example], tiny_folder: Path, serve: Any, completions: Any
+) -> None:
+    """With four episodes at a time the slow one keeps its first two, while the other one works through the rest."""
+    answer = completions()
+
+    def slowly(body: dict[str, Any]) -> Any:
+        if body:
+            time.sleep(1.0)
+        return answer(body)
+
+    slow, fast = serve(slowly), serve(completions())
+    policy = VllmPolicy([slow.url, fast.url], tiny_folder)
+    policy.live = 4
+    engine(policy, protocol()).run([EpisodeRequest(one, 0, 5) for one in examples[:10]])
+    assert len(slow.asked) <= 6
+    assert len(slow.asked) + len(fast.asked) == 20
 
 
 def test_when_one_server_fails_another_is_asked(ask: Any, serve: Any, completions: Any) -> None:
