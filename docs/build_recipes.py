@@ -133,7 +133,8 @@ paper's ablations with `variant=NAME`. A dash is a stage that neither the paper 
 Besides these there are `arctic_sql` (Arctic-Text2SQL-R1: one turn and an execution reward), `revisql` (ReViSQL:
 verified data, CISPO on adapters) and `csc_sql` (CSC-SQL: merge revision at inference), from public descriptions,
 `sqltrain`, our own cross-over of the five (its file's head says what it takes from which),
-`miniature`, and `mini_*`, each of the others at the tiny scale. A recipe of your own is a YAML file, run by its path:
+`miniature`, `mini_*`, each of these recipes at the scale `scales/miniature`, and `laboratory` and `laboratory_unknown`,
+in which the papers' claims are tested. A recipe of your own is a YAML file, run by its path:
 
 ```yaml
 title: "Ours: SkyRL-SQL's reward under SQL-Trail's turns"

@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def type_of(annotation: Any) -> str:
     if origin is tuple:
         many = arguments[-1] is Ellipsis
         return f"list of {type_of(arguments[0])}" if many else f"{len(arguments)} of {type_of(arguments[0])}"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
@@ -117,9 +117,8 @@ def _value(value: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
-        return "must be given"
-    return f"`{_value(field.default)}`"
+    value = field.get_default(call_default_factory=True)
+    return "must be given" if value is PydanticUndefined else f"`{_value(value)}`"
 
 
 def recipe_page() -> str:

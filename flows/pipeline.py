@@ -30,7 +30,7 @@ from tasks import lineage, spans
 from tasks.patience import patiently
 from tasks.reaper import reap, run_lock
 from tasks.server import prefect_server
-from tasks.stage import ON_DEVICE, Walk, artifact_key, run_stage, show
+from tasks.stage import Walk, artifact_key, run_stage, show, uses_device
 from tasks.summary import accuracy_markdown, report_markdown, stage_rows
 from tasks.tracking import Tracker
 
@@ -223,7 +223,7 @@ def walk_on_gpu(
     recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
 ) -> list[graph.StageResult]:
     """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for."""
-    if not any(step.name.startswith(ON_DEVICE) and not step.cached for step in steps):
+    if not any(uses_device(step, recipe) for step in steps):
         return walk(recipe, store, steps, tracker, role)
     tracker.begin()  # what runs elsewhere adds to this run
     cached = {step.name: step.key for step in steps if step.cached}

@@ -50,6 +50,8 @@ def load(
     for layer in network.modules() if quantized else ():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
+    if revision is not None:  # TRL reads a reference network by this name, and would take the newest commit
+        network.config._name_or_path = _snapshot(where, revision)
     if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
         raise DataError(
             f"no tokenizer in {where}", "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
@@ -57,6 +59,13 @@ def load(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer
+
+
+def _snapshot(name: str, revision: str) -> str:
+    """The folder of a hub model's commit, which has been read already."""
+    from transformers.utils.hub import cached_file
+
+    return str(Path(cached_file(name, "config.json", revision=revision, local_files_only=True)).parent)
 
 
 def _nf4(dtype: torch.dtype) -> dict[str, Any]:

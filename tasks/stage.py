@@ -34,7 +34,7 @@ from tasks.tracking import Tracker
 
 EVERY_S = 5.0
 RETRY_DELAYS_S = [10.0, 60.0]
-ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")
+ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")  # stages that compute with a model, by how their names begin
 LEASE_S = 60.0  # the shortest that Prefect takes; its default is 300
 
 
@@ -132,6 +132,12 @@ def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
         get_run_logger().warning("not shown in the UI: %s", error)
 
 
+def uses_device(step: graph.Step, recipe: Recipe) -> bool:
+    """Whether a stage that is still to be made computes with a model: also a teacher that is the policy itself."""
+    samples = step.name == "synthesize" and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
+    return not step.cached and (samples or step.name.startswith(ON_DEVICE))
+
+
 @contextlib.contextmanager
 def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
     """The concurrency limit that guards the device, held while a stage that uses it is made.
@@ -143,7 +149,7 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
     """
     slot = recipe.hardware.slot
     with contextlib.ExitStack() as stack:
-        if slot is not None and not step.cached and step.name.startswith(ON_DEVICE):
+        if slot is not None and uses_device(step, recipe):
             # A lease that cannot be renewed while the server is away must not end the run that holds it.
             limit = functools.partial(
                 concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False

@@ -100,11 +100,12 @@ class Tracker:
         """Open the parent run, unless it is open, and note what was found finished before.
 
         Raises:
-            ResourceError: the environment asks for Weights & Biases, which is not installed.
+            ResourceError: the environment asks for Weights & Biases, which is not installed or takes no run.
         """
         if self._begun:
             return
-        self._mirror = mirror.switch_on(self.name, self.group, self.recipe.model_dump(mode="json"))
+        settings = self.recipe.model_dump(mode="json")
+        self._mirror = mirror.switch_on(self.name, self.group, settings, self.recorder.say)
         self._begun = True
         from tasks import prompts
 

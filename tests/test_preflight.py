@@ -1,6 +1,7 @@
 """A run that will need an endpoint says so before it makes anything."""
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,17 @@ def test_a_missing_gpu_is_reported_before_the_first_stage(tmp_path: Path, monkey
     look(tmp_path, "hardware.device=cuda", until="filter")
     with pytest.raises(ResourceError, match="no CUDA device"):
         look(tmp_path, "hardware.device=cuda")
+
+
+def test_what_training_needs_of_this_machine_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ResourceError, match="no CUDA device"):
+        look(tmp_path, "hardware.processes=gpu")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r"needs bitsandbytes.*sqltrain\[qlora\]"):
+        look(tmp_path, "model.lora={bits: 4}")
 
 
 def test_a_missing_vllm_is_reported_before_the_first_stage(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 
 from pipelines.config import Recipe, Source
 from pipelines.endpoints.client import Connection, endpoint
-from pipelines.errors import RecipeError
+from pipelines.errors import RecipeError, ResourceError
 from pipelines.protocols.base import build
 from pipelines.registry import POLICIES
 from pipelines.rewards.rubric import Rubric
@@ -55,6 +56,8 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     if missing & {"sft", "grpo"} and recipe.hardware.deepspeed and recipe.model.lora and recipe.model.lora.bits:
         raise RecipeError("DeepSpeed shares out no base of 4 bits", "Leave out hardware.deepspeed or model.lora.bits.")
     trains_here = missing & {"sft", "grpo"} and recipe.hardware.python is None  # another Python says for itself
+    if trains_here:
+        _training(recipe)
     if recipe.hardware.device == "cuda" and (trains_here or (decodes and recipe.rollout.policy == IN_PROCESS)):
         device(recipe, 0)
     can_serve = POLICIES[recipe.rollout.policy].can_serve
@@ -65,6 +68,15 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
     for name in dict.fromkeys(filter(None, names)):
         Connection(endpoint(name), name)
+
+
+def _training(recipe: Recipe) -> None:
+    """Raises ResourceError where this Python lacks what training would ask for."""
+    lora = recipe.model.lora
+    if lora is not None and lora.bits is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise ResourceError("model.lora.bits=4 needs bitsandbytes", "pip install 'sqltrain[qlora]'")
+    if recipe.hardware.processes == "gpu":
+        device(recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"device": "cuda"})}), 0)
 
 
 def _pools(recipe: Recipe) -> Iterable[tuple[str, str, Source]]:

@@ -133,9 +133,11 @@ def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tenso
 def _policy(plan: Plan, in_process: bool) -> tuple[Any, Any]:
     """The network that decodes here, with its policy; or none, with the policy that asks servers."""
     from pipelines.loading import load
+    from pipelines.rollout.policies.making import device
     from pipelines.training import rollouts
 
     if not in_process:
         return None, rollouts.served_policy(plan)
     network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
+    network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))  # beside the process that it samples for
     return network, rollouts.in_process(plan.recipe, network, tokenizer)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.errors import ResourceError, SqltrainError, TrainingError
 from pipelines.store import no_room, out_of_room
+from pipelines.training.memory import to_lower
 from pipelines.training.plan import Plan
 
 PARENT = "SQLTRAIN_PARENT"
@@ -133,7 +134,7 @@ def _named(error: Exception, plan: Plan) -> SqltrainError | None:
     cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not cpu_text:
         return None
-    knob = "sft.micro_batch" if plan.kind == "sft" else "hardware.micro_tokens, grpo.micro_batch or rollout.slots"
+    knob = " or ".join(to_lower(plan.recipe, plan.kind))
     return TrainingError(
         f"out of memory in {plan.kind}: {str(error).splitlines()[0]}",
         f"Lower {knob}, or set model.lora; training goes on from its last checkpoint.",

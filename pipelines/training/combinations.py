@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
-from pipelines.registry import REWARDS
+from pipelines.registry import POLICIES, REWARDS
 
 IN_PROCESS = "transformers"  # the policy that is the network under training itself
 
@@ -17,7 +17,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: two settings contradict one another; it says what to set.
     """
-    for what, do in (*_estimator(recipe), *_corrections(recipe), *_ahead(recipe)):
+    for what, do in (*_estimator(recipe), *_corrections(recipe), *_ahead(recipe), *_parts(recipe)):
         raise RecipeError(what, do)
 
 
@@ -28,6 +28,8 @@ def _estimator(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "grpo.baseline=batch learns from groups of equal rewards, whose own deviation, grpo.scale=group, is 0",
             "Set grpo.scale=batch (REINFORCE++) or grpo.scale=none.",
         )
+    if grpo.lambda_schema and not any(term.track == "schema" for term in recipe.rewards):
+        yield "grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema."
     if grpo.credit == "turn":
         yield from _credit(recipe)
     if grpo.baseline == "batch" and (grpo.drop_zero_variance or grpo.resample):
@@ -74,7 +76,18 @@ def _corrections(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _ahead(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    grpo, served = recipe.grpo, recipe.rollout.policy != IN_PROCESS
+    grpo, name = recipe.grpo, recipe.rollout.policy
+    served = name != IN_PROCESS
+    if served and POLICIES[name].give is None:
+        yield (
+            f"rollout.policy={name} cannot be sent the weights that GRPO trains",
+            "Register it with give=..., or leave rollout.policy to evaluation.",
+        )
+    if grpo.staleness and not served and recipe.hardware.deepspeed:
+        yield (
+            "grpo.staleness samples ahead in a process of its own, with a copy of the weights that DeepSpeed cuts up",
+            "Set rollout.policy=vllm, or leave hardware.deepspeed out.",
+        )
     if grpo.partial == "carry" and not (served and grpo.staleness):
         yield (
             "grpo.partial=carry is for episodes on their way while servers get new weights, and here there are none",
@@ -84,4 +97,12 @@ def _ahead(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield (
             f"with grpo.staleness={grpo.staleness} servers would never be without episodes between two generations",
             "Set grpo.partial=carry, or grpo.staleness=1.",
+        )
+
+
+def _parts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.hardware.micro_tokens is not None and (recipe.hardware.deepspeed or recipe.grpo.loss == "bnpo"):
+        yield (
+            "hardware.micro_tokens cuts micro-batches that DeepSpeed counts, and that grpo.loss=bnpo averages over",
+            "Lower grpo.micro_batch instead.",
         )

@@ -20,10 +20,9 @@ from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
-from pipelines.training.rollouts import SCHEMA, build, in_process, served_policy
+from pipelines.training.rollouts import build, in_process, served_policy
 from pipelines.training.step import StepState
 from pipelines.training.sync import WeightSync
-from pipelines.training.throughput import Meter
 from pipelines.training.weights import whole_weights
 from pipelines.types import Example
 
@@ -55,9 +54,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             train_dataset=_dataset(plan, examples),
             callbacks=[
                 Recorder(
-                    *(plan.out, emit, settings.state_bytes(network), NAMES, Meter(network)),
-                    take_spent=step_state.take_seconds,
-                    example=rollouts.worst,
+                    *(plan.out, plan.kind, emit, NAMES), take_spent=step_state.take_seconds, example=rollouts.worst
                 )
             ],
             args=arguments(plan, len(examples)),
@@ -78,25 +75,7 @@ def _check(recipe: Recipe) -> None:
     """Refuse what would only fail, or silently do nothing, after the model is loaded."""
     combinations.check(recipe)
     grpo = recipe.grpo
-    if grpo.lambda_schema and not any(term.track == SCHEMA for term in recipe.rewards):
-        raise RecipeError("grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema.")
     rows = grpo.questions_per_step * grpo.group // settings.world_size()
-    name = recipe.rollout.policy
-    if name != IN_PROCESS and POLICIES[name].give is None:
-        raise RecipeError(
-            f"rollout.policy={name} cannot be sent the weights that GRPO trains",
-            "Register it with give=..., or leave rollout.policy to evaluation.",
-        )
-    if grpo.staleness and name == IN_PROCESS and recipe.hardware.deepspeed:
-        raise RecipeError(
-            "grpo.staleness samples ahead in a process of its own, with a copy of the weights that DeepSpeed cuts up",
-            "Set rollout.policy=vllm, or leave hardware.deepspeed out.",
-        )
-    if recipe.hardware.micro_tokens is not None and (recipe.hardware.deepspeed or grpo.loss == "bnpo"):
-        raise RecipeError(
-            "hardware.micro_tokens cuts micro-batches that DeepSpeed counts, and that grpo.loss=bnpo averages over",
-            "Lower grpo.micro_batch instead.",
-        )
     if grpo.resample and rows % grpo.group:
         raise RecipeError(
             f"grpo.resample needs whole groups on each of {settings.world_size()} processes",

@@ -209,29 +209,30 @@ class GrpoTrainer(settings.Common, TrainingPass):
         """Entropy over the rows that had a forward; on the first pass, how far trainer and sampler are apart."""
         assert current.kept is not None
         logps, entropies, _ = current.kept
+        assert entropies is not None
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         if current.rows is not None:
             mask = mask * current.rows.unsqueeze(1)
-        drift = torch.zeros_like(logps)
+        drift, compared = torch.zeros_like(logps), torch.zeros_like(mask)
         sampled = inputs.get("sampling_per_token_logps")
         first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
         if sampled is not None and first:
-            drift = ((logps.detach() - sampled).abs() * mask).nan_to_num(0.0)
-        assert entropies is not None
-        local = torch.stack([(entropies * mask).sum(), drift.sum(), mask.sum()]).detach()
-        total = self.accelerator.reduce(local, reduction="sum")
-        count = total[2].clamp(min=1.0)
-        if total[2] > 0:
-            self._metrics["train"]["own/entropy"].append((total[0] / count).item())
-        if sampled is not None and first:
-            self._metrics["train"]["own/drift_mean"].append((total[1] / count).item())
-            self._metrics["train"]["own/drift_max"].append(self.accelerator.gather(drift.max()).max().item())
+            drift, compared = ((logps.detach() - sampled).abs() * mask).nan_to_num(0.0), mask
+        sums = [(entropies.detach() * mask).sum(), mask.sum(), drift.sum(), compared.sum()]
+        self.step_state.add(torch.stack([value.float() for value in sums]), drift.max())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log TRL's numbers beside those of the generation that they belong to."""
+        """Log TRL's numbers beside those of the generation that they belong to, and of all the step's losses."""
         logs.update({f"own/{name}": value for name, value in self.step_state.watched.items()})
         for name in (HELD_OUT, HELD_OUT_TURNS):  # measured once: not again with each step on the same generation
             self.step_state.watched.pop(name, None)
+        mine, farthest = self.step_state.take_sums(self.accelerator.device)
+        entropy, tokens, drift, compared = self.accelerator.reduce(mine, reduction="sum").tolist()
+        farthest = self.accelerator.gather(farthest).max().item()
+        if tokens:
+            logs["own/entropy"] = entropy / tokens
+        if compared:
+            logs |= {"own/drift_mean": drift / compared, "own/drift_max": farthest}
         super().log(logs, start_time)
 
     def all_have(self, value: object) -> bool:

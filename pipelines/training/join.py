@@ -53,7 +53,10 @@ def newest(store: Path) -> tuple[Path, int] | None:
 
 def follow(path: Path, words: list[str]) -> bool:
     """Train with the first machine; whether the run was asked to stop meanwhile."""
-    plan = Plan.model_validate_json(path.read_text(encoding="utf-8"))
+    try:
+        plan = Plan.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # its training has just ended
+        return False
     stop = path.parent / STOP
     launcher = launch.launcher(plan.recipe.hardware.model_copy(update={"launch": tuple(words), "processes": 1}))
     with on_sigterm(stop.touch, once=True):

@@ -21,6 +21,7 @@ from pipelines import errors
 from pipelines.config import Hardware
 from pipelines.errors import ResourceError, TrainingError
 from pipelines.processes import on_sigterm
+from pipelines.store import write_atomic
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
 
@@ -61,7 +62,7 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
-    path.write_text(plan.model_dump_json(), encoding="utf-8")
+    write_atomic(path, plan.model_dump_json())  # other machines may be looking for it
     (folder / STOP).unlink(missing_ok=True)
     child = _start(plan, path, devices)
     lines: Lines = queue.Queue()

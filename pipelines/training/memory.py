@@ -304,9 +304,14 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int) -
         )
     if memory.peak <= total:
         return None
-    knob = (
-        "sft.micro_batch"
-        if kind == "sft"
-        else "hardware.micro_tokens, grpo.micro_batch, rollout.slots or grpo.sampling.episode_tokens"
-    )
-    return f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU's {gib:.0f}: lower {knob} if memory is full"
+    knobs = [*to_lower(recipe, kind), *(["grpo.sampling.episode_tokens"] if kind == "grpo" else [])]
+    lower = " or ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]]))
+    return f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU's {gib:.0f}: lower {lower} if memory is full"
+
+
+def to_lower(recipe: Recipe, kind: str) -> list[str]:
+    """The settings that training takes less memory with when they are lower, as far as this recipe may have them."""
+    if kind == "sft":
+        return ["sft.micro_batch"]
+    parts = [] if recipe.hardware.deepspeed or recipe.grpo.loss == "bnpo" else ["hardware.micro_tokens"]
+    return [*parts, "grpo.micro_batch", *(["rollout.slots"] if recipe.rollout.policy == IN_PROCESS else [])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
 from transformers import TrainerCallback
 
-from pipelines.errors import ResourceError
+from pipelines.errors import RecipeError, ResourceError
 from pipelines.store import write_atomic
 from pipelines.training.alarms import Watch
 from pipelines.training.plan import ALARMED, CHECKPOINTS, CURVES, TIMING
@@ -31,28 +32,37 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     Args:
         out: the run's folder.
+        kind: of the run, "sft" or "grpo".
         emit: says one event to the parent.
-        state_bytes: the size of one checkpoint, for the disk check before each.
         names: TRL's name of each number that is kept, and ours.
-        meter: turns them into rates.
         take_spent: gives the wall-clock seconds of a step by what they were spent on, and its tokens, once.
         example: an episode of the current step in words, to be shown with an alarm; None where nothing is watched.
+
+    Attributes:
+        state_bytes: the size of one checkpoint, for the disk check before each.
+        meter: turns seconds and tokens into rates.
     """
+
+    state_bytes: int
+    meter: Meter
 
     def __init__(
         self,
         out: Path,
+        kind: str,
         emit: Emit,
-        state_bytes: int,
         names: Mapping[str, str],
-        meter: Meter,
         take_spent: Callable[[], dict[str, float]] = dict,
         example: Callable[[], str] | None = None,
     ) -> None:
-        self.out, self.emit, self.state_bytes, self.names = out, emit, state_bytes, names
-        self.meter, self.take_spent = meter, take_spent
+        self.out, self.kind, self.emit, self.names = out, kind, emit, names
+        self.take_spent = take_spent
         self.example, self.watch = example, Watch()
         self.since, self.seen = _now(), 0.0  # the tokens that TRL counts from the start of a process
+
+    def measure(self, network: Any) -> None:
+        """Learn what a checkpoint of the network takes and what a token costs, when it is as it will be trained."""
+        self.state_bytes, self.meter = state_bytes(network), Meter(network)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Cut the files back to where the run resumes: they are the first process's."""
@@ -66,7 +76,11 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """One line a step in both files, and one event."""
+        """One line a step in both files, and one event.
+
+        Raises:
+            RecipeError: a number is no number any more, and so, after this step, no weight is.
+        """
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run is all wall clock
         now = _now()
@@ -76,6 +90,12 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.since = now
         values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
         values |= {key.removeprefix(OWN): value for key, value in logs.items() if key.startswith(OWN)}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise RecipeError(
+                    f"{self.kind} has diverged: at step {state.global_step} {name} is {value}",
+                    f"Lower {self.kind}.optimizer.lr, or raise {self.kind}.optimizer.warmup_ratio.",
+                )
         _append(self.out / CURVES, {"step": state.global_step, **values})
         _append(self.out / TIMING, {"step": state.global_step, **spent})
         self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
@@ -117,6 +137,15 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             file = self.out / CHECKPOINTS / f"checkpoint-{state.global_step}" / WHOLE
             write_atomic(file, str(PartialState().num_processes))
+
+
+def state_bytes(network: Any) -> int:
+    """What one checkpoint takes on disk: what is saved of the weights, and two moments of each trained one."""
+    weights: list[torch.Tensor] = list(network.parameters())
+    trained = sum(4 * weight.numel() for weight in weights if weight.requires_grad)
+    if hasattr(network, "peft_config"):  # adapters alone are saved
+        return 3 * trained
+    return sum(weight.numel() * weight.element_size() for weight in weights) + 2 * trained
 
 
 def last_whole_checkpoint(out: Path) -> str | None:

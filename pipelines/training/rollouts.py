@@ -185,7 +185,7 @@ class Rollouts:
         """The worst paid episode of the last generation, in words: what an alarm shows."""
         paid = min(
             self.last,
-            key=lambda episode: (episode.rewards is not None, episode.rewards.total if episode.rewards else 0.0),
+            key=lambda episode: (episode.rewards is None, episode.rewards.total if episode.rewards else 0.0),
         )
         trajectory = paid.trajectory
         texts = [text for turn in trajectory.turns for text in (turn.text, turn.observation or "")]

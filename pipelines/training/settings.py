@@ -138,12 +138,6 @@ def keeps_small_updates(network: nn.Module) -> None:
         )
 
 
-def state_bytes(network: nn.Module) -> int:
-    """What one checkpoint takes on disk: the weights, and two moments of each trained one."""
-    weights = sum(weight.numel() * weight.element_size() for weight in network.parameters())
-    return weights + 2 * sum(weight.numel() * 4 for weight in network.parameters() if weight.requires_grad)
-
-
 def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
     """Arguments of TRL's configurations that SFT and GRPO share."""
     cpu = on_cpu(plan)
@@ -185,6 +179,7 @@ def run(trainer: Any, plan: Plan) -> None:
     trainer.remove_callback(PrinterCallback)
     stop = Preemption(plan.out, plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1)
     recorder = trainer.pop_callback(Recorder)  # it looks for room before each checkpoint, also before that of a stop
+    recorder.measure(trainer.model)
     for callback in (stop, recorder):
         trainer.add_callback(callback)
     with warnings.catch_warnings(), on_sigterm(stop.ask):
@@ -201,37 +196,46 @@ def run(trainer: Any, plan: Plan) -> None:
 def resume_point(plan: Plan) -> str | None:
     """The checkpoint that every process goes on from: the first one chooses and clears up, the others wait for it.
 
-    The data of a step do not depend on the number of processes, so it may be another one than before.
+    The data of a step do not depend on the number of processes, so it may be another one than before. (What
+    `grpo.resample` draws anew does: each process chooses for itself.)
 
     Raises:
-        TrainingError: DeepSpeed has cut the optimiser's state up for another number of processes.
+        TrainingError: DeepSpeed has cut the optimiser's state up for another number of processes, or this process does
+            not train what the first one trains.
     """
-    chosen = [last_whole_checkpoint(plan.out) if is_main() else None]
-    broadcast_object_list(chosen)
-    if chosen[0] is not None and plan.recipe.hardware.deepspeed is not None:
-        before = int(Path(chosen[0], WHOLE).read_text(encoding="utf-8"))
+    sent = [(plan.model_dump_json(), last_whole_checkpoint(plan.out) if is_main() else None)]
+    broadcast_object_list(sent)
+    (first, checkpoint) = sent[0]
+    if first != plan.model_dump_json():
+        raise TrainingError(
+            f"this machine has joined another training, {plan.out}, than the first one",
+            "It joined what a killed run has left. Run again: it joins the newest one.",
+        )
+    if checkpoint is not None and plan.recipe.hardware.deepspeed is not None:
+        before = int(Path(checkpoint, WHOLE).read_text(encoding="utf-8"))
         if before != world_size():
             raise TrainingError(
                 f"the checkpoint was written by {before} processes, and DeepSpeed goes on with as many only",
                 f"Start {before} processes again, or remove {plan.out / CHECKPOINTS} to begin anew.",
             )
-    return chosen[0]
+    return checkpoint
 
 
 def _save(trainer: Any, plan: Plan) -> None:
     """The final model as a plain checkpoint folder that any engine loads: adapters are merged into their base."""
     beside = plan.out / f"{MODEL}.partial"
     lora = plan.recipe.model.lora
-    trainer.save_model(str(plan.out / ADAPTER if lora is not None else beside))
+    saved = plan.out / ADAPTER if lora is not None else beside
+    trainer.save_model(str(saved))
     if not is_main():
         return
+    (saved / "training_args.bin").unlink(missing_ok=True)  # a pickle of this machine's paths
     if lora is not None and lora.bits is not None:  # merged into the base that they were trained on
         network, weights = whole_weights(trainer)
         network.save_pretrained(beside, state_dict=weights)
         trainer.processing_class.save_pretrained(beside)
     elif lora is not None:
         _merge(plan, trainer.processing_class)
-    (beside / "training_args.bin").unlink(missing_ok=True)  # a pickle of this machine's paths
     if (plan.out / MODEL).exists():
         shutil.rmtree(plan.out / MODEL)
     beside.rename(plan.out / MODEL)

@@ -15,7 +15,6 @@ from pipelines.training import batching, model, settings
 from pipelines.training.plan import Plan
 from pipelines.training.record import Emit, Recorder
 from pipelines.training.samples import Sample, sample
-from pipelines.training.throughput import Meter
 from pipelines.types import Trajectory
 
 NAMES = {
@@ -74,7 +73,7 @@ def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrai
         processing_class=tokenizer,
         peft_config=model.adapters(recipe.model.lora),
         train_dataset=_dataset(samples),
-        callbacks=[Recorder(plan.out, emit, settings.state_bytes(network), NAMES, Meter(network))],
+        callbacks=[Recorder(plan.out, plan.kind, emit, NAMES)],
         args=SFTConfig(
             **settings.common(plan, steps, recipe.sft.save_steps),
             per_device_train_batch_size=micro,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from pipelines.training.row_selection import Forward
@@ -34,6 +35,9 @@ class StepState:
         watched: what is logged with each step that trains on the current generation.
         old: rows that the pass for the old log-probabilities needs; None for all.
         current: the pass of the micro-batch whose loss is being computed; None outside a loss.
+        sums: (4,) of this process in this step: entropies and their tokens, the distances between trainer and sampler
+            and theirs; None before its first loss.
+        farthest: () the largest such distance; None as well.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -41,6 +45,19 @@ class StepState:
     watched: dict[str, float] = field(default_factory=dict)
     old: Tensor | None = None
     current: Pass | None = None
+    sums: Tensor | None = None
+    farthest: Tensor | None = None
+
+    def add(self, sums: Tensor, farthest: Tensor) -> None:
+        """Take in the sums of one loss."""
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.farthest = farthest if self.farthest is None else torch.maximum(self.farthest, farthest)
+
+    def take_sums(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`sums` and `farthest` of this step; the next one begins at none."""
+        sums, farthest, self.sums, self.farthest = self.sums, self.farthest, None, None
+        none = torch.zeros(4, device=device)
+        return none if sums is None else sums, none[0] if farthest is None else farthest
 
     def spend(self, on: str, seconds: float) -> None:
         """Add to the seconds of this step that went into one thing."""

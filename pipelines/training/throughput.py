@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Meter:
     """
 
     def __init__(self, network: Any, device: str | None = None) -> None:
-        counts = [(value.numel(), value.requires_grad) for value in network.parameters()]
+        counts = list(sizes(network))
         whole, trained = sum(count for count, _ in counts), sum(count for count, moves in counts if moves)
         self.operations = 4 * whole + 2 * trained
         name = device if device is not None else _device()
@@ -51,6 +51,13 @@ class Meter:
         if all(name in spent for name in WORK) and spent["seconds"]:
             rates["idle"] = max(0.0, 1.0 - (training_s + sampling_s) / spent["seconds"])
         return rates
+
+
+def sizes(network: Any) -> Iterator[tuple[int, bool]]:
+    """Of each parameter: how many numbers it has, also where 4 bits hold each, and whether it is trained."""
+    for value in network.parameters():
+        packed = getattr(value, "quant_state", None)
+        yield value.numel() if packed is None else packed.shape.numel(), value.requires_grad
 
 
 def _device() -> str:

@@ -305,11 +305,28 @@ def test_the_loss_logs_drift_and_entropy(make, batch):
     trainer = make()
     logps = log_probabilities(trainer.model, batch).detach()
     batch["sampling_per_token_logps"] = logps + 0.01 * batch["completion_mask"]
-    trainer._compute_loss(trainer.model, {key: value for key, value in batch.items() if not key.startswith("schema")})
-    watched = trainer._metrics["train"]
-    assert watched["own/drift_mean"] == [pytest.approx(0.01, rel=1e-3)]
-    assert watched["own/drift_max"] == [pytest.approx(0.01, rel=1e-3)]
-    assert watched["own/entropy"][0] == pytest.approx(watched["entropy"][0], rel=1e-4)
+    inputs = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    trainer._compute_loss(trainer.model, dict(inputs))
+    [entropy] = trainer._metrics["train"]["entropy"]
+    logs = {"loss": 0.0}
+    trainer.log(logs)
+    assert logs["own/drift_mean"] == pytest.approx(0.01, rel=1e-3)
+    assert logs["own/drift_max"] == pytest.approx(0.01, rel=1e-3)
+    assert logs["own/entropy"] == pytest.approx(entropy, rel=1e-4)
+
+
+def test_micro_batches_that_teach_nothing_hide_no_drift(make, batch):
+    """One that is apart by 0.2 beside three whose rows all have advantage 0: apart by 0.2, not by a quarter of it."""
+    trainer = make()
+    inputs = {key: value for key, value in batch.items() if not key.startswith("schema")}
+    logps = log_probabilities(trainer.model, batch).detach()
+    inputs["sampling_per_token_logps"] = logps + 0.2 * batch["completion_mask"]
+    for advantages in (inputs["advantages"], *[torch.zeros(ROWS)] * 3):
+        trainer._compute_loss(trainer.model, inputs | {"advantages": advantages})
+    logs = {"loss": 0.0}
+    trainer.log(logs)
+    assert logs["own/drift_mean"] == pytest.approx(0.2, rel=1e-3)
+    assert logs["own/drift_max"] == pytest.approx(0.2, rel=1e-3)
 
 
 @pytest.mark.parametrize(("staleness", "moved"), [(0, 0.0), (1, 0.0), (1, 0.1)])

@@ -5,22 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from pipelines.config import Hardware
-from pipelines.errors import ResourceError, TrainingError
+from pipelines.errors import RecipeError, ResourceError, TrainingError
 from pipelines.training import settings
 from pipelines.training.plan import Plan
-from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
+from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint, state_bytes
 from pipelines.training.settings import resume_point
 from pipelines.training.throughput import Meter
 
-METER = Meter(torch.nn.Linear(9, 10), "NVIDIA A100-SXM4-80GB")
-
 
 def recorder(out, state_bytes=1000):
-    return Recorder(
-        out, [].append, state_bytes, {"loss": "loss", "trl/clip": "clip"}, METER, lambda: {"rollout_seconds": 1.5}
+    made = Recorder(
+        out, "grpo", [].append, {"loss": "loss", "trl/clip": "clip"}, take_spent=lambda: {"rollout_seconds": 1.5}
     )
+    made.measure(torch.nn.Linear(9, 10))
+    made.state_bytes = state_bytes
+    return made
 
 
 def state(step, steps=9, rank=0):
@@ -37,6 +39,21 @@ def test_curves_hold_the_chosen_numbers_and_timing_the_clock(tmp_path):
     assert lines(tmp_path / "curves.jsonl") == [{"step": 1, "loss": 2.0, "clip": 0.1, "ex": 0.5}]
     [timing] = lines(tmp_path / "timing.jsonl")
     assert set(timing) == {"step", "seconds", "cpu_seconds", "rollout_seconds"}
+
+
+@pytest.mark.parametrize("name", ["loss", "own/ex"])
+def test_a_training_that_has_diverged_says_what_to_lower(tmp_path, name):
+    with pytest.raises(RecipeError, match=r"grpo has diverged: at step 7 \w+ is nan.*grpo\.optimizer\.lr"):
+        recorder(tmp_path).on_log(None, state(7), None, {"loss": 1.0, name: float("nan")})
+
+
+def test_a_checkpoint_of_adapters_takes_what_is_saved_of_them():
+    """Rank 8 on a layer of 64 to 64 has 1,024 numbers: each is saved in float32, with two moments."""
+    base = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False)).bfloat16()
+    assert state_bytes(base) == 64 * 64 * 2 + 2 * 64 * 64 * 4
+    network = get_peft_model(base, LoraConfig(r=8, target_modules=["0"]))
+    assert state_bytes(network) == 3 * 4 * 1024
+    assert Meter(network).operations == 4 * (64 * 64 + 1024) + 2 * 1024
 
 
 def test_the_summary_at_the_end_of_a_run_is_no_step(tmp_path):

@@ -84,7 +84,7 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
 
     holds = functools.cache(lambda: probe(checkpoint, recipe.model))
     carries, adapters = recipe.grpo.partial == "carry", recipe.model.sends_adapters
-    return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries, adapters)
+    return VllmPolicy(recipe.rollout.servers, checkpoint, holds, carries, adapters, recipe.model.revision)
 
 
 def teaching(recipe: Recipe) -> str:

@@ -49,6 +49,7 @@ class VllmPolicy(Policy):
             any.
         carries: they get new weights while they sample, and say which sampled each token (`/inference/v1/generate`).
         adapters: they may be sent low-rank adapters alone; the newest are asked for by their name.
+        revision: the commit of a hub checkpoint; None for its newest. A folder has none.
 
     Raises:
         ResourceError: no server is named, or one serves no model.
@@ -65,12 +66,14 @@ class VllmPolicy(Policy):
         probe: Callable[[], Probe] | None = None,
         carries: bool = False,
         adapters: bool = False,
+        revision: str | None = None,
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
         from transformers import AutoTokenizer
 
-        self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint)))
+        commit = None if Path(checkpoint).is_dir() else revision
+        self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint), revision=commit))
         self.live = LIVE_PER_SERVER * len(servers)
         served = [_served(url) for url in servers]
         others = len(servers) > 1
