@@ -12,11 +12,12 @@ from flows.progress import Bars
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import RecipeError
+from pipelines.plugins import plugin_code
 from pipelines.report import writer
 from pipelines.stages import evaluate, graph
 from pipelines.stages.answers import latencies
 from pipelines.stages.context import Context
-from pipelines.stages.fingerprints import folder_digest, prompt_digest
+from pipelines.stages.fingerprints import cards, folder_digest, prompt_digest
 from pipelines.stages.inputs import examples
 from pipelines.stages.report import of_systems, systems_of
 from pipelines.store import Store, read_json
@@ -116,7 +117,15 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
 
 def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> Path:
     """A policy's evaluation on the first benchmark of a recipe."""
-    settings = {"policy": answerer.about, "recipe": recipe.slice(*ASKING), "prompt": prompt_digest(recipe.protocol)}
+    asking = recipe.slice(*ASKING)
+    settings = {
+        "policy": answerer.about,
+        "recipe": asking,
+        "prompt": prompt_digest(recipe.protocol),
+        "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
+        "plugins": plugin_code(asking | recipe.slice("rollout.policy")),
+        "cards": cards(recipe.data.test[:1], store.root),
+    }
     evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
     results = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
@@ -136,12 +145,13 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
         data = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), test.folder)
         writer.write_all(data, folder)
 
+    evaluation = recipe.slice(*graph.VERDICTS, "benchmark.name", "execution", "gold_schema", "stages")
     whole = {
         **settings,
         "name": answerer.name,
-        "evaluation": recipe.slice(*graph.VERDICTS, "benchmark.name", "execution", "gold_schema", "stages"),
+        "evaluation": evaluation,
+        "code": plugin_code(evaluation),
         "test": test.key,
-        "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
     }
     key = recipes.digest(whole)
     if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):

@@ -177,7 +177,11 @@ def serve(
     databases = open_databases(texts)
     with named.sandbox(databases.values(), execution) as sql:
         # A file that is no database is said now, not to each caller.
-        schemas = {name: database.schema(sql) for name, database in databases.items()}
+        shown = Protocol() if model is None else model().recipe.protocol
+        schemas = {
+            name: database.schema(sql, shown.schema_values, shown.schema_descriptions)
+            for name, database in databases.items()
+        }
         budget, agents = Budget(rows=rows), {}
         if model is not None:
             agents = {name: Agent(database, sql, schemas[name], model, budget) for name, database in databases.items()}

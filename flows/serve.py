@@ -18,7 +18,7 @@ from pathlib import Path
 from flows import screen
 from flows.serving import Service
 from pipelines.databases import named
-from pipelines.errors import SqltrainError, UserError
+from pipelines.errors import UserError
 from pipelines.nightly.ledger import ledgers
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, read_keys
@@ -63,7 +63,9 @@ def serve(database: str, options: Options, overrides: Sequence[str], store: Stor
     folder = store.root / "serve" / where.database.id
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     with where.sql(served().recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
-        agent = Agent(where, sql, where.schema(sql), served, options.budget)
+        shown = served().recipe.protocol
+        schema = where.schema(sql, shown.schema_values, shown.schema_descriptions)
+        agent = Agent(where, sql, schema, served, options.budget)
         feedback = None if options.feedback is None else Feedback(options.feedback, options.keep_days)
         beside: list[Callable[[], Awaitable[None]]] = [served.follow]
         if feedback is not None:
@@ -93,8 +95,8 @@ async def tend(feedback: Feedback, store: Path) -> None:
             feedback.prune()
             if is_tracked(store) and feedback.has_news():
                 await _tell_mlflow(feedback.folder, store)
-        except SqltrainError as error:
-            log.warning("%s", error)
+        except Exception as error:  # of MLflow's library, too: the next round must come
+            log.warning("feedback was not tended: %s", error or type(error).__name__)
         await asyncio.sleep(TEND_S)
 
 

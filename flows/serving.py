@@ -25,6 +25,7 @@ from pipelines.serving.agent import Agent, Event, Model
 from pipelines.serving.feedback import Feedback, now
 from pipelines.serving.metrics import Metrics
 from pipelines.sql.audit import append
+from pipelines.types import is_sayable
 
 PAGE = Path(__file__).resolve().parents[1] / "pipelines" / "serving" / "page.html"
 
@@ -122,7 +123,7 @@ class Service:
 
     async def _sql(self, request: Request, user: str) -> Response:
         sql = (await body_of(request)).get("sql")
-        if not isinstance(sql, str) or not sql.strip():
+        if not isinstance(sql, str) or not sql.strip() or not is_sayable(sql):
             raise Denied(400, "sql must be a query")
         with self.access.question(user):
             event = await while_there(request, self.agent.run(sql))
@@ -134,6 +135,8 @@ class Service:
         id, good, sql = body.get("id"), body.get("good"), body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not (sql is None or isinstance(sql, str)):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql where it is known")
+        if not is_sayable(id + (sql or "")):
+            raise Denied(400, "id and sql must be text")
         if sql is not None:
             with self.access.question(user):
                 event = await self.agent.run(sql)

@@ -59,5 +59,5 @@ def _page(recipe: Recipe, steps: Sequence[graph.Step], store: Store) -> Text:
         return Text(f"{recipe.name}: no training step is done yet")
     step, folder = newest_folder
     state = "finished" if store.has(step.name, step.key) else "running, or stopped"
-    total = recipe.grpo.steps if step.name == "grpo" else None
+    total = recipe.grpo.steps if step.name == "grpo" and recipe.grpo.epochs is None else None
     return Text("\n".join([f"{recipe.name}: {step.name} {step.key}, {state}", *watch.view(watch.read(folder), total)]))

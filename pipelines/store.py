@@ -196,7 +196,7 @@ def writing(place: Path) -> Iterator[None]:
     except Exception as error:
         if out_of_room(error, place):
             raise no_room(place) from None
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS):
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
             raise ResourceError(f"cannot write {error.filename or place}", "Pass store=DIR.") from None
         raise
 

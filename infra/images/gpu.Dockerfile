@@ -1,6 +1,6 @@
 # GPU worker: flows run from the ops environment, training in one of its own (vLLM and Prefect cannot share one).
 #   docker build -f infra/images/gpu.Dockerfile -t sqltrain-gpu .
-# A form for it sets hardware.python=/opt/gpu/bin/python, which SQLTRAIN_FORM_KEYS allows.
+# A form for it sets hardware.python=/opt/gpu/bin/python, which SQLTRAIN_FORM_KEYS of all workers must allow (compose.yaml).
 # CUDA is the one that gpu.lock's torch was built for: DeepSpeed compiles against it. Not run here: tests/infra/ parses it,
 # and tests/services/test_locks.py resolves what both `pip install` lines ask for, on this image's Python (3.12).
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
@@ -8,8 +8,7 @@ FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 ENV PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
     DO_NOT_TRACK=1 \
-    SQLTRAIN_STORE=/store \
-    SQLTRAIN_FORM_KEYS=hardware.python=/opt/gpu/bin/python
+    SQLTRAIN_STORE=/store
 
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 python3-venv python3-dev build-essential git \

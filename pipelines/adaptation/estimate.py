@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.config import Recipe
 from pipelines.data.cutting import Part
+from pipelines.stages.fingerprints import asked
 from pipelines.stages.graph import Step, kind_of
 
 Counts = Mapping[Part, int]
@@ -95,4 +96,6 @@ def price(recipe: Recipe, counts: Counts) -> str:
             most = tokens * (recipe.protocol.max_turns * entry.price_in + entry.price_out) / 1e6
             cost = f"at most {most:,.2f} {entry.currency}" if most else "its entry has no price"
             lines.append(f"{teacher.endpoint}: {cost}")
+    others = {name for stage in recipe.stages if stage != "synthesize" for name in asked(recipe, stage) if name}
+    lines += [f"{name}: is asked too, at a cost that is not estimated" for name in sorted(others)]
     return "; ".join(lines) or "no endpoint is asked, so nothing is paid"

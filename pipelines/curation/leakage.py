@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pipelines.alike import normalised, sql_shape
-from pipelines.types import Example
+from pipelines.sql.dialects.hiding import identity
+from pipelines.types import Database, Example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,24 @@ class Leak:
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first
     ("exact", lambda example: example.question.strip()),
     ("normalised", lambda example: normalised(example.question) or example.question),
-    ("sql", lambda example: (example.database.id, sql_shape(example.gold_sql, names=True))),
+    ("sql", lambda example: sql_shape(example.gold_sql, names=True)),
 )
+
+
+class Databases:
+    """Which databases are the same: those of one name, and those of one place, by whatever name a source calls it."""
+
+    def __init__(self, held_out: Iterable[Example]) -> None:
+        homes = {example.database.location: example.database.id for example in held_out}
+        self._names = {identity(location): name for location, name in homes.items() if location}
+        self._known: dict[tuple[str, str], str] = {}
+
+    def name(self, database: Database) -> str:
+        """Its name among the held-out questions, else its own."""
+        key = (database.id, database.location)
+        if key not in self._known:
+            self._known[key] = self._names.get(identity(database.location), database.id)
+        return self._known[key]
 
 
 def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
@@ -39,19 +56,18 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
 
     SQL counts only where both ask the same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
-    databases = {example.database.id for example in held_out}
+    databases = Databases(held_out)
+    asked = {databases.name(example.database) for example in held_out}
     tests = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
     for example in train:
+        database = databases.name(example.database)
         for kind, name, index in tests:
-            if kind == "sql" and example.database.id not in databases:
+            if kind == "sql" and database not in asked:
                 continue  # its shape, which takes the longest to find, could be nobody's
-            others = index.get(name(example))
-            if others:
-                other = next(
-                    (candidate for candidate in others if candidate.database.id == example.database.id), others[0]
-                )
-                same = other.database.id == example.database.id
-                yield Leak(kind, example.id, other.id, example.question, same)
+            others = index.get(name(example), [])
+            here = [candidate for candidate in others if databases.name(candidate.database) == database]
+            if here or (others and kind != "sql"):
+                yield Leak(kind, example.id, (here or others)[0].id, example.question, bool(here))
                 break
 
 
@@ -64,20 +80,20 @@ def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[
 
 def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
-    count, databases = 0, set()
+    count, databases, names = 0, Databases(held_out), set()
 
     def counted() -> Iterator[Example]:
         nonlocal count
         for example in train:
             count += 1
-            databases.add(example.database.id)
+            names.add(databases.name(example.database))
             yield example
 
     repeats = list(leaks(counted(), held_out))
     return {
         "train": count,
         "held_out": len(held_out),
-        "shared_databases": sorted(databases & {example.database.id for example in held_out}),
+        "shared_databases": sorted(names & {databases.name(example.database) for example in held_out}),
         "any_database": {kind: sum(leak.kind == kind for leak in repeats) for kind, _ in TESTS},
         "same_database": {kind: sum(leak.kind == kind and leak.same_database for leak in repeats) for kind, _ in TESTS},
         "leaks": [dataclasses.asdict(leak) for leak in repeats],

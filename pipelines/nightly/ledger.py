@@ -59,7 +59,8 @@ class Ledger:
         Raises:
             Overlap: another one is at work.
         """
-        self.batches.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.batches.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

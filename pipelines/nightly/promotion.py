@@ -49,7 +49,8 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
     whole = _compare(test, seed)
     parts = {f"level/{level}": _level(test, level) for level in HARDNESS_LEVELS}
     parts |= {f"guard/{name}": pairs for name, pairs in guards.items()}
-    differences = {name: _difference(pairs, seed) for name, pairs in parts.items() if pairs.before and pairs.after}
+    by_part = {name: _difference(pairs, seed) for name, pairs in parts.items() if pairs.before and pairs.after}
+    differences = {name: value for name, value in by_part.items() if value is not None}
     numbers = {**_numbers(whole), **differences}
     lost = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
     change = f"{100 * whole.accuracy_before:.1f} to {100 * whole.accuracy_after:.1f} % of {whole.paired.n} questions"
@@ -77,8 +78,10 @@ def _level(pairs: Held, level: str) -> Held:
     return Held(before, after, pairs.equality)
 
 
-def _difference(pairs: Held, seed: int) -> float:
-    return _compare(pairs, seed).paired.difference
+def _difference(pairs: Held, seed: int) -> float | None:
+    """None where no question of the part was answered on both sides."""
+    comparison = compare(pairs.before, pairs.after, pairs.equality, ("champion", "challenger"), seed=seed)
+    return None if comparison is None else comparison.paired.difference
 
 
 def _sure(comparison: Comparison, settings: Nightly, sign: int) -> bool:

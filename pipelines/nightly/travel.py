@@ -71,10 +71,13 @@ def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int) -> 
     home, _, place = rest.partition("/")
     batch, _, file = place.partition("/")
     path = ledger.batches / batch / file
-    if (owner, home) != (recipe, BATCHES) or file not in FILES or not arrival.is_plain(batch) or path.is_file():
+    if (owner, home) != (recipe, BATCHES) or file not in FILES or not arrival.is_plain(batch):
         return
-    _hold_size(f"{HOME}/{name}", size)
-    remote.get(f"{HOME}/{name}", path)
+    if not path.is_file():
+        _hold_size(f"{HOME}/{name}", size)
+        beside = path.with_name(f".{path.name}.partial")
+        remote.get(f"{HOME}/{name}", beside)
+        beside.replace(path)
     for link, target in (read_json(path) if file == LINKS else {}).items():
         spot = arrival.inside(path.parent, link)
         spot.parent.mkdir(parents=True, exist_ok=True)

@@ -197,7 +197,8 @@ class Feedback:
 
     def _write_inbox(self) -> None:
         path = self.folder / INBOX
-        text = "".join(row["line"] + "\n" for row in self._db.execute("SELECT line FROM lesson ORDER BY rowid"))
+        last = {_asked(row["line"]): row["line"] for row in self._db.execute("SELECT line FROM lesson ORDER BY rowid")}
+        text = "".join(line + "\n" for line in last.values())
         if text != (path.read_text(encoding="utf-8") if path.is_file() else ""):
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, text)
@@ -207,6 +208,12 @@ def _lesson(question: sqlite3.Row, sql: str) -> str:
     """A line of the inbox."""
     row = {"id": question["id"], "question": question["question"], "database": question["database"], "sql": sql}
     return json.dumps(row | ({"evidence": question["evidence"]} if question["evidence"] else {}))
+
+
+def _asked(line: str) -> tuple[str, ...]:
+    """What a line of the inbox asks: of several users' answers to the same question the last one counts."""
+    row = json.loads(line)
+    return row["database"], row["question"], row.get("evidence", "")
 
 
 @contextmanager

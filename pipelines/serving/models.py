@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines import recipes
 from pipelines.checkpoint import folder_of, read_card, require_sound
-from pipelines.errors import DataError, RecipeError, SqltrainError
+from pipelines.errors import DataError, RecipeError
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.rollout.policies.base import Policy, Request
 from pipelines.rollout.policies.scripted import ScriptedPolicy
@@ -135,5 +135,5 @@ class Served:
                 if key != self._model.name:
                     self._model = await asyncio.to_thread(opened, *self._given)
                     log.warning("the champion is %s now", key)
-            except SqltrainError as error:
-                log.warning("the champion before goes on serving: %s", error)
+            except Exception as error:  # a full memory, too: who serves must go on looking
+                log.warning("the champion before goes on serving: %s", error or type(error).__name__)

@@ -68,7 +68,7 @@ GRAPH: tuple[Stage, ...] = (
     Stage("test", 1, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
     Stage(
         "leakage",
-        1,
+        2,
         (),
         ("data", "test"),
         "data:build_leakage",

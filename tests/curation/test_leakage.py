@@ -45,6 +45,20 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
     assert found["shared_databases"] == []
 
 
+def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path: Path) -> None:
+    """Feedback names a file by its whole path; the held-out questions' reader calls it by a short name."""
+    file = tmp_path / "shop.sqlite"
+    file.touch()
+    (tmp_path / "link.sqlite").symlink_to(file)
+    question, sql = "How many singers are there?", "SELECT count(*) FROM singer"
+    held_out = [Example("h", question, Database("shop", "sqlite", str(file)), sql)]
+    named = Database(str(file), "sqlite", str(tmp_path / "link.sqlite"))
+    train = [Example("a", question, named, sql), Example("b", "Other words", named, "select COUNT(*) from singer")]
+    found = leakage.report(train, held_out)
+    assert found["same_database"] == {"exact": 1, "normalised": 0, "sql": 1}
+    assert found["shared_databases"] == ["shop"]
+
+
 def test_questions_of_fillers_alone_are_not_all_alike() -> None:
     assert (
         list(

@@ -15,6 +15,7 @@ import pytest
 
 from flows import evaluating
 from pipelines import recipes
+from pipelines.databases import card
 from pipelines.errors import RecipeError
 from pipelines.stages import data, evaluate
 from pipelines.stages.context import Context, Silent
@@ -146,6 +147,25 @@ def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: P
     assert asked == [("greedy", 3), ("sampled", 3), ("sampled", 6)]
     oracle(store, "sql_trail", *mine, "protocol.max_turns_eval=1")
     assert len(answers(store)) == 12  # asked in another way
+
+
+def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered when the prompt still showed it is not taken for an answer now."""
+    monkeypatch.chdir(tmp_path)
+    store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}", "data.max_bad_share=0.5")
+    oracle(store, "sql_trail", *mine)
+    before = answers(store)
+    columns = {"name": card.ColumnCard(type="TEXT"), "flag": card.ColumnCard(type="TEXT", hidden=True)}
+    known = card.Card(
+        engine="sqlite",
+        location=str(own.with_name("harbour.sqlite")),
+        tables={"ship": card.TableCard(columns=columns)},
+    )
+    card.write(card.place("harbour"), known)
+    oracle(store, "sql_trail", *mine)
+    assert len(answers(store)) > len(before)
 
 
 def test_the_oracle_has_nothing_to_play_where_the_gold_is_a_result(spider2: Path, tmp_path: Path) -> None:

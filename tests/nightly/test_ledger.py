@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import DataError
+from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import Ledger, Overlap, ledgers
 from pipelines.store import Store
 
@@ -72,6 +72,13 @@ def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:
 def test_one_night_at_a_time(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     with book.locked(), pytest.raises(Overlap, match="another night"), ledger(tmp_path).locked():
+        pass
+
+
+def test_a_store_that_is_no_folder_is_one_plain_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "x")
+    with pytest.raises(ResourceError, match=r"cannot write .*store=DIR"), Ledger(store, "farms").locked():
         pass
 
 

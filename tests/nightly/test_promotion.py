@@ -66,6 +66,15 @@ def test_a_level_that_loses_more_than_the_bound_stops_a_better_challenger() -> N
     assert decide(held(before, after), {}, Nightly(max_drop=0.2), 0).decision == "promoted"
 
 
+def test_a_level_of_which_nothing_was_answered_decides_nothing() -> None:
+    """The only question of a level broke on one side: the night still decides by the others."""
+    pairs = held(NONE, ALL)
+    broken = [dataclasses.replace(one, broken=True) if one.hardness == "extra" else one for one in pairs.after]
+    verdict = decide(Held(pairs.before, broken, "strict"), {}, Nightly(), 0)
+    assert verdict.decision == "promoted"
+    assert "level/extra" not in verdict.numbers
+
+
 def test_a_guard_that_is_answered_worse_stops_it_too() -> None:
     guard = held([True] * 20, [index > 0 for index in range(20)])  # one of twenty: five points
     verdict = decide(held(NONE, ALL), {"data/spider_dk": guard}, Nightly(), 0)

@@ -55,6 +55,31 @@ def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path: Path, h
     assert len(said) == 2  # nothing is new on either side
 
 
+def test_a_pull_that_was_cut_short_is_gone_on_with(
+    tmp_path: Path, here: Store, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a file is none; links that a list of links names are made, however early the pull before it ended."""
+    travel.push(remote, here, lambda line: None)
+    there, get = Store(tmp_path / "there"), Remote.get
+
+    def cut(remote: Remote, name: str, path: Path) -> None:
+        get(remote, name, path)
+        if name.endswith("questions.jsonl"):
+            path.write_bytes(path.read_bytes()[:10])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Remote, "get", cut)
+    with pytest.raises(KeyboardInterrupt):
+        travel.pull(remote, there, lambda line: None)
+    monkeypatch.setattr(Remote, "get", get)
+    for link in Ledger(there, "farms").batches.rglob("*.sqlite"):
+        link.unlink()
+    travel.pull(remote, there, lambda line: None)
+    (batch,), (whole,) = (Ledger(store, "farms").batches.glob("[0-9]*") for store in (there, here))
+    assert (batch / "questions.jsonl").read_bytes() == (whole / "questions.jsonl").read_bytes()
+    assert (batch / "n00.sqlite").is_symlink()
+
+
 def test_ledgers_that_have_parted_are_not_mixed(tmp_path: Path, here: Store, remote: Remote) -> None:
     travel.push(remote, here, lambda line: None)
     there = Store(tmp_path / "there")

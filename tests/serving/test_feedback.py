@@ -71,6 +71,20 @@ def test_a_mended_answer_is_the_nights_and_the_last_word_counts(tmp_path: Path) 
     assert [each["good"] for each in next(feedback.export())["verdicts"]] == [False, True, False]
 
 
+def test_a_question_that_several_people_judge_is_one_row_for_the_night(tmp_path: Path) -> None:
+    """More than one row in twenty that says the same would have the whole batch refused."""
+    feedback = Feedback(tmp_path)
+    for user in ("ada", "bob", "eve"):
+        keep(feedback, f"of-{user}", user)
+        feedback.decide(f"of-{user}", user, True, "SELECT 2" if user == "eve" else None)
+    keep(feedback, "elsewhere", database="y")
+    feedback.decide("elsewhere", "ada", True, None)
+    rows = [json.loads(line) for line in (tmp_path / INBOX).read_text().splitlines()]
+    assert [(row["id"], row["sql"]) for row in rows] == [("of-eve", "SELECT 2"), ("elsewhere", SQL)]
+    feedback.delete("eve")
+    assert lines(tmp_path) == ["of-bob", "elsewhere"]
+
+
 def test_the_commands_print_and_delete_what_is_kept_while_a_server_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
