@@ -57,7 +57,7 @@ ARMS = {
     "GRPO": Arm("", "evaluate_grpo", ("difficulty", "grpo")),
     "more SFT": Arm("more_sft", "evaluate_sft", ("sft",)),
     "rejection sampling": Arm("rejection", "evaluate_sft", ("synthesize", "sft"), resumes=True),
-    "teacher on the RL pool": Arm("ceiling", "evaluate_sft", ("sft",)),
+    "teacher on the RL pool": Arm("ceiling", "evaluate_sft", ("sft",), resumes=True),
 }
 RIVALS = tuple(name for name in ARMS if name not in ("SFT", "GRPO"))
 

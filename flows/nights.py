@@ -17,8 +17,8 @@ from pipelines.nightly.promotion import Held, Verdict, decide
 from pipelines.nightly.union import Part, sources, unite
 from pipelines.stages import graph
 from pipelines.stages.evaluate import records
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
+from pipelines.stages.inputs import LEAKAGE, examples
+from pipelines.store import Store, read_json
 
 Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
@@ -123,6 +123,7 @@ def conclude(
         numbers=verdict.numbers,
         new=[path.name for path in fresh],
         rows=sum(inbox.size(path) for path in fresh),
+        held_out=sum(inbox.left_out(path) for path in fresh),
         challenger={"stage": challenger.stage, "key": challenger.key},
         champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
         learned=challenger.learned,
@@ -148,7 +149,7 @@ def _curated(site: Site, recipe: Recipe) -> list[graph.Step]:
 
 
 def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
-    """A batch's curated stages.
+    """A batch's curated stages; rows of a fresh one that ask what is held out are left out of it.
 
     Raises:
         DataError: it breaks a contract, and was taken back.
@@ -159,8 +160,17 @@ def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> 
         if fresh:
             _hold_drift(site, keys, base)
     except DataError as error:
+        if fresh and inbox.leave_out(batch, _repeats(site, recipe)):
+            return _admit(site, ledger, batch, base, fresh)
         raise _refused(site, ledger, recipe, [batch], error) from error
     return keys
+
+
+def _repeats(site: Site, recipe: Recipe) -> dict[str, str]:
+    """Rows that ask a held-out question of the same database, each with that question."""
+    reports = [read_json(step.folder / LEAKAGE) for step in _curated(site, recipe) if step.name in ("data", "leakage")]
+    leaks = [leak for report in reports for pool in report.values() for leak in pool["leaks"]]
+    return {leak["train"]: leak["held_out"] for leak in leaks if leak["same_database"]}
 
 
 def _refused(site: Site, ledger: Ledger, recipe: Recipe | None, batches: Sequence[Path], error: DataError) -> DataError:

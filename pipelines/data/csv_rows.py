@@ -33,6 +33,8 @@ def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dic
             yield from ((reader.line_num, _row(header, cells)) for cells in reader if any(map(str.strip, cells)))
     except UnicodeDecodeError:
         raise DataError(f"{file.name} is not UTF-8", "Save it as “CSV UTF-8”.") from None
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from None
     except csv.Error as error:
         raise DataError(f"{file.name} is not CSV: {error}", HINT) from None
 

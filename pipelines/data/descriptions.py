@@ -60,7 +60,7 @@ def beside(location: Path) -> Words:
 def files(location: Path) -> Iterator[Path]:
     """The files that describe an SQLite database of a benchmark."""
     file = location.resolve()
-    yield from tables_of(file.parents[2])
+    yield from tables_of(file.parents[min(2, len(file.parents) - 1)])
     yield from sorted((file.parent / "database_description").glob("*.csv"), key=lambda path: path.name.lower())
 
 

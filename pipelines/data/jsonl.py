@@ -107,8 +107,6 @@ def _names(source: Source, options: OwnOptions) -> list[str]:
 
 def _load(source: Source, root: Path) -> Loaded:
     options, file = read_options(OwnOptions, source), source_folder(source)
-    if file.is_dir():
-        raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
 
     def make(numbered: Row) -> Example:
         number, row = numbered
@@ -126,6 +124,8 @@ def _load(source: Source, root: Path) -> Loaded:
 def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
     """Each row of a file behind the place where it stands."""
     file = source_folder(source)
+    if file.is_dir():
+        raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
     if source.kind == "csv":
         needed = [("question",), SQL, *([DATABASE] if options.database is None else [])]
         yield from ((f"{file.name}:{number}", (number, row)) for number, row in csv_rows.rows(file, needed))
@@ -147,7 +147,11 @@ def _id(row: Any) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
-    with file.open("rb") as stream:
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from None
+    with stream:
         for number, line in enumerate(stream, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if text.strip():

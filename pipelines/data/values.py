@@ -95,15 +95,14 @@ def closeness(value: str, question: str) -> float:
 def _may_hold_text(column: Column) -> bool:
     """Whether a column may hold texts; a type says it but in SQLite, where it is told by the values."""
     kind = column.type.upper()
-    return not any(
-        word in kind for word in ("INT", "REAL", "FLOA", "DOUB", "NUM", "DEC", "BOOL", "BLOB", "DATE", "TIME")
-    )
+    return not any(word in kind for word in NO_TEXT)
 
 
 def _distinct(database: Database, table: Table, column: Column) -> str:
     name = quoted(column.name)
     text = f"typeof({name}) = 'text' AND " if database.engine == "sqlite" else ""
-    value = name if database.engine == "sqlite" else f"CAST({name} AS VARCHAR)"
+    text_type = "CHAR" if database.engine == "mysql" else "VARCHAR"
+    value = name if database.engine == "sqlite" else f"CAST({name} AS {text_type})"
     return (
         f"SELECT DISTINCT {value} FROM {quoted(table.name)} "
         f"WHERE {text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"

@@ -232,6 +232,8 @@ def write(path: Path, card: Card) -> None:
 def merged(fresh: Card, old: Card) -> Card:
     """A catalogue that was read again, with what a person wrote before: nothing that was hidden comes back."""
     tables = {name: _merged_table(table, old.tables.get(name)) for name, table in fresh.tables.items()}
+    gone = {name: _hidden_part(table) for name, table in old.tables.items() if name not in tables}
+    tables |= {name: table for name, table in gone.items() if table.hidden or table.columns}  # it may come back
     kept = {"password_env": fresh.password_env or old.password_env, "notes": old.notes, "metrics": old.metrics}
     return fresh.model_copy(update={**kept, "tables": tables})
 
@@ -240,7 +242,14 @@ def _merged_table(fresh: TableCard, old: TableCard | None) -> TableCard:
     if old is None:
         return fresh
     columns = {name: _kept(column, old.columns.get(name)) for name, column in fresh.columns.items()}
+    columns |= {name: column for name, column in _hidden_part(old).columns.items() if name not in columns}
     return _kept(fresh, old).model_copy(update={"columns": columns})
+
+
+def _hidden_part(table: TableCard) -> TableCard:
+    """A table with its hidden columns alone, or all of them where it is hidden itself."""
+    columns = {name: column for name, column in table.columns.items() if table.hidden or column.hidden}
+    return table.model_copy(update={"columns": columns})
 
 
 def _kept(fresh: Part, old: Part | None) -> Part:

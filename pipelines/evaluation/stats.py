@@ -117,7 +117,7 @@ def paired(
     """The mean of after - before over the same questions, with a 95 % interval; None when there are none.
 
     Whole databases are resampled, or single questions when there are fewer than `MIN_CLUSTERS`; differences that are
-    all equal get the reach of Wilson's interval of 0 in n.
+    all equal get the reach of Wilson's interval of 0 in n; of counts, in units of that difference.
 
     Raises:
         ValueError: the three sequences differ in length.
@@ -132,7 +132,8 @@ def paired(
     method: Method
     if min(differences) == max(differences):
         reach = wilson(0, n)[1]  # a bootstrap would be sure of what so many questions can only suggest
-        method, low, high = "wilson", max(mean - reach, -1.0), min(mean + reach, 1.0)
+        scale = max(1.0, abs(mean))  # of counts, which may differ by more than a share
+        method, low, high = "wilson", max(mean - scale * reach, -scale), min(mean + scale * reach, scale)
     else:
         method = "bootstrap by database" if by_database else "bootstrap by question"
         low, high = bootstrap(units, seed)

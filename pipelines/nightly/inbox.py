@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from pipelines.config import Nightly
 from pipelines.errors import DataError
 from pipelines.recipes import digest
 from pipelines.sql.dialects.dialect import has_password
-from pipelines.store import read_json, write_json, writing
+from pipelines.store import read_json, write_atomic, write_json, writing
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
+HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask what is held out, and so take no part
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
 DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/data/jsonl.py
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
@@ -140,6 +141,32 @@ def _reach(name: str, home: Path, work: Path) -> str:
         spot.parent.mkdir(parents=True, exist_ok=True)
         spot.symlink_to(target.resolve())
     return name
+
+
+def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
+    """Take rows that ask what is held out from a batch, into its `held_out.jsonl`; whether some went and some stay.
+
+    They count as taken: the same rows do not come again.
+
+    Args:
+        repeats: ids of rows, each with the held-out question that it asks.
+    """
+    lines = (batch / QUESTIONS).read_text(encoding="utf-8").splitlines(keepends=True)
+    ids = [str(row.get("id")) if isinstance(row := _parse(line), dict) else "" for line in lines]
+    stay = [line for line, id in zip(lines, ids, strict=True) if id not in repeats]
+    if len(stay) in (0, len(lines)):
+        return False
+    gone = [{"id": id, "asks": repeats[id]} for id in ids if id in repeats]
+    with writing(batch):
+        write_atomic(batch / HELD_OUT, "".join(json.dumps(row) + "\n" for row in gone))
+        write_atomic(batch / QUESTIONS, "".join(stay))
+    return True
+
+
+def left_out(batch: Path) -> int:
+    """Rows of a batch that ask what is held out."""
+    path = batch / HELD_OUT
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
 
 
 def size(batch: Path) -> int:

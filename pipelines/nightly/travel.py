@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pipelines import arrival
 from pipelines.errors import DataError
-from pipelines.nightly.inbox import QUESTIONS, ROWS
+from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, ledgers
 from pipelines.remote import LINKS, Remote
 from pipelines.store import Store, read_json, write_atomic, write_json
 
-FILES = (QUESTIONS, ROWS, LINKS)  # of a batch, in the order in which they travel
+FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which they travel
 
 
 def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
@@ -62,7 +62,8 @@ def _batches(ledger: Ledger) -> Iterator[tuple[str, Path]]:
     for batch in sorted(ledger.batches.glob("[0-9]*")):
         links = {str(path.relative_to(batch)): os.readlink(path) for path in batch.rglob("*") if path.is_symlink()}
         write_json(batch / LINKS, links)
-        yield from ((f"{BATCHES}/{batch.name}/{name}", batch / name) for name in FILES)
+        files = [name for name in FILES if (batch / name).is_file()]
+        yield from ((f"{BATCHES}/{batch.name}/{name}", batch / name) for name in files)
 
 
 def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int) -> None:

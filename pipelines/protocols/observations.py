@@ -136,7 +136,13 @@ def records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: in
     """
     if not result.ok:
         return {"error": _json_cell(_message(result), cell_chars)}
-    columns = [_json_cell(name, cell_chars) for name in result.columns]
+    columns: list[Any] = []
+    spent = 0
+    for name in result.columns:
+        columns.append(_json_cell(name, cell_chars))
+        spent += len(text_of(columns[-1])) + 4
+        if spent > total_chars:
+            return {"columns": columns[:-1], "data": [], "more": True}
     data: list[list[Any]] = []
     spent = 0
     for row in result.rows[:rows]:

@@ -53,9 +53,9 @@ def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
 
 
 def each_example(folder: Path, pool: str) -> Iterator[Example]:
-    """The examples of a pool, of which few are in memory at a time; locations of databases stay relative."""
+    """The examples of a pool, their databases resolved, of which few are in memory at a time."""
     for frame in frames.windows(folder / DATA):
-        yield from frames.from_frame(frame.filter(pl.col("pool") == pool), Example)
+        yield from resolve(frames.from_frame(frame.filter(pl.col("pool") == pool), Example), folder)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import recipes
-from pipelines.data.descriptions import describe
+from pipelines.data.descriptions import describe, files
 from pipelines.databases.of_recipe import schemas
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.schema import render
@@ -66,6 +66,10 @@ def test_spiders_natural_names_where_they_say_more(tmp_path: Path) -> None:
         "    city TEXT",
         ");",
     ]
+
+
+def test_a_database_near_the_root_of_the_file_system_has_no_files_beside_it() -> None:
+    assert list(files(Path("/shop.sqlite"))) == []
 
 
 def test_a_file_that_is_broken_describes_nothing(tmp_path: Path) -> None:

@@ -133,6 +133,13 @@ def test_scores_that_are_all_equal_still_have_an_interval() -> None:
     assert 0.009 < none_right.high < 0.01  # 1.96^2 / (400 + 1.96^2)
 
 
+def test_counts_that_all_differ_alike_have_an_interval_around_their_difference() -> None:
+    """Three turns for one turn on 40 questions: Wilson's reach of 0 in 40, 0.0876, in units of that difference."""
+    change = stats.paired([3.0] * 40, [1.0] * 40, list(range(40)))
+    assert change is not None
+    assert (change.difference, change.low, change.high) == (-2.0, -2.0, pytest.approx(-2 + 2 * 0.0876, abs=1e-3))
+
+
 def test_two_systems_that_never_differ_are_not_proven_equal() -> None:
     same = stats.paired([1.0] * 8, [1.0] * 8, range(8))
     assert same is not None

@@ -88,6 +88,25 @@ def test_a_renewed_card_keeps_what_is_hidden() -> None:
     assert (table.rows, table.columns["a"].hidden, table.columns["a"].description) == (2, True, "mine")
 
 
+def test_a_renewed_card_keeps_what_is_hidden_of_what_is_not_there_now() -> None:
+    """A table that a night's job makes anew is as hidden when it is back; what was open is not kept."""
+    secret, plain = card.ColumnCard(type="TEXT", hidden=True), card.ColumnCard(type="TEXT")
+    tables = {
+        "t": card.TableCard(columns={"a": secret, "b": plain}),
+        "pay": card.TableCard(hidden=True, columns={"x": plain}),
+        "log": card.TableCard(columns={"ip": secret, "at": plain}),
+        "open": card.TableCard(columns={"x": plain}),
+    }
+    fresh = card.Card(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"c": plain})})
+    renewed = card.merged(fresh, card.Card(engine="sqlite", location="x", tables=tables))
+    assert {name: sorted(table.columns) for name, table in renewed.tables.items()} == {
+        "t": ["a", "c"],
+        "pay": ["x"],
+        "log": ["ip"],
+    }
+    assert renewed.hidden == (("pay",), {"t": ("a",), "log": ("ip",)})
+
+
 @pytest.mark.parametrize(
     "command", [["connect"], ["mcp"], ["ask", "q", "--database"], ["invent", "--teacher", "t", "--database"]]
 )

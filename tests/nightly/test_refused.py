@@ -54,3 +54,25 @@ def test_after_mending_the_bad_rows_all_rows_come_again(tmp_path: Path, recipe: 
     batch = inbox.collect(recipe.nightly, book.batches)
     assert batch is not None
     assert len(read_json(batch / "rows.json")) == 40
+
+
+def test_rows_that_ask_what_is_held_out_take_no_part_and_the_others_go_on(tmp_path: Path) -> None:
+    """A person has confirmed an answer to a test question: the batch is learned without that row, once."""
+    base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
+    recipe = recipes.load("miniature", [*farms.overrides(tmp_path, base), "sft.epochs=1"])
+    store, book = Store(tmp_path / "store"), Ledger(Store(tmp_path / "store"), "miniature")
+    file = farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 4), [2, 3])
+    held = tmp_path / "held" / "t00.sqlite"
+    question, sql = farms.FAMILIES[1]
+    row = {"id": "confirmed", "question": question, "database": str(held), "sql": sql}
+    file.write_text(file.read_text() + json.dumps(row) + "\n")
+    a_night(recipe, store)
+    (batch,) = book.batches.glob("[0-9]*")
+    (gone,) = [json.loads(line) for line in (batch / "held_out.jsonl").read_text().splitlines()]
+    assert gone["id"].startswith("confirmed")
+    assert len((batch / "questions.jsonl").read_text().splitlines()) == 8
+    (line,) = book.lines()
+    assert (line["decision"] != "refused", line["rows"], line["held_out"]) == (True, 9, 1)
+    from pipelines.nightly import inbox
+
+    assert inbox.collect(recipe.nightly, book.batches) is None

@@ -30,6 +30,13 @@ def test_a_wide_table_is_cut_to_its_budget() -> None:
     assert len(observations.json_text(observations.records(wide, 10, 200, 8000))) < 9000
 
 
+def test_many_columns_are_cut_to_the_budget_too() -> None:
+    wide = result(tuple(f"a_long_name_of_column_{i}" for i in range(1500)))
+    shown = observations.records(wide, 10, 200, 1000)
+    assert len(observations.json_text(shown)) < 1100
+    assert shown["more"] is True
+
+
 def test_an_empty_result_is_shown_as_no_rows() -> None:
     assert observations.table(result(("n",)), 50, 200, 8000) == "n\n(0 rows)"
     assert observations.table(result(("n",)), 50, 200, 8000, brief=True) == " n\n no rows"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from servers import Server
 
+from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.hiding import Hidden, Named, fold
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionResult
@@ -206,6 +207,38 @@ def test_without_anything_hidden_the_same_statements_run(people: Database) -> No
     assert sum(bool(leaks(sql, result)) for sql, result in zip(TRIES, results, strict=True)) > 50
 
 
+COMPUTED = """
+CREATE TABLE staff (id INTEGER, pay INTEGER, monthly INTEGER GENERATED ALWAYS AS (pay / 12) {stored});
+INSERT INTO staff (id, pay) VALUES (1, 120000);
+CREATE VIEW shown AS SELECT id, monthly FROM staff;
+"""
+
+
+def check_computed(database: Database) -> None:
+    """A column that is computed from a hidden one is as hidden, also through a view and under another name."""
+    tries = ["SELECT monthly * 12 FROM staff", "SELECT MONTHLY AS x FROM staff", "SELECT monthly FROM shown"]
+    with SqlEngine(Limits(timeout_s=5), hidden={database.location: ((), {"staff": ("pay",)})}) as engine:
+        results = engine.execute_many([(database, sql) for sql in ["SELECT id FROM staff", *tries]])
+    assert [result.error_class for result in results] == [None, "hidden", "hidden", "hidden"]
+
+
+def test_duckdb_hides_what_is_computed_from_a_hidden_column(tmp_path: Path) -> None:
+    import duckdb
+
+    path = tmp_path / "staff.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(COMPUTED.format(stored=""))
+    check_computed(Database("staff", "duckdb", str(path)))
+
+
+def test_generated_columns_are_read_off_the_statement_that_makes_their_table() -> None:
+    statement = (
+        'CREATE TABLE emp(id INTEGER, d DECIMAL(10,2) DEFAULT((1 + 2)), "mon thly" DECIMAL(9,1) GENERATED ALWAYS '
+        "AS((salary / 12)), w VARCHAR GENERATED ALWAYS AS(concat('GENERATED, ALWAYS', x)), z INTEGER);"
+    )
+    assert computed(statement) == ["mon thly", "w"]
+
+
 def test_duckdb_lets_nothing_hidden_out(tmp_path: Path) -> None:
     import duckdb
 
@@ -236,6 +269,48 @@ def test_postgres_lets_nothing_hidden_out(postgres_people: Database) -> None:
         postgres_people,
         [*TRIES, "SELECT ssn FROM part", "SELECT * FROM part", "SELECT people.person.ssn FROM people.person"],
     )
+
+
+@pytest.mark.services
+def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(server: Server) -> None:
+    import psycopg
+
+    more = (
+        "CREATE TABLE log (x TEXT); CREATE TABLE log_open () INHERITS (log); CREATE TABLE log_secret () INHERITS (log);"
+    )
+    with psycopg.connect(server.admin, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA staff; SET search_path = staff;")
+        connection.execute((COMPUTED.format(stored="STORED") + more).encode())
+        connection.execute(
+            "GRANT USAGE ON SCHEMA staff TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA staff TO reader"
+        )
+        try:
+            database = Database("staff", "postgres", f"{server.reader} options='-c search_path=staff'")
+            check_computed(database)
+            tries = [f"SELECT x FROM {table}" for table in ("log_open", "log", "log_secret")]
+            with SqlEngine(Limits(timeout_s=5), hidden={database.location: (("log_secret",), {})}) as engine:
+                results = engine.execute_many([(database, sql) for sql in tries])
+            assert [result.error_class for result in results] == [None, "hidden", "hidden"]
+        finally:
+            connection.execute("DROP SCHEMA staff CASCADE")
+
+
+@pytest.mark.services
+def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_port: int) -> None:
+    import pymysql
+
+    more = "CREATE TABLE 2023_pay (pin INTEGER, 2fa INTEGER); INSERT INTO 2023_pay VALUES (1, 2);"
+    statements = ["CREATE DATABASE staff", "USE staff", *(COMPUTED.format(stored="") + more).strip().split(";")[:-1]]
+    grants = ["CREATE USER clerk@'%'", "GRANT SELECT, SHOW VIEW ON staff.* TO clerk@'%'"]
+    with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
+        for statement in [*statements, *grants]:
+            connection.cursor().execute(statement)
+    database = Database("staff", "mysql", f"mysql://clerk@127.0.0.1:{mysql_port}/staff")
+    check_computed(database)
+    tries = ["SELECT pin FROM 2023_pay", "SELECT pin FROM `2023_pay`", "SELECT 0x41, 1.5e3, 12"]
+    with SqlEngine(Limits(timeout_s=5), hidden={database.location: (("2023_pay",), {})}) as engine:
+        results = engine.execute_many([(database, sql) for sql in tries])
+    assert [result.error_class for result in results] == ["not_authorized", "hidden", None]
 
 
 @pytest.mark.services

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Iterator
@@ -213,6 +214,20 @@ def test_rows_are_cut_at_the_byte_limit(engine: SqlEngine, shop: Database) -> No
     assert result.ok
     assert result.truncated
     assert 100 <= len(result.rows) <= 111
+
+
+def test_what_others_write_to_a_database_in_wal_mode_is_seen(engine: SqlEngine, tmp_path: Path) -> None:
+    """Their rows are in the log beside the file for a while, and the file itself is as it was."""
+    database = build_shop(tmp_path / "wal.sqlite")
+    with contextlib.closing(sqlite3.connect(tmp_path / "wal.sqlite", isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE seen (x)")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        counted = []
+        for _ in range(3):
+            counted.append(engine.execute_many([(database, "SELECT count(*) FROM seen")])[0].rows)
+            connection.execute("INSERT INTO seen VALUES (1)")
+    assert counted == [((0,),), ((1,),), ((2,),)]
 
 
 def test_a_database_in_wal_mode_is_read_without_writing_beside_it(engine: SqlEngine, tmp_path: Path) -> None:

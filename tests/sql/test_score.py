@@ -424,9 +424,11 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
     )
     times = [databases.cold_ms(shop, "SELECT value FROM json_each('[1]'), customer") for _ in range(3)]
     assert all(ms is not None and ms > 0 for ms in times)
+    large = "WITH t(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM t WHERE x < 60000) SELECT hex(randomblob(24)) FROM t"
+    assert databases.cold_ms(shop, f"{large} ORDER BY 1") is not None  # sorted in memory: a worker writes no file
     assert databases.cold_ms(shop, "SELECT nope FROM customer") is None
     assert databases.cold_ms(shop, "SELECT load_extension('x')") is None
-    assert opened == [shop] * 6  # the session's own, and one for each run
+    assert opened == [shop] * 7  # the session's own, and one for each run
 
 
 def test_r_ves_is_the_mean_root_in_percent() -> None:

@@ -32,7 +32,7 @@ from pipelines.sql.dialects.base import (
     fetch,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
-from pipelines.sql.dialects.guard import body, check
+from pipelines.sql.dialects.guard import body, check, lexed
 from pipelines.sql.dialects.hiding import Hidden
 from pipelines.sql.dialects.trees import named_by_duckdb, refused_by_duckdb
 from pipelines.sql.dialects.values import plain_rows
@@ -190,6 +190,8 @@ class DuckdbSession(Session):
         with contextlib.closing(self._opened().cursor()) as cursor:
             rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()
             views = {str(name): str(sql).partition(" AS ")[2].rstrip("; \n") for name, sql in rows}
+            tables = dict(cursor.execute("SELECT table_name, sql FROM duckdb_tables()").fetchall())
+            hidden = hidden.with_computed((table, name) for table, sql in tables.items() for name in computed(sql))
             return hidden.with_views(views, lambda sql: named_by_duckdb(sql, functools.partial(_serialized, cursor)))
 
     def _rows(self, cursor: duckdb.DuckDBPyConnection, sql: str, max_rows: int) -> Raw:
@@ -304,3 +306,17 @@ class _Clock:
                     self._running = None
                     continue
                 self._changed.wait(remaining_s)
+
+
+def computed(statement: str) -> list[str]:
+    """The generated columns of a table, by the statement that makes it, as DuckDB writes it."""
+    tokens, _ = lexed(statement)
+    depth, name, names = 0, "", []
+    for (kind, word), (_, following) in zip(tokens, [*tokens[1:], ("", "")], strict=True):
+        if kind == "sign" and word in "()":
+            depth += 1 if word == "(" else -1
+        if kind == "sign" and depth == 1 and word in ("(", ","):
+            name = following
+        elif kind == "word" and depth == 1 and (word, following) == ("generated", "always"):
+            names.append(name)
+    return names

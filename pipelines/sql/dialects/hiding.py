@@ -118,6 +118,14 @@ class Hidden(NamedTuple):
         """The same and these tables."""
         return self._replace(tables=self.tables | frozenset(map(fold, tables)))
 
+    def with_computed(self, computed: Iterable[tuple[str, str]]) -> Hidden:
+        """The same and columns that are computed from others of their row, as (table, column), beside hidden ones."""
+        columns = dict(self.columns)
+        for table, column in ((fold(table), fold(column)) for table, column in computed):
+            if table in columns:
+                columns[table] |= {column}
+        return self._replace(columns=columns)
+
     def is_read_by(self, named: Named) -> bool:
         """Whether a statement reads something hidden, or could."""
         relations = frozenset(map(fold, named.relations))

@@ -67,6 +67,11 @@ _DESCRIBED = (
 _BEFORE_STAR = frozenset((".", ",", "select", "distinct", "distinctrow", "all"))
 _AFTER_STAR = frozenset((",", "from", "into", "union", "except", "intersect", "where", "limit", "order", "group", ""))
 _VIEWS = "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema = database()"
+_COMPUTED = (
+    "SELECT table_name, column_name FROM information_schema.columns"
+    " WHERE table_schema = database() AND generation_expression > ''"
+)
+_DIGITS = re.compile(r"0(x[0-9a-f]+|b[01]+)\b", re.IGNORECASE)  # a number, though letters follow its first digit
 _PLAIN = "DATE TIME DATETIME DATETIME2 TIMESTAMP TIMESTAMP2 NEWDATE TIME2"
 
 
@@ -166,6 +171,8 @@ def _read_otherwise(sql: str) -> Raw | None:
         text = match[0]
         if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
             return failure(REFUSED, "not_authorized", "this part of SQL is not allowed here: a comment that runs")
+        if match.lastgroup == "number" and _begins_name(sql, match):
+            return failure(REFUSED, "not_authorized", "a name that begins with a digit stands in backticks")
         if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
             return failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
     words = [word for _, word in lexed(sql)[0]]
@@ -180,6 +187,13 @@ def _read_otherwise(sql: str) -> Raw | None:
         if first in ("next", "previous") and (second, third) == ("value", "for"):
             return failure(REFUSED, "not_authorized", "not authorized to use a sequence")
     return None
+
+
+def _begins_name(sql: str, number: re.Match[str]) -> bool:
+    """Whether the server takes what looks like a number for a name: `2023_pay`, `2fa`, `1_2`."""
+    after = sql[number.end() : number.end() + 1]
+    is_name = "_" in number[0] or after == "_" or after.isalpha()
+    return is_name and not _DIGITS.match(sql, number.start())
 
 
 def _named(sql: str) -> Named:
@@ -303,6 +317,8 @@ class MysqlSession(Session):
         connection = self._connection or self._connect(is_first=False)
         self._connection = connection
         with connection.cursor() as cursor:
+            cursor.execute(_COMPUTED)
+            hidden = hidden.with_computed([(str(table), str(column)) for table, column in cursor.fetchall()])
             cursor.execute(_VIEWS)
             return hidden.with_views({str(name): str(sql or "") for name, sql in cursor.fetchall()}, _view)
 

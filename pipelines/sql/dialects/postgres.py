@@ -90,6 +90,10 @@ _PARTS = (
     "SELECT p.relname::text, c.relname::text FROM pg_inherits JOIN pg_class p ON p.oid = inhparent"
     " JOIN pg_class c ON c.oid = inhrelid"
 )  # partitions, and what inherits otherwise
+_COMPUTED = (
+    "SELECT c.relname::text, attname::text FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
+    " WHERE attgenerated <> ''"
+)
 
 
 @dialect("postgres")
@@ -268,17 +272,16 @@ class PostgresSession(Session):
         return self._rows(sql, max_rows)
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """See `Session.closed`: partitions of a table hold its rows under names of their own."""
+        """See `Session.closed`: partitions of a table hold its rows under names of their own, and it shows theirs."""
         parts = [(fold(parent), fold(part)) for parent, part in self._connection.execute(_PARTS).fetchall()]
-        tables, columns = set(hidden.tables), dict(hidden.columns)
-        for _ in parts:  # as deep as they can nest
-            for parent, part in parts:
-                if parent in tables:
-                    tables.add(part)
-                if parent in columns:
-                    columns[part] = columns.get(part, frozenset()) | columns[parent]
+        below, above = _along(hidden, parts), _along(hidden, [(part, parent) for parent, part in parts])
+        columns = dict(below.columns)
+        for table, names in above.columns.items():
+            columns[table] = columns.get(table, frozenset()) | names
+        hidden = Hidden(below.tables | above.tables, columns)
+        hidden = hidden.with_computed(self._connection.execute(_COMPUTED).fetchall())
         views = {str(name): str(sql) for name, sql in self._connection.execute(_VIEWS).fetchall()}
-        return Hidden(frozenset(tables), columns).with_views(views, named_by_postgres)
+        return hidden.with_views(views, named_by_postgres)
 
     def _rows(self, sql: str, max_rows: int) -> Raw:
         """Columns and rows, by a cursor of the server.
@@ -327,3 +330,15 @@ class PostgresSession(Session):
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+def _along(hidden: Hidden, steps: Sequence[tuple[str, str]]) -> Hidden:
+    """What is hidden, carried from the first to the second table of each step, as far as that goes."""
+    tables, columns = set(hidden.tables), dict(hidden.columns)
+    for _ in steps:  # as deep as they can nest
+        for start, end in steps:
+            if start in tables:
+                tables.add(end)
+            if start in columns:
+                columns[end] = columns.get(end, frozenset()) | columns[start]
+    return Hidden(frozenset(tables), columns)

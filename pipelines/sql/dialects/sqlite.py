@@ -337,6 +337,7 @@ class SqliteSession(Session):
         """As BIRD's script times: a new connection, so reading the schema and the pages counts, and closing it too."""
         connection = open_readonly(self._location)
         with contextlib.closing(connection):
+            connection.execute("PRAGMA temp_store = MEMORY")  # a worker may write no file, and large sorts would
             connection.set_authorizer(guard_of_first_use)
             start = perf_counter()
             connection.set_progress_handler(lambda: perf_counter() > start + timeout_s, PROGRESS_OPS)

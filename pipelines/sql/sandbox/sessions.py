@@ -133,7 +133,16 @@ def _stamp(location: str) -> Any:
         info = os.stat(location)
     except OSError:
         return None  # a connection string, or a file that is not there
-    return info.st_mtime_ns, info.st_size, info.st_ino
+    return info.st_mtime_ns, info.st_size, info.st_ino, _log_of(location)
+
+
+def _log_of(location: str) -> Any:
+    """Of SQLite's log beside a file, what is written before the file itself changes; None where it is empty."""
+    try:
+        info = os.stat(location + "-wal")
+    except OSError:
+        return None
+    return (info.st_mtime_ns, info.st_size) if info.st_size else None
 
 
 def whole(raw: Raw) -> Raw:
