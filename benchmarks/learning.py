@@ -148,9 +148,8 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
         ]
         lines.append(f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {by_seed[0]} | {by_seed[1]} |")
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
-    for before, after in [("SFT", name) for name in arms if name != "SFT"] + [
-        (name, "GRPO") for name in RIVALS if name in arms
-    ]:
+    pairs = [("SFT", name) for name in arms if name != "SFT"] + [(name, "GRPO") for name in RIVALS]
+    for before, after in (pair for pair in pairs if set(pair) <= arms.keys()):
         changes = [points(difference(part[before], part[after])) for part in (greedy, sampled)]
         lines.append(f"| {after} over {before} | {changes[0]} | {changes[1]} |")
     return [*lines, "", *_probing(arms, tests)]

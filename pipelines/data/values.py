@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
+from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Column, Schema, Table
@@ -101,8 +102,7 @@ def _may_hold_text(column: Column) -> bool:
 def _distinct(database: Database, table: Table, column: Column) -> str:
     name = quoted(column.name)
     text = f"typeof({name}) = 'text' AND " if database.engine == "sqlite" else ""
-    text_type = "CHAR" if database.engine == "mysql" else "VARCHAR"
-    value = name if database.engine == "sqlite" else f"CAST({name} AS {text_type})"
+    value = name if database.engine == "sqlite" else f"CAST({name} AS {DIALECTS[database.engine].text_type})"
     return (
         f"SELECT DISTINCT {value} FROM {quoted(table.name)} "
         f"WHERE {text}length({value}) BETWEEN 1 AND {LONGEST} LIMIT {DISTINCT}"

@@ -66,6 +66,7 @@ class Dialect(abc.ABC):
         title: its name for people and prompts ("PostgreSQL").
         session: the `Session` of its workers, as "module:class".
         sqlglot: its name for sqlglot.
+        text_type: what it calls the type of a text in a cast.
         suffixes: of its files, the commonest first; none where a server holds the databases.
         schemes: how the addresses of its servers start ("postgresql://"); none where files do.
         tables_query: what an agent asks to see the names of the tables.
@@ -84,6 +85,7 @@ class Dialect(abc.ABC):
     title: ClassVar[str]
     session: ClassVar[str]
     sqlglot: ClassVar[str]
+    text_type: ClassVar[str] = "VARCHAR"
     suffixes: ClassVar[tuple[str, ...]] = ()
     schemes: ClassVar[tuple[str, ...]] = ()
     tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"

@@ -82,6 +82,7 @@ class Mysql(Dialect):
     title = "MySQL"
     session = "pipelines.sql.dialects.mysql:MysqlSession"
     sqlglot = "mysql"
+    text_type = "CHAR"
     schemes = ("mysql://", "mariadb://")
     password_variable = "MYSQL_PWD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
