@@ -300,12 +300,12 @@ def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_po
     import pymysql
 
     more = "CREATE TABLE 2023_pay (pin INTEGER, 2fa INTEGER); INSERT INTO 2023_pay VALUES (1, 2);"
-    statements = ["CREATE DATABASE staff", "USE staff", *(COMPUTED.format(stored="") + more).strip().split(";")[:-1]]
-    grants = ["CREATE USER clerk@'%'", "GRANT SELECT, SHOW VIEW ON staff.* TO clerk@'%'"]
+    statements = ["CREATE DATABASE wages", "USE wages", *(COMPUTED.format(stored="") + more).strip().split(";")[:-1]]
+    grants = ["CREATE USER paymaster@'%'", "GRANT SELECT, SHOW VIEW ON wages.* TO paymaster@'%'"]
     with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
         for statement in [*statements, *grants]:
             connection.cursor().execute(statement)
-    database = Database("staff", "mysql", f"mysql://clerk@127.0.0.1:{mysql_port}/staff")
+    database = Database("staff", "mysql", f"mysql://paymaster@127.0.0.1:{mysql_port}/wages")
     check_computed(database)
     tries = ["SELECT pin FROM 2023_pay", "SELECT pin FROM `2023_pay`", "SELECT 0x41, 1.5e3, 12"]
     with SqlEngine(Limits(timeout_s=5), hidden={database.location: (("2023_pay",), {})}) as engine:
