@@ -24,7 +24,7 @@ from pipelines.store import Store, read_json
 
 ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and by how it is asked
 EVALUATIONS = "evaluations"
-CODE = ("evaluate_model", "report")  # stages whose code makes an evaluation
+VERSIONS = {stage.name: stage.version for stage in graph.GRAPH}
 ASKING = ("protocol", "seed", *(f"execution.{name}" for name in ("timeout_s", "max_rows", "max_bytes", "memory_mb")))
 ANSWER_FIELDS = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
 
@@ -122,7 +122,7 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
         "policy": answerer.about,
         "recipe": asking,
         "prompt": prompt_digest(recipe.protocol),
-        "versions": [stage.version for stage in graph.GRAPH if stage.name in CODE],
+        "version": VERSIONS["evaluate_model"],
         "plugins": plugin_code(asking | recipe.slice("rollout.policy")),
         "cards": cards(recipe.data.test[:1], store.root),
     }
@@ -151,6 +151,7 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
         "name": answerer.name,
         "evaluation": evaluation,
         "code": plugin_code(evaluation),
+        "report": VERSIONS["report"],  # not of the answers' key: another page asks no endpoint again
         "test": test.key,
     }
     key = recipes.digest(whole)

@@ -72,8 +72,7 @@ def _nf4(dtype: torch.dtype) -> dict[str, Any]:
     """How a base is held in 4 bits: NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)."""
     from transformers import BitsAndBytesConfig
 
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ResourceError("model.lora.bits=4 needs bitsandbytes", "pip install 'sqltrain[qlora]'")
+    require_bitsandbytes()
     how = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -82,6 +81,12 @@ def _nf4(dtype: torch.dtype) -> dict[str, Any]:
     )
     place = f"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}" if torch.cuda.is_available() else "cpu"
     return {"quantization_config": how, "device_map": {"": place}}
+
+
+def require_bitsandbytes() -> None:
+    """Raises ResourceError where bitsandbytes, which holds weights in 4 bits, is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ResourceError("model.lora.bits=4 needs bitsandbytes", "pip install 'sqltrain[qlora]'")
 
 
 def hide_bars() -> None:

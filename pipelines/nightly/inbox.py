@@ -151,22 +151,30 @@ def leave_out(batch: Path, repeats: Mapping[str, str]) -> bool:
     Args:
         repeats: ids of rows, each with the held-out question that it asks.
     """
-    lines = (batch / QUESTIONS).read_text(encoding="utf-8").splitlines(keepends=True)
+    text = (batch / QUESTIONS).read_text(encoding="utf-8")
+    lines = [f"{line}\n" for line in text.split("\n") if line]  # `splitlines` would cut at a U+2028
     ids = [str(row.get("id")) if isinstance(row := _parse(line), dict) else "" for line in lines]
     stay = [line for line, id in zip(lines, ids, strict=True) if id not in repeats]
     if len(stay) in (0, len(lines)):
         return False
-    gone = [{"id": id, "asks": repeats[id]} for id in ids if id in repeats]
+    gone = {id: repeats[id] for id in ids if id in repeats}
     with writing(batch):
-        write_atomic(batch / HELD_OUT, "".join(json.dumps(row) + "\n" for row in gone))
+        rows = [{"id": id, "asks": asks} for id, asks in (_held_out(batch) | gone).items()]
+        write_atomic(batch / HELD_OUT, "".join(json.dumps(row) + "\n" for row in rows))
         write_atomic(batch / QUESTIONS, "".join(stay))
     return True
 
 
 def left_out(batch: Path) -> int:
     """Rows of a batch that ask what is held out."""
+    return len(_held_out(batch))
+
+
+def _held_out(batch: Path) -> dict[str, str]:
+    """The ids of a batch's rows that ask what is held out, each with the question that it asks."""
     path = batch / HELD_OUT
-    return len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+    return {row["id"]: row["asks"] for row in rows}
 
 
 def size(batch: Path) -> int:

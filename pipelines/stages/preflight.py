@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Sequence
 
 from pipelines.config import Recipe, Source
 from pipelines.endpoints.client import Connection, endpoint
-from pipelines.errors import RecipeError, ResourceError
+from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
 from pipelines.registry import POLICIES
 from pipelines.rewards.rubric import Rubric
@@ -73,8 +72,10 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
 def _training(recipe: Recipe) -> None:
     """Raises ResourceError where this Python lacks what training would ask for."""
     lora = recipe.model.lora
-    if lora is not None and lora.bits is not None and importlib.util.find_spec("bitsandbytes") is None:
-        raise ResourceError("model.lora.bits=4 needs bitsandbytes", "pip install 'sqltrain[qlora]'")
+    if lora is not None and lora.bits is not None:
+        from pipelines.loading import require_bitsandbytes
+
+        require_bitsandbytes()
     if recipe.hardware.processes == "gpu":
         device(recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"device": "cuda"})}), 0)
 

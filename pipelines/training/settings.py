@@ -203,10 +203,11 @@ def resume_point(plan: Plan) -> str | None:
         TrainingError: DeepSpeed has cut the optimiser's state up for another number of processes, or this process does
             not train what the first one trains.
     """
-    sent = [(plan.model_dump_json(), last_whole_checkpoint(plan.out) if is_main() else None)]
+    own = plan.model_dump_json()
+    sent = [(own, last_whole_checkpoint(plan.out) if is_main() else None)]
     broadcast_object_list(sent)
     (first, checkpoint) = sent[0]
-    if first != plan.model_dump_json():
+    if first != own:
         raise TrainingError(
             f"this machine has joined another training, {plan.out}, than the first one",
             "It joined what a killed run has left. Run again: it joins the newest one.",

@@ -75,6 +75,9 @@ def rounded(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
     plain = {}
     for name, value in weights.items():
         if value.is_floating_point() and value.element_size() > dtype.itemsize:
-            value = smaller.setdefault((value.data_ptr(), value.shape), value.to(dtype))
+            shared = (value.data_ptr(), value.shape)
+            if shared not in smaller:
+                smaller[shared] = value.to(dtype)
+            value = smaller[shared]
         plain[name] = value
     return plain

@@ -149,6 +149,19 @@ def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: P
     assert len(answers(store)) == 12  # asked in another way
 
 
+def test_another_report_page_asks_nothing_again(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
+    oracle(store, "sql_trail", *mine)
+    before = answers(store)
+    monkeypatch.setitem(evaluating.VERSIONS, "report", 1000)
+    oracle(store, "sql_trail", *mine)
+    assert answers(store) == before
+    assert len(list(store.glob("evaluations/*"))) == 2  # and the new page is written
+    monkeypatch.setitem(evaluating.VERSIONS, "evaluate_model", 1000)
+    oracle(store, "sql_trail", *mine)
+    assert len(answers(store)) == 2 * len(before)
+
+
 def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pipelines.config import Nightly, Source
 from pipelines.data import base
 from pipelines.errors import DataError
-from pipelines.nightly.inbox import QUESTIONS, collect, size
+from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, collect, leave_out, left_out, size
 
 ROW = {"question": "how many ?", "database": "shop.sqlite", "sql": "SELECT 1"}
 
@@ -147,6 +147,29 @@ def test_a_text_that_holds_an_end_of_line_is_one_row(tmp_path: Path) -> None:
     assert batch is not None
     assert size(batch) == 1
     assert json.loads((batch / QUESTIONS).read_text(encoding="utf-8"))["question"] == "a\u2028b\u0085c"
+
+
+def test_rows_that_are_left_out_of_a_batch_twice_are_all_kept_on_record(tmp_path: Path) -> None:
+    """A benchmark may grow while a batch waits; a row with an end of line in it stays one row."""
+    rows = [json.dumps({**ROW, "question": f"a\u2028b{place}"}, ensure_ascii=False) for place in range(4)]
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+    assert batch is not None
+
+    def ids() -> list[str]:
+        with (batch / QUESTIONS).open(encoding="utf-8") as file:
+            return [json.loads(line)["id"] for line in file]
+
+    first, second, third, fourth = ids()
+    assert leave_out(batch, {second: "t1"})
+    assert ids() == [first, third, fourth]
+    assert leave_out(batch, {second: "t1", fourth: "t2"})
+    assert ids() == [first, third]
+    gone = [json.loads(line) for line in (batch / HELD_OUT).read_text().splitlines()]
+    assert gone == [{"id": second, "asks": "t1"}, {"id": fourth, "asks": "t2"}]
+    assert left_out(batch) == 2
+    assert not leave_out(batch, {first: "t1", third: "t2"})  # nothing would be left: the batch is refused as it is
 
 
 def test_a_table_may_hold_times_and_bytes(tmp_path: Path) -> None:

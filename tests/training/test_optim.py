@@ -1,5 +1,6 @@
 """Two optimisers behind one: each parameter moves as its own would move it, and one state holds both."""
 
+import contextlib
 import copy
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 from pipelines.config import Optimizer
 from pipelines.loading import load
-from pipelines.training.optim import MuonAdamW, build, split
+from pipelines.training.optim import MuonAdamW, RoundedProducts, build, split
 
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 
@@ -66,3 +67,35 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else(checkpoint, reci
     names = {id(value): name for name, value in network.named_parameters()}
     assert {names[id(value)] for value in rest if value.ndim == 2} == {"model.embed_tokens.weight"}
     assert len(build(network, SETTINGS).param_groups) == 2
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Five steps of Newton and Schulz in float64 (Jordan et al., 2024)."""
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def test_a_cpu_without_bfloat16_multiplies_as_exactly_as_one_that_has_it():
+    for seed in range(4):
+        gradient = torch.randn(64, 96, generator=torch.Generator().manual_seed(seed))
+        weights = [nn.Parameter(torch.zeros(64, 96)) for _ in range(2)]
+        for weight, mode in zip(weights, (contextlib.nullcontext(), RoundedProducts()), strict=True):
+            weight.grad = gradient.clone()
+            with mode:
+                torch.optim.Muon([weight], lr=1.0, weight_decay=0.0).step()
+        exact = orthogonal(gradient)
+        plain, ours = (((-weight.detach().double() - exact).norm() / exact.norm()).item() for weight in weights)
+        assert 0.005 < plain < 0.02  # bfloat16 has eight bits
+        assert abs(ours - plain) < 0.001
+
+
+def test_products_of_other_numbers_are_left_as_they_are():
+    left, right = torch.randn(8, 4), torch.randn(4, 8)
+    with RoundedProducts():
+        assert torch.equal(left @ right, torch.mm(left, right))
+        product = left.bfloat16() @ right.bfloat16()
+    assert product.dtype == torch.bfloat16
+    assert torch.equal(product, (left.bfloat16().float() @ right.bfloat16().float()).bfloat16())

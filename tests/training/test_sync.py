@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from pipelines.errors import EndpointError
 from pipelines.loading import load
 from pipelines.rollout.policies import served
-from pipelines.training.sync import WeightSync
+from pipelines.training.sync import WeightSync, rounded
 
 
 @pytest.fixture
@@ -84,6 +84,17 @@ def test_a_server_of_bfloat16_is_sent_bfloat16(trainer, server, tmp_path):
     assert torch.equal(sent["model.embed_tokens.weight"], weights.bfloat16())
     assert "lm_head.weight" not in sent
     assert weights.dtype == torch.float32
+
+
+def test_an_embedding_that_is_also_the_head_is_rounded_once(monkeypatch):
+    shared = torch.ones(8, 4)
+    casts = []
+    plain = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda *own, **options: casts.append(own) or plain(*own, **options))
+    sent = rounded({"embedding": shared, "head": shared, "norm": torch.ones(4)}, torch.bfloat16)
+    assert len(casts) == 2
+    assert sent["embedding"] is sent["head"]
+    assert {value.dtype for value in sent.values()} == {torch.bfloat16}
 
 
 def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_path):

@@ -191,13 +191,13 @@ class SqliteSession(Session):
             for name, kind in kinds.items()
             if kind == "shadow" and any(fold(name).startswith(f"{of}_") for of in virtual)
         ]
-        columns = {table: hidden_columns | self._generated(table) for table, hidden_columns in hidden.columns.items()}
+        computed = [(table, column) for table in hidden.columns for column in self._generated(table)]
         self._connection.set_authorizer(self._guard)
-        return Hidden(hidden.tables, columns).with_tables([*virtual, *shadows])
+        return hidden.with_computed(computed).with_tables([*virtual, *shadows])
 
-    def _generated(self, table: str) -> frozenset[str]:
+    def _generated(self, table: str) -> list[str]:
         rows = self._connection.execute("""SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)""", (table,))
-        return frozenset(fold(row[0]) for row in rows)
+        return [row[0] for row in rows]
 
     def _hiding_guard(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
         """`guard`, and nothing hidden is read, nor the engine's own tables, which name and sample it."""
