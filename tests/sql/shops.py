@@ -21,10 +21,28 @@ INSERT INTO purchase VALUES (1,1,'pen',3),(2,1,'ink',1),(3,2,'pen',3),(4,3,'cap'
 """
 
 
+USERS = """
+SELECT user FROM user WHERE user.pg_rating = 13
+SELECT u.user FROM user u JOIN user v ON u.pg_rating = v.pg_rating
+SELECT max(user) FROM user
+SELECT "user" FROM "user"
+""".strip().splitlines()  # each answers "ada"
+
+
 def build_shop(path: Path) -> Database:
     """The shop as an SQLite file."""
+    return _build(path, "shop", SHOP)
+
+
+def build_users(path: Path) -> Database:
+    """A table and a column with the name that some engines have for who is connected, as an SQLite file."""
+    script = "CREATE TABLE user (user TEXT, pg_rating INTEGER); INSERT INTO user VALUES ('ada', 13);"
+    return _build(path, "users", script)
+
+
+def _build(path: Path, name: str, script: str) -> Database:
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path)
-    connection.executescript(SHOP)
+    connection.executescript(script)
     connection.close()
-    return Database("shop", "sqlite", str(path))
+    return Database(name, "sqlite", str(path))

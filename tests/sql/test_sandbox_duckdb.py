@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clocks import timed
 from copies import to_duckdb
-from shops import build_shop
+from shops import USERS, build_shop, build_users
 
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
@@ -185,6 +185,15 @@ def test_a_bomb_ends_at_a_limit_and_the_next_query_runs(engine: SqlEngine, shop:
 def test_a_python_variable_is_no_table(engine: SqlEngine, shop: Database) -> None:
     for name in ("bounds", "databases", "session", "row"):
         assert run(engine, shop, f"SELECT * FROM {name}").error_class == "no_such_table"
+
+
+def test_a_table_and_a_column_may_be_called_user(engine: SqlEngine, tmp_path: Path) -> None:
+    """An unquoted `user` is the table's own, where there is one; elsewhere it is a constant of DuckDB."""
+    users = to_duckdb(build_users(tmp_path / "users.sqlite"), tmp_path / "users.duckdb")
+    for sql in USERS:
+        assert run(engine, users, sql).rows == (("ada",),), sql
+    assert run(engine, users, "SELECT user").rows == (("duckdb",),)
+    assert run(engine, users, "SELECT user()").status is ExecutionStatus.REFUSED
 
 
 def test_the_schema_can_be_asked_for_in_sql(engine: SqlEngine, shop: Database) -> None:

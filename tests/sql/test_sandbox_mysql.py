@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pymysql
 import pytest
 from clocks import timed
 from copies import to_mysql
-from shops import build_shop
+from shops import USERS, build_shop, build_users
 
 from pipelines.data.descriptions import describe
 from pipelines.sql import catalogs
@@ -138,6 +139,15 @@ def test_every_statement_that_is_no_query_of_the_data_is_refused(engine: SqlEngi
     assert not any("127.0.0.1" in (result.error or "") for result in results)
     assert run(engine, shop, "SELECT count(*), min(name) FROM customer").rows == ((4, "Ada"),)
     assert run(engine, shop, "SELECT count(*) FROM purchase").rows == ((5,),)
+
+
+def test_a_table_and_a_column_may_be_called_user(engine: SqlEngine, mysql_port: int, tmp_path: Path) -> None:
+    users = to_mysql(build_users(tmp_path / "users.sqlite"), mysql_port, "porter")
+    for sql in USERS:
+        assert run(engine, users, sql).rows == (("ada",),), sql
+    assert run(engine, users, "SELECT max(pg_rating) FROM user").rows == ((13,),)
+    for sql in ("SELECT user", "SELECT user()", "SELECT * FROM mysql.user", "SELECT current_user"):
+        assert run(engine, users, sql).status is not ExecutionStatus.OK, sql
 
 
 def test_names_in_backticks_are_names(engine: SqlEngine, shop: Database) -> None:

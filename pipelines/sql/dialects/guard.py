@@ -103,7 +103,10 @@ _MYSQL = """
 """
 # Relations and functions that show the server instead of the data, and words that need no brackets to do so.
 HIDDEN = re.compile(r"(pg|duckdb|pragma|sqlite)_", re.I)
-_WORDS = frozenset(("current_user", "session_user", "user", "current_role"))
+_WORDS = frozenset(("current_user", "session_user", "current_role"))
+# Without quotes PostgreSQL takes `user` for who is connected; the others take it for a table or a column.
+_CONNECTED = {"duckdb": _WORDS, "postgres": _WORDS | {"user"}, "mysql": _WORDS}
+_CATALOGUED = frozenset(("duckdb", "postgres"))  # engines with relations and functions of `HIDDEN`
 _STATEMENTS = """
     abort alter analyze attach begin binlog cache call change checkpoint close cluster comment commit copy create
     deallocate declare delete describe detach discard do drop end execute explain export fetch flush force grant handler
@@ -201,7 +204,8 @@ def _refused(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: s
     """Why a word may not stand where it stands; "" if it may."""
     before = tokens[index - 1][1] if index else ""
     called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
-    is_hidden = HIDDEN.match(word) or (word in _WORDS and tokens[index][0] == "word")
+    is_hidden = engine in _CATALOGUED and HIDDEN.match(word)
+    is_hidden = is_hidden or (word in _CONNECTED[engine] and tokens[index][0] == "word")
     if is_hidden and before != "." and (before != "as" or called):
         return f"not authorized to use {word}"
     if not called or (tokens[index][0] == "word" and word in KEYWORDS):
