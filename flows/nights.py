@@ -14,6 +14,7 @@ from pipelines.nightly import inbox
 from pipelines.nightly.drift import drift
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.nightly.promotion import Held, Verdict, decide
+from pipelines.nightly.seen import trained_on
 from pipelines.nightly.union import Part, sources, unite
 from pipelines.stages import graph
 from pipelines.stages.evaluate import records
@@ -261,13 +262,19 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     # Before the first champion, the model that training began with has its place: who beats nothing is none.
     before = champion or Model("model", challenger.base)
 
-    def held(part: Recipe, role: str) -> Held:
+    def held(part: Recipe, role: str) -> tuple[Held, int]:
         after = evaluated(site, part, challenger, role)
-        return _held(evaluated(site, part, before, f"champion {role}".strip()), after, part)
+        return _held(site, evaluated(site, part, before, f"champion {role}".strip()), after, part, challenger, before)
 
-    test = held(recipe, "")
-    guarded = {name: held(guard, name) for name, guard in guards.items()}
+    test, seen = held(recipe, "")
+    guarded = {name: held(guard, name)[0] for name, guard in guards.items()}
+    if not test.before:
+        reason = f"the champion was trained on all {seen} questions that are held out now: nothing can be compared"
+        return Verdict("kept", f"{reason} (sqltrain champion rollback {recipe.name} takes its place away)", {})
     verdict = decide(test, guarded, recipe.nightly, recipe.seed)
+    if seen:
+        reason = f"{verdict.reason}; {seen} that the champion was trained on do not count"
+        verdict = Verdict(verdict.decision, reason, {**verdict.numbers, "champion_trained_on": seen})
     if champion is None:
         reason = f"no champion yet, against the base model: {verdict.reason}"
         return Verdict("kept" if verdict.decision == "worse" else verdict.decision, reason, verdict.numbers)
@@ -276,8 +283,20 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     return verdict
 
 
-def _held(before: graph.StageResult, after: graph.StageResult, recipe: Recipe) -> Held:
-    return Held(records(before.folder, "greedy"), records(after.folder, "greedy"), recipe.headline)
+def _held(
+    site: Site,
+    before: graph.StageResult,
+    after: graph.StageResult,
+    recipe: Recipe,
+    challenger: Challenger,
+    old: Champion | Model,
+) -> tuple[Held, int]:
+    """The records of both on the held-out questions that `old` was not trained on, and how many others there are."""
+    test = site.store.folder("test", site.store.manifest(after.name, after.key)["inputs"]["test"])
+    seen = trained_on(site.store, (old.stage, old.key), (challenger.stage, challenger.key), test)
+    both = (records(side.folder, "greedy") for side in (before, after))
+    old_records, new_records = ([record for record in side if record.example_id not in seen] for side in both)
+    return Held(old_records, new_records, recipe.headline), len(seen)
 
 
 def _guard(site: Site, include: str) -> Recipe:

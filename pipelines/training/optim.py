@@ -64,7 +64,9 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def rounded_products() -> AbstractContextManager[Any]:
     """`RoundedProducts` where this CPU has no instructions for bfloat16."""
-    return nullcontext() if torch.ops.mkldnn._is_mkldnn_bf16_supported() else RoundedProducts()  # type: ignore[no-untyped-call]
+    has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    fast = has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return nullcontext() if fast else RoundedProducts()  # type: ignore[no-untyped-call]
 
 
 def _on_cpu(groups: Sequence[Mapping[str, Any]]) -> bool:

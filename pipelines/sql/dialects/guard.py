@@ -204,8 +204,8 @@ def _refused(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: s
     """Why a word may not stand where it stands; "" if it may."""
     before = tokens[index - 1][1] if index else ""
     called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
-    is_hidden = engine in _CATALOGUED and HIDDEN.match(word)
-    is_hidden = is_hidden or (word in _CONNECTED[engine] and tokens[index][0] == "word")
+    in_catalogue = engine in _CATALOGUED and HIDDEN.match(word) is not None
+    is_hidden = in_catalogue or (word in _CONNECTED[engine] and tokens[index][0] == "word")
     if is_hidden and before != "." and (before != "as" or called):
         return f"not authorized to use {word}"
     if not called or (tokens[index][0] == "word" and word in KEYWORDS):
