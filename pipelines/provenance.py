@@ -19,6 +19,9 @@ LIBRARIES = (
     *("transformers", "trl"),
 )
 GPUS = Path("/proc/driver/nvidia/gpus")
+PROCESSOR = Path("/proc/cpuinfo")
+# What PyTorch chooses its kernels by, the best first. They add up in different orders, which changes last digits.
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
 
 @functools.cache
@@ -36,7 +39,12 @@ def facts() -> dict[str, Any]:
             "sqlite": sqlite3.sqlite_version,
             **{name: installed for name in LIBRARIES if (installed := version(name)) is not None},
         },
-        "machine": {"system": platform.platform(), "processors": os.cpu_count(), "gpus": _gpus()},
+        "machine": {
+            "system": platform.platform(),
+            "processors": os.cpu_count(),
+            "processor": _processor(),
+            "gpus": _gpus(),
+        },
     }
 
 
@@ -45,11 +53,12 @@ def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
     commit, machine = made_by.get("commit"), made_by.get("machine", {})
     gpus = Counter(machine.get("gpus", []))
     devices = "".join(f", {count} x {name}" for name, count in gpus.items())
+    kind = f" ({machine['processor']})" if machine.get("processor") else ""
     texts = {
         "commit": commit and f"{commit}{' with changes' if made_by.get('changed') else ''}",
         "python": made_by.get("python"),
         "libraries": ", ".join(f"{name} {number}" for name, number in made_by.get("libraries", {}).items()),
-        "machine": machine and f"{machine.get('system')}, {machine.get('processors')} processors{devices}",
+        "machine": machine and f"{machine.get('system')}, {machine.get('processors')} processors{kind}{devices}",
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -77,6 +86,20 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def _processor() -> str:
+    """The processor's model and the best of `INSTRUCTIONS` that it has; "" where the system does not tell."""
+    try:
+        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    told: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in lines):
+        told.setdefault(name.strip().lower(), value.strip())
+    flags = set(told.get("flags", told.get("features", "")).split())
+    best = next((name for name in INSTRUCTIONS if name in flags), None)
+    return ", ".join(filter(None, (told.get("model name"), best)))
 
 
 def _gpus() -> list[str]:
