@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pipelines.errors import DataError
 from pipelines.recipes import LOCAL
 from pipelines.report.terminal import plain
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.store import write_atomic
 
 LINE_CHARS = 300
 
@@ -39,6 +41,7 @@ def add(
     slot = called or name
     if not re.fullmatch(r"[\w-]+", slot):
         raise DataError(f"{slot!r} is no name for it", "A name has letters, digits, '_' and '-'.")
+    _require_writable(local)  # before the questions are checked, which may take long
     source, tree = benchmarks.source_of(name, path)
     for benchmark in tree["data"].get("test", []) if called is not None else []:
         benchmark["name"] = slot
@@ -53,12 +56,22 @@ def add(
     before = _noted(place)
     if before is not None and before != health.questions_sha256:
         say("the questions differ from those added before: the stages that read them will run again")
-    local.mkdir(parents=True, exist_ok=True)
     head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {published.licence}.\n"
     marks = f"# questions_sha256: {health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
-    place.write_text(head + marks + yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    try:
+        local.mkdir(parents=True, exist_ok=True)
+        write_atomic(place, head + marks + yaml.safe_dump(tree, sort_keys=False))
+    except OSError as error:
+        raise DataError(f"{place} cannot be written: {error.strerror}") from None
     say(f"written to {place}; use it with: include=local/{slot}")
     return {"name": name, "include": f"local/{slot}", "licence": published.licence, **dataclasses.asdict(health)}
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises DataError where a folder is not there and cannot be made, or may not be written."""
+    nearest = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise DataError(f"{folder} cannot be written", "Run this in a folder of your own.")
 
 
 def chosen(listed: str, say: Callable[[str], None]) -> str:

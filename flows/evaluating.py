@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows import screen
 from flows.progress import Bars
-from pipelines import recipes
-from pipelines.config import Recipe
+from pipelines import housekeeping, recipes
+from pipelines.config import Protocol, Recipe
 from pipelines.errors import RecipeError
 from pipelines.plugins import plugin_code
+from pipelines.protocols.base import at_once
 from pipelines.report import writer
 from pipelines.stages import evaluate, graph
 from pipelines.stages.answers import latencies
 from pipelines.stages.context import Context
-from pipelines.stages.fingerprints import cards, folder_digest, prompt_digest
+from pipelines.stages.fingerprints import cards, endpoints, folder_digest, prompt_digest
 from pipelines.stages.inputs import examples
 from pipelines.stages.report import of_systems, systems_of
 from pipelines.store import Store, read_json
@@ -118,12 +118,16 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
 def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> Path:
     """A policy's evaluation on the first benchmark of a recipe."""
     asking = recipe.slice(*ASKING)
+    code = plugin_code(asking | recipe.slice("rollout.policy"))
+    alone = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"selector": None})})
     settings = {
         "policy": answerer.about,
         "recipe": asking,
-        "prompt": prompt_digest(recipe.protocol),
+        "prompts": [prompt_digest(protocol) for protocol in _protocols(recipe)],
         "version": VERSIONS["evaluate_model"],
-        "plugins": plugin_code(asking | recipe.slice("rollout.policy")),
+        "plugins": code,
+        "options": recipe.rollout.options if f"policy {recipe.rollout.policy}" in code else {},
+        "user": endpoints(alone, "evaluate_model"),
         "cards": cards(recipe.data.test[:1], store.root),
     }
     evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
@@ -152,12 +156,22 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
         "evaluation": evaluation,
         "code": plugin_code(evaluation),
         "report": VERSIONS["report"],  # not of the answers' key: another page asks no endpoint again
+        "endpoints": endpoints(recipe, "evaluate_model"),
         "test": test.key,
+        "test_schema": results["test_schema"].key if "test_schema" in results else None,
     }
     key = recipes.digest(whole)
     if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):
-        shutil.rmtree(store.folder(EVALUATIONS, key))
+        housekeeping.remove(housekeeping.Doomed(store.folder(EVALUATIONS, key), 0))
     return store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run makes this evaluation; waiting"))
+
+
+def _protocols(recipe: Recipe) -> list[Protocol]:
+    """The recipe's protocol, and the one that asks for an answer in one turn, where there is one."""
+    try:
+        return [recipe.protocol, at_once(recipe.protocol)[0]]
+    except RecipeError:
+        return [recipe.protocol]
 
 
 def _broken(folder: Path) -> bool:

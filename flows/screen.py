@@ -139,10 +139,12 @@ def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
     """Say where a finished run's report is, or copy it; those of further benchmarks are named after it.
 
     Raises:
-        DataError: the run is not finished.
+        DataError: the run is not finished, or its recipe makes no report.
         UserError: `out` cannot be written.
     """
     steps = graph.plan(recipe, store)
+    if not any(step.kind == "report" for step in steps):
+        raise DataError(f"the stages of recipe {recipe.name} end without a report", "Add report to `stages`.")
     missing = [step.name for step in steps if not step.cached and step.kind != "report"]
     if missing:
         raise DataError(

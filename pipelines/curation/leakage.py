@@ -54,21 +54,28 @@ class Databases:
 def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
     """Each training question with the first held-out one that it repeats, by the strictest kind that holds.
 
-    SQL counts only where both ask the same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
+    One on the same database, of whatever kind, goes before one on another database. SQL counts only where both ask the
+    same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
     databases = Databases(held_out)
     asked = {databases.name(example.database) for example in held_out}
     tests = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
     for example in train:
         database = databases.name(example.database)
+        elsewhere: Leak | None = None
         for kind, name, index in tests:
             if kind == "sql" and database not in asked:
                 continue  # its shape, which takes the longest to find, could be nobody's
             others = index.get(name(example), [])
-            here = [candidate for candidate in others if databases.name(candidate.database) == database]
-            if here or (others and kind != "sql"):
-                yield Leak(kind, example.id, (here or others)[0].id, example.question, bool(here))
+            here = next((other for other in others if databases.name(other.database) == database), None)
+            if here is not None:
+                yield Leak(kind, example.id, here.id, example.question, True)
                 break
+            if others and kind != "sql":
+                elsewhere = elsewhere or Leak(kind, example.id, others[0].id, example.question, False)
+        else:
+            if elsewhere is not None:
+                yield elsewhere
 
 
 def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[Any, list[Example]]:

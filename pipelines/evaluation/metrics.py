@@ -132,7 +132,12 @@ def k_point(
 def candidates(members: Iterable[EpisodeRecord], equality: str) -> list[Candidate]:
     """A question's samples as voters."""
     return [
-        Candidate(record.sample, record.signature, empty=record.n_rows == 0, score=record.score(equality))
+        Candidate(
+            record.sample,
+            record.signature,
+            empty=record.executable and record.n_rows == 0,  # what fails is ruled by `failing` alone
+            score=record.score(equality),
+        )
         for record in members
     ]
 

@@ -57,7 +57,7 @@ class Paired:
     Attributes:
         difference: mean of after - before, in [-1, 1].
         low, high: bounds of its 95 % interval.
-        p_permutation: two-sided p-value of the sign-flip test with whole databases flipped together.
+        p_permutation: two-sided p-value of the sign-flip test, of what `flipped` says.
         n, n_clusters, method: as in `Estimate`.
     """
 
@@ -68,6 +68,11 @@ class Paired:
     n: int
     n_clusters: int
     method: Method
+
+    @property
+    def flipped(self) -> str:
+        """What the sign-flip test flips: each "database" as a whole; each "question" where there are few databases."""
+        return "database" if self.n_clusters >= MIN_CLUSTERS else "question"
 
 
 def wilson(successes: float, n: int) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from pipelines.protocols.observations import json_text
 from pipelines.types import is_sayable
 
 TOOL = "execute_sql_query"
+_FENCE = re.compile(r"```sql\b(.*)```", re.DOTALL | re.IGNORECASE)
 DATABASE_NAMES = frozenset({"db_id", "db_name"})  # the papers' calls name the database; an episode has only one
 
 
@@ -87,7 +89,8 @@ def read_fence(text: str) -> tuple[str, str | None]:
     `two_fences`: there is another fence inside.
     """
     body = text.strip()
-    if len(body) < 9 or not (body[:6].lower() == "```sql" and body.endswith("```")):
+    fenced = _FENCE.fullmatch(body)
+    if fenced is None:
         return body, "missing_fence"
-    inner = body[6:-3].strip()
+    inner = fenced[1].strip()
     return ("", "two_fences") if "```" in inner else (inner, None)

@@ -174,7 +174,8 @@ def paired(data: ReportData) -> Table:
         Column("gained", "count", "questions that only the later system has right"),
         Column("lost", "count", "questions that only the earlier system has right"),
         Column("p McNemar", "p", "exact, two-sided"),
-        Column("p sign-flip", "p", "sign-flip permutation test, whole databases flipped together"),
+        Column("p sign-flip", "p", "sign-flip permutation test of what the next column says"),
+        Column("flips", about="whole databases flip together; each question by itself where there are fewer than ten"),
         Column("needed", "count", "questions that would detect a difference of this size with 80 % power"),
         Column("detectable", "percent", "points that so many questions detect with 80 % power, by the flips seen"),
     )
@@ -189,6 +190,7 @@ def paired(data: ReportData) -> Table:
             *((comparison.gained, comparison.lost) if comparison.mode == "greedy" else (None, None)),
             comparison.p_mcnemar,
             comparison.paired.p_permutation,
+            f"by {comparison.paired.flipped}",
             comparison.needed,
             comparison.detectable,
         )

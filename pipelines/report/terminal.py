@@ -133,7 +133,7 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         ),
         soft_wrap=True,
     )
-    tests = f"sign-flip by database p {digits.p_value(paired.p_permutation)}"
+    tests = f"sign-flip by {paired.flipped} p {digits.p_value(paired.p_permutation)}"
     if comparison.p_mcnemar is not None:
         mcnemar = f"McNemar p {digits.p_value(comparison.p_mcnemar)}"
         tests = f"gained {comparison.gained}, lost {comparison.lost}; {mcnemar}; {tests}"

@@ -80,7 +80,7 @@ def evaluate_questions(
     chosen: dict[str, float] = {}
     if recipe.evaluation.selector is not None and recipe.evaluation.samples:
         ctx.progress.begin("selection", 1, "panel")
-        lines, chosen = select(ctx, recipe.evaluation.selector, questions, rows)
+        lines, chosen = select(ctx, recipe.evaluation.selector, questions, rows, gold)
         rows += lines
         ctx.progress.advance(1)
     own_rows = [row for row in rows if row["pass"] != ONCE]

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.config.running import MERGE
+from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.voting import signature
@@ -25,7 +27,7 @@ NOTHING = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_cla
 
 
 def select(
-    ctx: Context, selector: str, questions: Sequence[Example], lines: Sequence[Line]
+    ctx: Context, selector: str, questions: Sequence[Example], lines: Sequence[Line], gold: Path | None
 ) -> tuple[list[Line], dict[str, float]]:
     """One line a question, the chosen sample's own as a greedy episode, or that of the merged answer; and, for the
     metrics, the selector's liking for the first place and what its answers cost.
@@ -34,6 +36,7 @@ def select(
         selector: an endpoint's name, behind `MERGE` where it merges; what it said is kept, so that a killed evaluation
             asks nothing twice.
         lines: of all passes. Broken samples are no candidates, and a question with no other is left out.
+        gold: the gold-schema stage that the lines were held against; None for the gold SQL's own items.
     """
     from pipelines.endpoints.asking import Asker
     from pipelines.teachers.selector import choose
@@ -54,7 +57,7 @@ def select(
     form = EQUALITIES[ctx.recipe.headline].form
     asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
     if selector.startswith(MERGE):
-        merged = _merged(ctx, asker, cases, lambda result: signature(result, form))
+        merged = _merged(ctx, asker, cases, lambda result: signature(result, form), gold)
         return merged, {f"selector_{name}": n for name, n in asker.take_used().items()}
     choices = choose(asker, cases, schemas(ctx.recipe), lambda result: signature(result, form))
     chosen = [_chosen(group[choice.winner]) for group, choice in zip(samples.values(), choices, strict=True)]
@@ -67,6 +70,7 @@ def _merged(
     asker: Asker,
     cases: Sequence[tuple[Example, Sequence[tuple[str, ExecutionResult]]]],
     same: Callable[[ExecutionResult], str | None],
+    gold: Path | None,
 ) -> list[Line]:
     """A line for the merged answer of each question, which need not be one of its samples."""
     from pipelines.evaluation.evaluate import evaluate, of_prediction
@@ -78,7 +82,8 @@ def _merged(
         trajectories = [
             of_prediction(name, text or None, asker.name) for name, text in zip(questions, answers, strict=True)
         ]
-        records = evaluate(trajectories, questions, sql, schema, ctx.recipe.equalities, "greedy")
+        links = gold_schemas(gold)
+        records = evaluate(trajectories, questions, sql, schema, ctx.recipe.equalities, "greedy", links)
     return [
         {"pass": SELECTED, "trajectory": to_dict(trajectory), "record": to_dict(record)}
         for trajectory, record in zip(trajectories, records, strict=True)

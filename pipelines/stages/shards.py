@@ -20,7 +20,7 @@ from pipelines.config import Recipe
 from pipelines.errors import BoundaryError
 from pipelines.stages.cluster import fan_out
 from pipelines.stages.context import Context, Progress
-from pipelines.store import SHARDS
+from pipelines.store import SHARDS, write_atomic
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Run = Callable[[Sequence[Any], Path], str]
 RETRIES = 3
+SIZE = "size"  # a file beside the shards: the items of each
 
 _make: Callable[[], Run] | None = None
 
@@ -37,7 +38,7 @@ class Shards(Generic[Item]):
 
     Args:
         folder: the stage's work folder; finished shards are `shards/00000.jsonl` and so on in it. The store removes
-            them once the stage is complete.
+            them once the stage is complete. Shards that a killed run cut in another size are removed.
     """
 
     def __init__(self, items: Sequence[Item], size: int, folder: Path) -> None:
@@ -45,6 +46,11 @@ class Shards(Generic[Item]):
         self.size = size
         self.folder = folder / SHARDS
         self.folder.mkdir(parents=True, exist_ok=True)
+        note = self.folder / SIZE
+        if not note.is_file() or note.read_text(encoding="utf-8") != str(size):
+            for path in self.folder.glob("*.jsonl"):
+                path.unlink()
+            write_atomic(note, str(size))
 
     def __len__(self) -> int:
         return -(-len(self.items) // self.size)

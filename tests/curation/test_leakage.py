@@ -45,6 +45,25 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
     assert found["shared_databases"] == []
 
 
+def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another() -> None:
+    """The exact question stands on e; on d, which the training question asks, it stands in other words."""
+    held_out = [
+        ask("e", "How many items are there?", "SELECT count(*) FROM box", "e"),
+        ask("d", "how many items are there ?", "SELECT count(*) FROM item"),
+    ]
+    train = [
+        ask("words", "How many items are there?", "SELECT sum(1) FROM item"),
+        ask("query", "How many items are there?", "SELECT COUNT(*) FROM item", "d"),
+        ask("elsewhere", "How many items are there?", "SELECT 1", "f"),
+    ]
+    found = [(one.kind, one.train, one.held_out, one.same_database) for one in leakage.leaks(train, held_out)]
+    assert found == [
+        ("normalised", "words", "d", True),
+        ("normalised", "query", "d", True),
+        ("exact", "elsewhere", "e", False),
+    ]
+
+
 def test_a_database_is_the_same_by_whatever_name_a_source_calls_it(tmp_path: Path) -> None:
     """Feedback names a file by its whole path; the held-out questions' reader calls it by a short name."""
     file = tmp_path / "shop.sqlite"

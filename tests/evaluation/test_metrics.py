@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.evaluation import metrics
 from pipelines.evaluation.record import EpisodeRecord, Linking, Overlap
+from pipelines.evaluation.voting import Rule, majority_at_k
 from pipelines.types import ExecutionStatus, SchemaItems
 
 Make = Callable[..., EpisodeRecord]
@@ -87,6 +88,19 @@ def test_a_point_of_the_curves_by_hand(record: Make) -> None:
     # Pairs of B A B A: BA BB BA | AB AA | BA: the first of a tie wins, so A, A only: 2/6. A A A B: all six.
     assert point.majority_at.value == pytest.approx((2 / 6 + 1) / 2)
     assert point.tied == pytest.approx((4 / 6 + 3 / 6) / 2)
+
+
+def test_a_failed_answer_is_no_empty_result(record: Make) -> None:
+    """Three failures outvote one right answer where failures vote, whether empty results come last or not."""
+    failed = {"status": ExecutionStatus.ERROR, "n_rows": 0, "signature": None, "score": 0.0}
+    members = [record(sample=number, **failed) for number in range(3)] + [record(sample=3, signature="A", score=1.0)]
+    voters = metrics.candidates(members, "strict")
+    assert [voter.empty for voter in voters] == [False] * 4
+    for rule in (Rule(failing="vote"), Rule(failing="vote", empty="last")):
+        assert majority_at_k(voters, 4, rule).score == 0.0
+    assert majority_at_k(voters, 4, Rule(empty="last")).score == 1.0
+    (empty,) = metrics.candidates([record(n_rows=0)], "strict")
+    assert empty.empty
 
 
 def test_a_question_with_too_few_samples_is_left_out_of_a_point(record: Make) -> None:

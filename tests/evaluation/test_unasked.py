@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.stages import data, evaluate
 from pipelines.stages.context import Context, Silent
 from pipelines.stages.inputs import examples, trajectories
-from pipelines.stages.shards import Shards
+from pipelines.stages.shards import Run, Shards
 from pipelines.types import StopReason
 
 QUESTIONS = 9
@@ -114,3 +114,29 @@ def test_shards_under_way_are_ended_when_there_is_enough(tmp_path: Path) -> None
     work.run(_slow, (600.0,), 2, Silent(), enough=lambda: work.path(0).exists())
     assert work.path(0).exists()
     assert not work.path(1).exists()
+
+
+def test_shards_of_another_size_than_a_killed_run_cut_are_made_anew(tmp_path: Path) -> None:
+    """`rollout.shard` is in no key: a killed stage may go on with another one, and loses and doubles nothing."""
+    items = list(range(10))
+
+    def made(size: int) -> list[int]:
+        shards = Shards(items, size, tmp_path)
+        shards.run(_writes, (), 1, Silent())
+        return list(shards.rows())
+
+    killed = Shards(items, 2, tmp_path)
+    for index in range(2):
+        write(killed.part(index), killed.path(index))
+    assert Shards(items, 2, tmp_path).path(1).exists()  # of the same size: they are kept
+    for size in (4, 1, 2):
+        assert made(size) == items
+
+
+def _writes() -> Run:
+    return write
+
+
+def write(items: Sequence[int], path: Path) -> str:
+    path.write_text("".join(f"{item}\n" for item in items))
+    return ""

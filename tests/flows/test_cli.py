@@ -39,6 +39,10 @@ ROOT = recipes.CONF.parent
         ),
         (["watch", "miniature", "stages=[data]"], "recipe miniature trains nothing. Its stages: data."),
         (["report", "miniature"], "recipe miniature is not finished: data, test, leakage, synthesize"),
+        (
+            ["report", "miniature", "stages=[data]"],
+            "miniature end without a report. Add report to `stages`",
+        ),
         (["run", "miniature", "store="], "store= names no folder"),
         (["store", "ls"], "no store at"),
         (["status"], "no store at"),

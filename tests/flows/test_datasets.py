@@ -75,6 +75,14 @@ def test_what_is_not_there_says_where_to_get_it(tmp_path: Path) -> None:
     assert not (tmp_path / "local").exists()
 
 
+def test_a_place_that_cannot_be_written_is_told_before_the_questions_are_checked(spider: Path, tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text("a file")
+    said: list[str] = []
+    with pytest.raises(DataError, match=r"conf/local cannot be written\. Run this in a folder of your own"):
+        datasets.add("spider_dev", spider, said.append, tmp_path / "conf" / "local")
+    assert said == []
+
+
 def test_ones_own_questions_are_checked_like_a_benchmark(spider: Path, tmp_path: Path) -> None:
     shutil.copy(spider / "database" / "harbour" / "harbour.sqlite", tmp_path)
     row = {"question": "Which ships?", "database": "harbour.sqlite", "sql": "SELECT name FROM ship"}

@@ -162,6 +162,18 @@ def test_another_report_page_asks_nothing_again(own: Path, tmp_path: Path, monke
     assert len(answers(store)) == 2 * len(before)
 
 
+def test_an_edited_prompt_for_one_turn_is_put_anew(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, mine = (
+        tmp_path / "store",
+        ("include=data/own", f"data.test.0.path={own}", "evaluation.forced_single_turn=true"),
+    )
+    oracle(store, "sql_trail", *mine)
+    before, digest_of = answers(store), evaluating.prompt_digest
+    monkeypatch.setattr(evaluating, "prompt_digest", lambda one: digest_of(one) + "edited" * (one.prompt == "single"))
+    oracle(store, "sql_trail", *mine)
+    assert len(answers(store)) == 2 * len(before)
+
+
 def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,8 @@ def test_a_call_reads_back_whatever_its_sql_holds() -> None:
         ("SELECT 1", ("SELECT 1", "missing_fence")),
         ("```\nSELECT 1\n```", ("```\nSELECT 1\n```", "missing_fence")),
         ("```sql", ("```sql", "missing_fence")),
+        ("```sqlite\nSELECT 1\n```", ("```sqlite\nSELECT 1\n```", "missing_fence")),
+        ("```sql\n```", ("", None)),
         ("```sql```", ("", None)),
         ("```sql\na\n```\n```sql\nb\n```", ("", "two_fences")),
     ],

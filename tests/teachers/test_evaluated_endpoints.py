@@ -7,17 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from teacher_server import TeacherServer, scripted_replies
 from teacher_world import make, recipe_of
 
 from flows import asking, evaluating
 from pipelines.config import Recipe
+from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases import named
 from pipelines.databases.of_recipe import schemas
 from pipelines.errors import DataError, ResourceError
 from pipelines.protocols.base import build
 from pipelines.serving.agent import Agent, Budget
 from pipelines.serving.models import opened
+from pipelines.stages import selection
 from pipelines.stages.inputs import examples
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind
@@ -201,8 +204,28 @@ def test_an_endpoint_chooses_among_the_samples(
     assert sum(line.startswith("{") for line in lines) == asked + compared  # all that was ever answered is kept
 
 
-def test_an_endpoint_merges_the_samples(
+def test_another_model_behind_the_selector_chooses_anew_and_no_question_is_asked_again(
     tmp_path: Path, servers: Callable[..., TeacherServer], name_endpoint: Callable[..., Path]
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES, "evaluation.selector=other"), Store(tmp_path / "store")
+    policy, selector = (servers(choosing(oracle_of(recipe, store, wrong=True))) for _ in range(2))
+    entries = name_endpoint(policy, selector)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    asked, compared = (sum(server.delivered.values()) for server in (policy, selector))
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    assert (sum(policy.delivered.values()), sum(selector.delivered.values())) == (asked, compared)
+    tree = yaml.safe_load(entries.read_text())
+    tree["other"]["model"] = "another"
+    entries.write_text(yaml.safe_dump(tree))
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    assert (sum(policy.delivered.values()), sum(selector.delivered.values())) == (asked, 2 * compared)
+
+
+def test_an_endpoint_merges_the_samples(
+    tmp_path: Path,
+    servers: Callable[..., TeacherServer],
+    name_endpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipe, store = recipe_of(1, *SAMPLES, "evaluation.selector=merge:teacher"), Store(tmp_path / "store")
     answers = oracle_of(recipe, store, wrong=True)
@@ -215,8 +238,11 @@ def test_an_endpoint_merges_the_samples(
 
     server = servers(reply)
     name_endpoint(server)
+    links: list[Path | None] = []  # the gold schemas that merged answers are held against
+    monkeypatch.setattr(selection, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
     evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
     metrics = evaluated(store)
+    assert [None if folder is None else folder.parent.name for folder in links] == ["test_schema"]
     assert metrics["ex_selected"] > metrics["ex_sampled"]
     assert metrics["selector_answers"] % 8 == 0
     assert metrics["selector_answers"] > 0

@@ -10,6 +10,7 @@ from pipelines.evaluation.stats import Estimate
 from pipelines.report import digits
 from pipelines.report.page.html import Html, tag
 from pipelines.report.page.svg import (
+    STYLES,
     Frame,
     Scale,
     around,
@@ -102,7 +103,7 @@ def _whisker(scale: Scale, y: float, row: Row) -> Html:
     tip = f"{row.name}: {figure}, n = {estimate.n}, {estimate.method}"
     return tag(
         "g",
-        tag("line", x1=scale(estimate.low), x2=scale(estimate.high), y1=y, y2=y, class_=f"whisker s{row.style}"),
+        tag("line", x1=scale(estimate.low), x2=scale(estimate.high), y1=y, y2=y, class_=_styled("whisker", row.style)),
         marker(scale(estimate.value), y, row.style, tip),
         text(WIDE - 122, y + 4, digits.percent(estimate.value), "value", "end"),
         text(WIDE, y + 4, digits.interval(estimate), "bounds", "end"),
@@ -122,8 +123,8 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
         bounded = [point for point in line.points if point.low is not None and point.high is not None]
         upper = [(across(point.x), up(min(point.high or 0, high))) for point in bounded]
         lower = [(across(point.x), up(max(point.low or 0, low))) for point in bounded]
-        parts.append(band(upper, lower, f"band s{line.style}"))
-        parts.append(polyline(at, f"line s{line.style}"))
+        parts.append(band(upper, lower, _styled("band", line.style)))
+        parts.append(polyline(at, _styled("line", line.style)))
         for point, (x, y) in zip(line.points, at, strict=True):
             bounds = f" [{digits.percent(point.low)}, {digits.percent(point.high)}]"
             parts.append(
@@ -131,6 +132,11 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
             )
     parts.append(axis_x(across, frame, ks, lambda k: f"{k:g}", "samples k"))
     return canvas(width, height, title, parts)
+
+
+def _styled(kind: str, style: int) -> str:
+    """The classes of a part that is drawn in a style; there are so many of them, and then they begin anew."""
+    return f"{kind} s{style % STYLES}"
 
 
 def training_curve(values: Sequence[tuple[float, float]], name: str, style: int) -> Html:
@@ -145,9 +151,9 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     last = digits.compact(smooth[-1][1])
     parts = [
         grid_y(up, frame, ticks(low, high, 3), digits.compact),
-        polyline([(across(x), up(y)) for x, y in values], f"line faint s{style}"),
-        polyline(at, f"line s{style}"),
-        tag("circle", cx=at[-1][0], cy=at[-1][1], r=2.8, class_=f"mark s{style}", data_tip=f"{name}: {last}"),
+        polyline([(across(x), up(y)) for x, y in values], _styled("line faint", style)),
+        polyline(at, _styled("line", style)),
+        tag("circle", cx=at[-1][0], cy=at[-1][1], r=2.8, class_=_styled("mark", style), data_tip=f"{name}: {last}"),
         text(at[-1][0] + 6, at[-1][1] + 4, last, "end-value"),
         axis_x(across, frame, [values[0][0], values[-1][0]], lambda step: f"{step:g}", ""),
     ]
@@ -186,7 +192,7 @@ def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
                     width=max(scale(bar.count) - left, 0.5),
                     height=pitch - 5,
                     rx=2,
-                    class_=f"bar s{bar.style}",
+                    class_=_styled("bar", bar.style),
                     data_tip=tip,
                 )
             )
@@ -214,7 +220,9 @@ def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]],
         for style, system, mean, p95 in members:
             middle = y + pitch / 2
             tip = f"{system}: {mean:.2f} turns on average, 95 % take at most {p95:g}"
-            parts.append(tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=f"tail s{style}"))
+            parts.append(
+                tag("line", x1=scale(mean), x2=scale(p95), y1=middle, y2=middle, class_=_styled("tail", style))
+            )
             parts.append(marker(scale(mean), middle, style, tip))
             parts.append(text(WIDE - 122, middle + 4, f"{mean:.2f}", "value", "end"))
             parts.append(text(WIDE, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))
@@ -274,7 +282,7 @@ def cloud(dots: Sequence[Dot], unit: str) -> Html:
     parts = [grid_y(up, frame, PERCENTS, _whole), axis_x(across, frame, ticks(0, high), digits.count, unit)]
     for style in dict.fromkeys(dot.style for dot in dots):
         mine = [dot for dot in dots if dot.style == style]
-        parts.append(polyline([(across(dot.x), up(dot.y)) for dot in mine], f"line faint s{style}"))
+        parts.append(polyline([(across(dot.x), up(dot.y)) for dot in mine], _styled("line faint", style)))
         for dot in mine:
             tip = f"{dot.name}, {dot.label}: {digits.percent(dot.y)} % at {digits.count(dot.x)} {unit}"
             parts.append(marker(across(dot.x), up(dot.y), style, tip))

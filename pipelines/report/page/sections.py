@@ -167,7 +167,7 @@ def _paired(data: ReportData) -> Html:
     words = (
         "Both systems answered the same questions, so differences are taken question by question. McNemar's exact test "
         "looks at the questions that flipped; the other one flips the signs of whole databases, because questions over "
-        "one database stand and fall together."
+        "one database stand and fall together. Where there are fewer than ten databases it flips single questions."
     )
     return section("paired", "Paired tests", tag("p", words, class_="about"), table(report_tables.paired(data)))
 
