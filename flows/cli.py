@@ -104,10 +104,10 @@ def show(recipe: RecipeName, overrides: Overrides = None) -> None:
 
     Example: sqltrain show sql_trail variant=no_turns
     """
-    import yaml
+    from pipelines.yaml_files import yaml_text
 
     loaded, _ = open_recipe(recipe, overrides or [])
-    typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+    typer.echo(yaml_text(loaded.model_dump(mode="json"), width=80), nl=False)
 
 
 @app.command(rich_help_panel="Recipes")

@@ -28,7 +28,7 @@ def connect(text: str, name: str | None, allow_writes: bool) -> dict[str, Any]:
         DataError: it cannot be opened or read, its role may write, or the card's name is taken.
     """
     where = named.find(text, "Pass a file, or an address such as postgresql://reader@host/shop.")
-    title = name or (text if where.card is not None and "/" not in text else where.database.id)
+    title = name or (text if named.is_connected(text) else card.name_of(where.address) or where.database.id)
     place = card.place(_checked(title))
     old = card.read(place) if place.is_file() else None
     if old is not None and old.location != where.address:

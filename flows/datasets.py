@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines import recipes
 from pipelines.config import Execution
 from pipelines.data import benchmarks
@@ -21,6 +19,7 @@ from pipelines.recipes import LOCAL
 from pipelines.report.terminal import plain
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.store import write_atomic
+from pipelines.yaml_files import yaml_text
 
 LINE_CHARS = 300
 
@@ -60,7 +59,7 @@ def add(
     marks = f"# questions_sha256: {health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
     try:
         local.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, head + marks + yaml.safe_dump(tree, sort_keys=False))
+        write_atomic(place, head + marks + yaml_text(tree))
     except OSError as error:
         raise DataError(f"{place} cannot be written: {error.strerror}") from None
     say(f"written to {place}; use it with: include=local/{slot}")

@@ -201,7 +201,8 @@ class Chat:
         service.metrics.ended(outcome, seconds)
         statements = [event["sql"] for event in self._events if "sql" in event]
         facts = {"id": self.id, "user": self._user, "model": self._model.name, "question": self._question}
-        more = {"statements": statements, "rows": len(last.get("rows") or ()), "ms": round(seconds * 1000, 1)}
+        rows = len(last["rows"]) if outcome == "answer" else 0  # of a result on the way, `rows` is a number
+        more = {"statements": statements, "rows": rows, "ms": round(seconds * 1000, 1)}
         service.note({**facts, **more, "outcome": outcome, "message": last.get("message")})
         if service.feedback is not None:
             where, model = service.agent.where, self._model.name

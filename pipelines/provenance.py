@@ -94,12 +94,12 @@ def _processor() -> str:
         lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, _, value in (line.partition(":") for line in lines):
-        told.setdefault(name.strip().lower(), value.strip())
-    flags = set(told.get("flags", told.get("features", "")).split())
+        fields.setdefault(name.strip().lower(), value.strip())
+    flags = set(fields.get("flags", fields.get("features", "")).split())
     best = next((name for name in INSTRUCTIONS if name in flags), None)
-    return ", ".join(filter(None, (told.get("model name"), best)))
+    return ", ".join(filter(None, (fields.get("model name"), best)))
 
 
 def _gpus() -> list[str]:

@@ -55,12 +55,21 @@ class _FastLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # ty
     """In C where PyYAML has it: for texts that nest little."""
 
 
-for _each in (_Loader, _FastLoader):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """In C where PyYAML has it: a card of three thousand tables takes Python some seconds."""
+
+
+for _each in (_Loader, _FastLoader, _Dumper):  # what a loader takes for a number, the dumper must quote as a text
     _each.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
         list("-+.0123456789"),
     )
+
+
+def yaml_text(value: Any, width: int = 120) -> str:
+    """JSON values as YAML that these loaders read back as they were, keys in their order."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
 
 
 def _is_shallow(text: str) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from pipelines import recipes
 from pipelines.config import Recipe, Section
+from pipelines.errors import RecipeError
 from pipelines.stages import graph
 from pipelines.yaml_files import read_yaml
 
@@ -258,3 +259,9 @@ def _keys(tree: Any, above: str = "") -> Iterator[str]:
             for name, value in item.items():
                 yield f"{above}{name}"
                 yield from _keys(value, f"{above}{name}.")
+
+
+def test_a_hint_is_for_endpoints_alone() -> None:
+    star = ["synthesis.rationalise=true", "synthesis.teacher.kind=policy"]
+    with pytest.raises(RecipeError, match="rationalise gives its hint to an endpoint"):
+        recipes.load("reasoning_sql", star)

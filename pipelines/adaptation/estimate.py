@@ -81,7 +81,7 @@ WORK: dict[str, Callable[[Recipe, Counts], Work]] = {
 
 
 def price(recipe: Recipe, counts: Counts) -> str:
-    """What the teachers behind endpoints may cost at most, in a line.
+    """What the teachers behind endpoints will cost, roughly, in a line: the length of a conversation is not known yet.
 
     Raises:
         RecipeError: there is no such endpoint.
@@ -92,9 +92,11 @@ def price(recipe: Recipe, counts: Counts) -> str:
     for teacher in recipe.synthesis.teachers:
         if teacher.kind == "endpoint" and teacher.endpoint:
             entry = endpoint(teacher.endpoint)
-            tokens = _shown(recipe, counts) * teacher.sampling.episode_tokens  # read again at each turn
-            most = tokens * (recipe.protocol.max_turns * entry.price_in + entry.price_out) / 1e6
-            cost = f"at most {most:,.2f} {entry.currency}" if most else "its entry has no price"
+            tokens, turns = teacher.sampling.episode_tokens, recipe.protocol.max_turns + recipe.protocol.forced_final
+            episodes = _shown(recipe, counts) * (1 + recipe.synthesis.rationalise)
+            sum_of_all = episodes * tokens * (turns * entry.price_in + entry.price_out) / 1e6  # read again at each turn
+            words = f"some {sum_of_all:,.2f} {entry.currency} if each conversation grows to {tokens:,} tokens"
+            cost = words if sum_of_all else "its entry has no price"
             lines.append(f"{teacher.endpoint}: {cost}")
     others = {name for stage in recipe.stages if stage != "synthesize" for name in asked(recipe, stage) if name}
     lines += [f"{name}: is asked too, at a cost that is not estimated" for name in sorted(others)]

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines import recipes
 from pipelines.adaptation.models import Start
 from pipelines.adaptation.questions import Questions
 from pipelines.config import Recipe
 from pipelines.errors import DataError
 from pipelines.store import write_atomic
+from pipelines.yaml_files import yaml_text
 
 FOLDER = Path("recipes")
 INBOX = "feedback/inbox"  # where `sqltrain serve --feedback feedback` puts what people confirm
@@ -81,7 +80,7 @@ def write(name: str, values: Mapping[str, Any], start: Start, questions: Questio
     counts = ", ".join(f"{count} to {_USES[part]}" for part, count in questions.counts.items())
     head = HEAD.format(name=name, about=start.about, place=where, questions=counts, made_from=", ".join(start.includes))
     values = json.loads(json.dumps(values))  # no part is the same as another one, or YAML would refer to it
-    text = head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+    text = head + yaml_text(values)
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         before = where.read_text(encoding="utf-8") if where.is_file() else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pydantic
 
@@ -50,6 +50,12 @@ class Synthesis(Section):
     every: bool = False
     samples: Positive = 1
     rationalise: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _hinted(self) -> Self:
+        if self.rationalise and any(teacher.kind == "policy" for teacher in self.teachers):
+            raise ValueError("rationalise gives its hint to an endpoint: a model that samples by tokens cannot take it")
+        return self
 
     @property
     def teachers(self) -> tuple[Teacher, ...]:

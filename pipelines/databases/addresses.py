@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from pipelines.errors import DataError, ResourceError
 from pipelines.registry import DIALECTS
 
+NO_SECRETS = ("password", "passfile")  # options of an address: the first is taken out of it, the other names a file
 HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/shop."
 
 
@@ -26,6 +27,8 @@ def parted(address: str) -> tuple[str, str | None]:
     if not parts.path.strip("/"):
         raise DataError("the address names no database", HINT)
     options = parse_qsl(parts.query, keep_blank_values=True)
+    if secret := next((key for key, _ in options if "pass" in key.lower() and key not in NO_SECRETS), None):
+        raise DataError(f"the address holds a secret, {secret}", "Leave it out: use a key without a passphrase.")
     password = next((value for key, value in options if key == "password"), None)
     query = urlencode([(key, value) for key, value in options if key != "password"], quote_via=quote)
     user, _, written = parts.netloc.rpartition("@")[0].partition(":")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
-import yaml
 
 from pipelines.config import Section
 from pipelines.errors import DataError, RecipeError
@@ -21,10 +20,9 @@ from pipelines.sql.dialects.hiding import Told, identity
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 from pipelines.store import write_atomic
 from pipelines.types import EngineName
-from pipelines.yaml_files import read_yaml
+from pipelines.yaml_files import read_yaml, yaml_text
 
 FOLDER = Path("databases")
-DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a card of three thousand tables takes Python some seconds
 HEAD = """\
 # What the agent is told of this database. Edit descriptions, synonyms, metrics and notes; set `hidden: true` on tables
 # and columns that no question may reach. `sqltrain connect {name}` reads the catalogue again and keeps what you wrote.
@@ -203,6 +201,16 @@ def by_database() -> dict[str, Card]:
     return cards
 
 
+def name_of(address: str) -> str | None:
+    """The name of the first card that describes this file or address; None where there is none.
+
+    Raises:
+        DataError: a card cannot be read.
+    """
+    names = (path.stem for path in sorted(FOLDER.glob("*.yaml")) if identity(read(path).location) == identity(address))
+    return next(names, None)
+
+
 def hidden() -> dict[str, Told]:
     """What the cards of the working folder hide, by the locations of their databases: `SqlEngine` takes it.
 
@@ -221,7 +229,7 @@ def write(path: Path, card: Card) -> None:
     value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
     order = ("engine", "location", "password_env", "notes", "metrics", "tables")
     ordered = {key: value[key] for key in order if key in value}
-    text = yaml.dump(ordered, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml_text(ordered)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, HEAD.format(name=path.stem) + text)

@@ -19,7 +19,7 @@ import sys
 import urllib.parse
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import pydantic
 
@@ -119,6 +119,12 @@ class Endpoint(Section):
     system: Literal["keep", "merge"] = "keep"
     reasoning: Literal["keep", "drop"] = "keep"
     stream: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _priced(self) -> Self:
+        if self.cap_cost is not None and not (self.price_in or self.price_out):
+            raise RecipeError("cap_cost bounds nothing without a price", "Set price_in and price_out, or cap_tokens.")
+        return self
 
     @pydantic.field_validator("base_url")
     @classmethod
@@ -290,9 +296,10 @@ class Connection:
             raise error
         quota = getattr(error, "code", None) == "insufficient_quota" or status == 402
         retried = isinstance(error, broken) or status in RETRIED or (status or 0) >= 500
-        if not retried or quota:
+        explained = self._explain(error)
+        if not retried or quota or isinstance(explained, ContextOverflow):  # which some servers send as a 500
             self._breaker.worked()
-            raise self._explain(error) from None
+            raise explained from None
         wait_s = retry_after(error.response.headers) if isinstance(error, openai.APIStatusError) else None
         if status == 429:
             self._breaker.worked()  # it lives, and is busy
@@ -303,7 +310,7 @@ class Connection:
             hint = "Run again later: nothing that was answered is asked again."
             raise ResourceError(f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})", hint)
         if attempt >= self.endpoint.retries and not self._breaker.open:
-            raise self._explain(error) from None
+            raise explained from None
         return delay(attempt, wait_s)
 
     def _explain(self, error: Any) -> SqltrainError:

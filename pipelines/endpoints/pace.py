@@ -42,9 +42,13 @@ class Pace:
 
     async def admit(self, tokens: int) -> None:
         """Wait until one more request of so many tokens may go out."""
+        await self._while_held()
+        await asyncio.sleep(max(self._requests.take(1), self._tokens.take(tokens)))
+        await self._while_held()  # the server may have asked for a pause meanwhile
+
+    async def _while_held(self) -> None:
         while (wait_s := self._held_until - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)
-        await asyncio.sleep(max(self._requests.take(1), self._tokens.take(tokens)))
 
     def settle(self, expected: int, used: int) -> None:
         """Correct what `admit` took by what the request really used."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines import provenance
 from pipelines.checkpoint import Card
 from pipelines.curation.card import LICENCES, UNKNOWN
@@ -20,6 +18,7 @@ from pipelines.evaluation.stats import Estimate
 from pipelines.export.lineage import Evaluated, Lineage
 from pipelines.protocols.base import Protocol, build
 from pipelines.types import Action, ActionKind, ExecutionResult, ExecutionStatus
+from pipelines.yaml_files import yaml_text
 
 LOCAL = "a local checkpoint"
 RECIPE = ("model", "sft", "grpo", "rewards", "difficulty", "filter", "seed")  # of the settings that are shown
@@ -47,11 +46,12 @@ def turn(messages):
 '''
 
 
-def hub_name(source: object) -> str | None:
-    """The hub name that a recipe's `model.source` is; None for a path of one machine or a model made from scratch."""
-    text = str(source)
+def base_name(lineage: Lineage) -> str | None:
+    """The hub name of the model that training began with; None for a path of one machine or one made from scratch."""
+    text = str((lineage.setting("model") or {}).get("source"))
+    was_local = lineage.manifests.get("model", {}).get("weights") is not None  # its files were read to make the key
     is_name = text.count("/") == 1 and text[0].isalnum() and not Path(text).expanduser().exists()
-    return text if is_name else None
+    return text if is_name and not was_local else None
 
 
 def model_card(lineage: Lineage, name: str, kind: str) -> str:
@@ -62,7 +62,7 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
         kind: "model" for whole weights, "adapter" for low-rank adapters alone.
     """
     parts = [
-        f"---\n{yaml.safe_dump(_metadata(lineage, name, kind), sort_keys=False, allow_unicode=True)}---",
+        f"---\n{yaml_text(_metadata(lineage, name, kind))}---",
         f"# {name}",
         _about(lineage),
         *(_asking(lineage.card, name) if lineage.card is not None else ()),
@@ -84,7 +84,7 @@ def dataset_card(lineage: Lineage) -> str:
 
 
 def _metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
-    base = hub_name(_settings(lineage, "model").get("source"))
+    base = base_name(lineage)
     about: dict[str, Any] = {
         "license": "other",
         "license_name": "see-the-card",
@@ -108,7 +108,7 @@ def _result(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _about(lineage: Lineage) -> str:
-    base = hub_name(_settings(lineage, "model").get("source"))
+    base = base_name(lineage)
     source = _settings(lineage, "model").get("source")
     origin = f"`{base}`" if base else "a small model made from scratch" if source == "tiny" else LOCAL
     stage = f", after its stage `{lineage.card.stage}`" if lineage.card else ""
@@ -157,7 +157,7 @@ def _recipe(lineage: Lineage) -> Iterator[str]:
     if settings:
         if "model" in settings:
             settings["model"] = _settings(lineage, "model")
-        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100).rstrip()
+        text = yaml_text(settings, width=100).rstrip()
         yield f"## Recipe\n\nThe settings of the stages that made it:\n\n{_fenced(text, 'yaml')}"
 
 
@@ -165,7 +165,7 @@ def _settings(lineage: Lineage, part: str) -> dict[str, Any]:
     """A section of the recipe; what is a path of one machine is not said."""
     section = dict(lineage.setting(part) or {})
     source = section.get("source")
-    if source not in (None, "tiny") and hub_name(source) is None:
+    if source not in (None, "tiny") and base_name(lineage) is None:
         section["source"] = LOCAL
     return section
 
@@ -209,7 +209,7 @@ def _figure(ex: Estimate) -> str:
 def _licence(lineage: Lineage) -> str:
     kinds = {str(source["kind"]) for pool in POOLS for source in _sources(lineage, pool)}
     data = [f"- questions and databases, {kind}: {LICENCES.get(kind, UNKNOWN)}" for kind in sorted(kinds)]
-    base = hub_name(_settings(lineage, "model").get("source"))
+    base = base_name(lineage)
     weights = f"- weights: the licence of `{base}` holds" if base else "- weights: yours, within the data's terms"
     return "## Licence\n\n" + "\n".join([*([weights] if lineage.manifests else []), *(data or [f"- {UNKNOWN}"])])
 

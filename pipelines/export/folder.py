@@ -54,13 +54,11 @@ def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
 def _adapters(lineage: Lineage) -> list[Path]:
     if lineage.adapter is None:
         raise DataError(f"{lineage.folder} has no adapters beside it", HINT)
-    if _base(lineage) is None:
+    if cards.base_name(lineage) is None:
         raise DataError("the base of these adapters has no hub name, so nobody could load them", HINT)
+    if lineage.card is not None and lineage.card.stage == "grpo" and "sft" in lineage.manifests:
+        raise DataError("these adapters lie over the checkpoint of SFT, which has no hub name", HINT)
     return list(_files(lineage.adapter, ADAPTER))
-
-
-def _base(lineage: Lineage) -> str | None:
-    return cards.hub_name((lineage.setting("model") or {}).get("source"))
 
 
 def _describe(lineage: Lineage, kind: Kind, folder: Path, name: str) -> list[str]:
@@ -87,8 +85,9 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _name_base(lineage: Lineage, path: Path) -> None:
-    """Let adapters name their base by its hub name, and never by a path of this machine."""
-    write_json(path, {**read_json(path), "base_model_name_or_path": _base(lineage)})
+    """Let adapters name their base by its hub name and commit, and never by a path of this machine."""
+    revision = (lineage.setting("model") or {}).get("revision")
+    write_json(path, {**read_json(path), "base_model_name_or_path": cards.base_name(lineage), "revision": revision})
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

@@ -62,7 +62,8 @@ def trace(folder: Path) -> Lineage:
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
     require_sound(folder)
-    card, place = read_card(folder), folder.resolve().parent
+    folder = folder.resolve()  # `.`, or a link, is the same checkpoint
+    card, place = read_card(folder), folder.parent
     adapter = place / "adapter" if (place / "adapter" / "adapter_config.json").is_file() else None
     if not (place / MANIFEST).is_file() or folder.name != "model":
         return Lineage(folder, None, card)

@@ -80,7 +80,7 @@ def _said(event: Event) -> dict[str, Any]:
     elif kind == "answer":
         text = f"\n{_fenced(event['sql'], 'sql')}\n\n{_table(event)}\n"
     else:
-        text = f"\nerror: {event['message']}\n"
+        text = f"\nerror: {_escaped(event['message'])}\n"
     return {"content": text, "sqltrain": event}
 
 
@@ -99,5 +99,9 @@ def _table(event: Event) -> str:
 
 
 def _row(cells: Sequence[Any]) -> str:
-    texts = ("NULL" if cell is None else re.sub(r"\s+", " ", str(cell)) for cell in cells)
-    return "| " + " | ".join(re.sub(r"([\\|`*_<>\[\]])", r"\\\1", text) for text in texts) + " |"
+    return "| " + " | ".join("NULL" if cell is None else _escaped(str(cell)) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    """Text of a database or an engine in one line of Markdown, where it can be no link, picture or tag."""
+    return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", re.sub(r"\s+", " ", text))

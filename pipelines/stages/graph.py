@@ -64,18 +64,18 @@ class Stage:
 
 
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 3, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
-    Stage("test", 1, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
+    Stage("data", 4, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
+    Stage("test", 2, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
     Stage(
         "leakage",
-        2,
+        3,
         (),
         ("data", "test"),
         "data:build_leakage",
         "training questions that a benchmark repeats",
         by_benchmark=True,
     ),
-    Stage("synthesize", 2, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
+    Stage("synthesize", 3, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
     Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
@@ -85,7 +85,7 @@ GRAPH: tuple[Stage, ...] = (
     Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
     Stage(
         "difficulty",
-        2,
+        3,
         ("difficulty", *SAMPLING),
         ("data", "filter", "model", "sft"),
         "difficulty:build",
@@ -94,7 +94,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "grpo",
-        7,
+        8,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
@@ -105,7 +105,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            9,
+            10,
             (*VERDICTS, *SAMPLING),
             ("test", "test_schema", name),
             "evaluate:build",
@@ -117,7 +117,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        8,
+        9,
         ("name", "title", "benchmark.name"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),

@@ -205,6 +205,36 @@ def test_adapters_go_alone_and_name_their_base_by_its_hub_name(store: Store, tmp
     assert json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["base_model_name_or_path"] == BASE
 
 
+def test_adapters_over_the_checkpoint_of_sft_are_not_sent_alone(store: Store, tmp_path: Path) -> None:
+    """GRPO began with SFT's merged weights: over the hub's model its adapters would be without SFT."""
+    store.make("sft", "sft1", lambda folder: write_json(folder / "metrics.json", {}), {"recipe": {}}, lambda: None)
+    manifest = store.folder("grpo", "grpo1") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"model1"', '"model1", "sft": "sft1"'))
+    adapter = store.folder("grpo", "grpo1") / "adapter"
+    adapter.mkdir()
+    write_json(adapter / "adapter_config.json", {"r": 16})
+    (adapter / "adapter_model.safetensors").write_bytes(bytes(10))
+    with pytest.raises(DataError, match=r"these adapters lie over the checkpoint of SFT.* --to hub-folder"):
+        export(store, tmp_path / "lora", "hub-adapter")
+
+
+def test_a_link_to_a_checkpoint_has_its_lineage(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = store.folder("grpo", "grpo1") / "model"
+    (tmp_path / "link").symlink_to(model)
+    monkeypatch.chdir(model)
+    for place in (tmp_path / "link", Path()):
+        assert trace(place).manifests.keys() == trace(model).manifests.keys() > {"grpo", "model"}
+
+
+def test_a_folder_with_a_slash_in_its_name_is_no_hub_model(store: Store) -> None:
+    manifest = store.folder("model", "model1") / "manifest.json"
+    known = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**known, "weights": "0123"}))  # its files were read when the key was made
+    lineage = trace(store.folder("grpo", "grpo1") / "model")
+    assert cards.base_name(lineage) is None
+    assert BASE not in cards.model_card(lineage, "agent", "model")
+
+
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> None:
     recipe = recipes.load("sql_trail", [f"protocol={{name: {name}}}"])

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from command_line import sqltrain
 
+from flows import connecting
+from pipelines import yaml_files
 from pipelines.config import Execution
 from pipelines.databases import addresses, card, named
 from pipelines.databases.findings import examine
@@ -145,6 +147,39 @@ def test_a_password_is_taken_out_and_put_in_from_a_variable(monkeypatch: pytest.
     monkeypatch.delenv("SHOP_PASSWORD", raising=False)
     with pytest.raises(ResourceError, match="SHOP_PASSWORD is not set"):
         addresses.password_of("mysql", "SHOP_PASSWORD")
+
+
+def test_a_secret_of_another_option_is_refused_and_not_quoted() -> None:
+    given = "postgresql://me@host/shop?sslkey=k&sslpassword=hunter2"
+    with pytest.raises(DataError, match="the address holds a secret, sslpassword") as refused:
+        addresses.parted(given)
+    assert "hunter2" not in str(refused.value)
+    assert addresses.parted("postgresql://me@host/shop?passfile=p")[0] == "postgresql://me@host/shop?passfile=p"
+
+
+def test_text_that_looks_like_a_number_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Postcodes, months, and columns that are called by them."""
+    monkeypatch.chdir(tmp_path)
+    texts = ["01890", "08", "09", "1e5", "7e10", "0.10", "12", "1_000", "0x1F", "yes", ".5", "5."]
+    with closing(sqlite3.connect(tmp_path / "post.sqlite")) as connection, connection:
+        connection.execute('CREATE TABLE place (zip TEXT, "09" TEXT)')
+        connection.executemany("INSERT INTO place VALUES (?, ?)", [(text, text) for text in texts[:3]])
+    connecting.connect("post.sqlite", None, False)
+    known = card.read(card.place("post")).tables["place"].columns
+    assert known["zip"].values == known["09"].values == ("01890", "08", "09")
+    each = {text: text for text in texts}
+    (tmp_path / "each.yaml").write_text(yaml_files.yaml_text(each))
+    assert yaml_files.read_yaml(tmp_path / "each.yaml") == each
+
+
+def test_a_file_can_be_connected_again_by_its_name(shop: Path) -> None:
+    first = connecting.connect("shop.sqlite", None, False)
+    for text in ("shop.sqlite", "./shop.sqlite", str(shop), "shop"):
+        assert connecting.connect(text, None, False)["card"] == first["card"]
+    Path("databases/shop.yaml").rename("databases/mine.yaml")
+    for text in ("shop.sqlite", "./shop.sqlite"):
+        assert connecting.connect(text, None, False)["name"] == "mine"
+    assert [path.name for path in Path("databases").iterdir()] == ["mine.yaml"]
 
 
 def test_findings_are_few_on_a_plain_table() -> None:

@@ -4,13 +4,16 @@ import asyncio
 import time
 from email.utils import formatdate
 
+import httpx
+import openai
 import pytest
 
 from pipelines.endpoints import retry
+from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
 from pipelines.endpoints.limits import Budget
 from pipelines.endpoints.log import Spent
-from pipelines.endpoints.pace import Rate
-from pipelines.errors import ResourceError
+from pipelines.endpoints.pace import Pace, Rate
+from pipelines.errors import RecipeError, ResourceError
 
 
 class Clock:
@@ -112,6 +115,44 @@ def test_a_budget_counts_what_is_on_its_way_at_its_most() -> None:
             await budget.reserve((10, 50))
 
     asyncio.run(scene())
+
+
+def test_a_pause_that_a_server_asks_for_holds_those_who_wait_for_their_rate_too() -> None:
+    async def run() -> float:
+        pace = Pace(600, None)
+        started = time.monotonic()
+        waiters = [asyncio.create_task(pace.admit(1)) for _ in range(14)]  # four wait for the rate
+        await asyncio.sleep(0.05)
+        pace.hold(1.0)
+        held_until = time.monotonic() + 1.0
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        late = [waiter for waiter in waiters if not waiter.done()]
+        assert late
+        await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        assert time.monotonic() >= held_until - 0.01
+        await asyncio.gather(*waiters)
+        return time.monotonic() - started
+
+    assert 1.0 <= asyncio.run(run()) < 3.0
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_conversation_that_is_too_long_is_not_sent_again(status: int) -> None:
+    """llama.cpp says it with a 500."""
+    connection = Connection(Endpoint(base_url="http://localhost:1/v1", model="m"), "teacher")
+    said = {"error": {"message": "the request exceeds the available context size"}}
+    response = httpx.Response(status, json=said, request=httpx.Request("POST", "http://localhost:1/v1"))
+    error = openai.APIStatusError(said["error"]["message"], response=response, body=said["error"])
+    for _ in range(retry.TRIP + 1):
+        with pytest.raises(ContextOverflow):
+            connection._consider(error, 0)
+    assert not connection._breaker.open
+
+
+def test_a_cap_on_the_cost_needs_a_price() -> None:
+    with pytest.raises(RecipeError, match="cap_cost bounds nothing without a price"):
+        Endpoint(base_url="http://localhost:1/v1", model="m", cap_cost=50.0)
+    assert Endpoint(base_url="http://localhost:1/v1", model="m", cap_cost=50.0, price_out=1.0).cap_cost == 50.0
 
 
 def test_the_spend_cap_in_a_currency() -> None:
