@@ -2,7 +2,9 @@
 
     python docs/build_laboratory.py STORE [seed=7..9]
 
-Nothing is made here: an arm that the store lacks is not measured yet, and the page says so.
+Nothing is made here: an arm that the store lacks is not measured yet, and the page says so. The claims take hours, so
+they may be measured a few at a time, each in a store of its own: a claim of which the page shows more than the store
+has is kept as it stands, with the commit that measured it, as long as its file and its recipes say what they said then.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flows import sweeping
 from pipelines import paper_tables
 from pipelines.errors import DataError, SqltrainError
 from pipelines.evaluation import claims, measures
-from pipelines.evaluation.claims import Claim, Decided, Verdict
+from pipelines.evaluation.claims import Claim, Contrast, Decided, Verdict
 from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.provenance import as_tags
+from pipelines.recipes import digest
 from pipelines.report import formats
 from pipelines.report import sweep as report
 from pipelines.report.page import charts, sweep_page
@@ -33,6 +37,7 @@ from pipelines.types import read_lines
 DOCS = Path(__file__).resolve().parent
 PAGE, DATA, IMAGES = DOCS / "laboratory.md", DOCS / "laboratory.csv", DOCS / "images" / "laboratory"
 ASSETS = Path(sweep_page.__file__).parent / "assets"
+PART = re.compile(r"^## (\d+)\. .*\n((?:(?!## ).*\n)*)", re.MULTILINE)  # of the page: a claim's number and its text
 RULES = re.compile(r"[^{}]+\{[^{}]*\}")
 DRAWN = (
     ":root",
@@ -45,7 +50,7 @@ DRAWN = (
     ".line",
     ".band",
 )
-STYLE_OF = {"holds": 3, "does not hold": 2, "cannot be told": 0, "not measured": 0}
+STYLE_OF: dict[Verdict, int] = {"holds": 3, "does not hold": 2, "cannot be told": 0, "not measured": 0}
 SHOWN_CURVES = 3
 
 
@@ -56,6 +61,9 @@ class Tested:
     Attributes:
         name: of its file.
         seconds: of processor time that its trainings took, those that it shares with other claims included.
+        settings: a digest of its contrasts and its cells' recipes.
+        made_by: the commits and the processors that its figures are of.
+        kept: the lines of its part of the page, where they are kept from an earlier run; else ().
     """
 
     name: str
@@ -63,11 +71,19 @@ class Tested:
     sweep: report.Sweep
     decided: tuple[Decided, ...]
     seconds: float
+    settings: str
+    made_by: str
+    kept: tuple[str, ...] = ()
 
     @property
     def short(self) -> str:
         """Its name without its folder."""
         return self.name.rpartition("/")[2]
+
+    @property
+    def n_measured(self) -> int:
+        """Contrasts that have figures."""
+        return sum(part.difference is not None for part in self.decided)
 
     @property
     def verdict(self) -> Verdict:
@@ -93,7 +109,69 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
     filled = tuple(sweeping.fill(cells, store, look, lambda line: None))
     sweep = dataclasses.replace(empty, cells=filled)
     decided = tuple(report.decided(sweep)) if filled else ()
-    return Tested(name, source.claim, sweep, decided, sum(_trainings(cells, store).values()))
+    seconds = sum(_trainings(cells, store).values())
+    return Tested(name, source.claim, sweep, decided, seconds, _settings(source.claim, cells), _made_by(cells, store))
+
+
+def _settings(claim: Claim, cells: Sequence[sweeping.Cell]) -> str:
+    """A digest of what decides a claim's figures: another one says that they are of another experiment."""
+    arms = []
+    for cell in cells:
+        settings = cell.recipe.model_dump(mode="json", exclude={"hardware", "rollout"})
+        arms.append([dict(cell.values), cell.after, cell.asked, settings])
+    return digest([[contrast.model_dump(mode="json") for contrast in claim.contrasts], arms])[:12]
+
+
+def _made_by(cells: Sequence[sweeping.Cell], store: Store) -> str:
+    """The commits of the evaluations that are there, and the processors that made them."""
+    words = set()
+    for cell in cells:
+        step = graph.plan(cell.recipe, store)[-1]
+        if step.cached:
+            tags = as_tags(store.manifest(step.kind, step.key).get("made_by", {}))
+            commit, apart, changes = tags.get("commit", "?").partition(" ")
+            words.add(f"commit {commit[:7]}{apart}{changes}, {tags.get('machine', '?')}")
+    return "; ".join(sorted(words))
+
+
+def with_kept(tested: Sequence[Tested], rows: Sequence[Mapping[str, str]], page_before: str) -> list[Tested]:
+    """The same, with what stands in an earlier page and its data of claims of which the store has less.
+
+    Args:
+        rows: of the earlier data.
+    """
+    parts = dict(PART.findall(page_before))
+    both = []
+    for entry in tested:
+        own = [row for row in rows if row["file"] == entry.name and row.get("settings") == entry.settings]
+        measured = sum(bool(row["difference"]) for row in own)
+        part = parts.get(str(entry.claim.number))
+        if part is None or measured <= entry.n_measured or len(own) != len(entry.claim.contrasts):
+            both.append(entry)
+            continue
+        pairs = zip(entry.claim.contrasts, own, strict=True)
+        both.append(
+            dataclasses.replace(
+                entry,
+                decided=tuple(_decided(contrast, row) for contrast, row in pairs),
+                seconds=60 * float(own[0]["minutes"] or 0),
+                made_by=own[0]["made_by"],
+                kept=tuple(part.strip().splitlines()),
+            )
+        )
+    return both
+
+
+def _decided(contrast: Contrast, row: Mapping[str, str]) -> Decided:
+    """What a row of the data says of a contrast."""
+    difference = None
+    if row["difference"]:
+        figures = [float(row[name]) for name in ("difference", "low", "high", "p")]
+        difference = Paired(*figures, n=int(row["questions"]), n_clusters=0, method="bootstrap by database and seed")
+    by_seed = tuple(map(float, row["by_seed"].split()))
+    could_be_shown = float(row["could_be_shown"]) if row["could_be_shown"] else None
+    verdict = next(verdict for verdict in STYLE_OF if verdict == row["verdict"])
+    return Decided(contrast, difference, by_seed, int(row["questions"]), verdict, could_be_shown)
 
 
 def _trainings(cells: Sequence[sweeping.Cell], store: Store) -> dict[Path, float]:
@@ -139,7 +217,7 @@ CAPTION = (
 
 def is_measured(tested: Sequence[Tested]) -> bool:
     """Whether there is any figure to show."""
-    return any(part.difference is not None for entry in tested for part in entry.decided)
+    return any(entry.n_measured for entry in tested)
 
 
 def page(tested: Sequence[Tested]) -> str:
@@ -164,6 +242,9 @@ def _section(entry: Tested) -> Iterator[str]:
     claim = entry.claim
     yield f"## {claim.number}. {claim.text}"
     yield ""
+    if entry.kept:
+        yield from entry.kept
+        return
     yield f"{claim.source}. `sqltrain sweep {entry.name}`"
     yield ""
     if claim.untold:
@@ -176,6 +257,8 @@ def _section(entry: Tested) -> Iterator[str]:
         yield ""
         yield f"Expected to take {claim.seconds / 60:.0f} minutes of one core where nothing of it is there yet."
         return
+    yield ""
+    yield f"Made by {entry.made_by}."
     yield ""
     yield from _body(formats.markdown(report.table(entry.sweep)))
     if figure(entry) is not None:
@@ -245,7 +328,7 @@ def chosen(entry: Tested) -> dict[str, list[report.Line]]:
 
 def figure(entry: Tested) -> Html | None:
     """A claim's figure: pass@k over k where it is about that, else its curves, else its rows; None of nothing made."""
-    if entry.claim.untold or entry.verdict == "not measured":
+    if entry.claim.untold or entry.kept or entry.verdict == "not measured":
         return None
     names = [row.name for row in entry.sweep.rows()]
     drawn = chosen(entry)
@@ -299,6 +382,7 @@ def over_k(entry: Tested) -> Html:
 COLUMNS = (
     *("claim", "file", "contrast", "row", "over", "measure", "unit", "difference", "low", "high", "p", "by_seed"),
     *("questions", "could_be_shown", "margin", "matters", "verdict", "verdict_of_claim"),
+    *("minutes", "settings", "made_by"),
 )
 
 
@@ -321,12 +405,15 @@ def _values(entry: Tested, part: Decided) -> list[str | float | None]:
         *(entry.claim.number, entry.name, contrast.says, contrast.row, contrast.over, report.measured(contrast)),
         *("share" if contrast.unit < 1 else "count", *figures, " ".join(f"{value:.6f}" for value in part.by_seed)),
         *(part.questions, part.detectable, contrast.margin, contrast.matters, part.verdict, entry.verdict),
+        *(f"{entry.seconds / 60:.1f}", entry.settings, entry.made_by),
     ]
 
 
 def main(store: Path, words: Sequence[str]) -> None:
     """Write page, figures and data."""
-    tested = gather(Store(store), words)
+    before = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines())) if DATA.is_file() else []
+    page_before = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    tested = with_kept(gather(Store(store), words), before, page_before)
     IMAGES.mkdir(parents=True, exist_ok=True)
     if is_measured(tested):
         (IMAGES / FOREST).write_text(standalone(forest(tested)), encoding="utf-8")

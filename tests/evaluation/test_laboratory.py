@@ -103,6 +103,21 @@ def test_a_claim_that_was_run_is_decided_and_drawn(builder: ModuleType, tmp_path
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
 
 
+def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_experiment(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "store")
+    for cell in sweeping.of_paper(NAME, SEEDS, None, False)[0]:
+        fill(store, cell)
+    builder.main(store.root, SEEDS)
+    places = [tmp_path / name for name in ("laboratory.md", "laboratory.csv", "images/claims.svg")]
+    before = [place.read_text(encoding="utf-8") for place in places]
+    builder.main(tmp_path / "another", SEEDS)  # has nothing of it
+    assert [place.read_text(encoding="utf-8") for place in places] == before
+    builder.main(tmp_path / "another", ["seed=4..6"])  # another experiment
+    assert "**In all**: 1 cannot be told, 2 not measured." in places[0].read_text(encoding="utf-8")
+
+
 def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: Path) -> None:
     store, asked = Store(tmp_path), list[sweeping.Cell]()
     words = ["recipe=laboratory", "asked=protocol.schema_view=hidden", "asked=protocol.max_turns_eval=8"]
