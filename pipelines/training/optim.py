@@ -49,8 +49,8 @@ class MuonAdamW(torch.optim.Optimizer):
 class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Multiplies bfloat16 matrices of the CPU in float32 and rounds what comes out.
 
-    That is what a CPU with instructions for bfloat16 does. Without them PyTorch 2.13 multiplies number by number: Muon
-    then takes some nine times as long, and a step of the laboratory's SFT two and a half times (1.15 for 0.45 s).
+    That is what a CPU with instructions for bfloat16 does. Without them PyTorch 2.13 multiplies number by number, which
+    takes many times as long (`python benchmarks/muon.py`).
     """
 
     def __torch_dispatch__(
