@@ -104,43 +104,42 @@ def evaluate_questions(
 class MalformedGuard:
     """Stops asking a model whose answers to the first `FIRST_EPISODES` questions of an evaluation are all malformed.
 
-    Whole shards are skipped, counted from the first, so the same questions are asked whatever the number of processes.
+    Exactly those count as asked, whatever the size of the shards and the number of processes; what was asked beyond is
+    left out.
     """
 
     def __init__(self, shards: Shards[Example]) -> None:
         self._shards = shards
-        self._head = -(-FIRST_EPISODES // shards.size)  # shards that hold the first questions
+        self._head = range(min(len(shards), -(-FIRST_EPISODES // shards.size)))  # shards that hold the first questions
+        self._first = {example.id for example in shards.items[:FIRST_EPISODES]}
 
     def is_triggered(self) -> bool:
         """Whether every episode of the first questions is malformed, and no answer ran. False until all are there."""
-        head = range(self._head)
-        if self._head >= len(self._shards) or not all(self._shards.path(index).exists() for index in head):
+        if len(self._shards.items) <= FIRST_EPISODES or not all(self._shards.path(at).exists() for at in self._head):
             return False
-        first = {example.id for example in self._shards.items[:FIRST_EPISODES]}
-        rows = (row["record"] for index in head for row in self._shards.read(index))
-        first_records = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in first]
+        rows = (row["record"] for index in self._head for row in self._shards.read(index))
+        first_records = [from_dict(EpisodeRecord, row) for row in rows if row["example_id"] in self._first]
         return all(not record.well_formed and not record.executable and not record.broken for record in first_records)
 
     def skip_the_rest(self, recipe: Recipe, gold: Path | None) -> None:
-        """Write the other shards: each question is wrong, and was not asked."""
+        """Write what follows the first questions: each question is wrong, and was not asked."""
         policy = self._shards.read(0)[0]["trajectory"]["policy"]
         evaluated = _evaluating(recipe, gold)
-        for index in range(self._head, len(self._shards)):
-            questions = self._shards.part(index)
-            lines = [
-                line
-                for evaluation in passes(recipe)
-                for line in evaluated(
-                    evaluation,
-                    questions,
-                    [
-                        _unasked(question, n, policy, evaluation)
-                        for question in questions
-                        for n in range(evaluation.samples)
-                    ],
-                )
-            ]
-            write_lines(self._shards.path(index), lines)
+        for index in range(FIRST_EPISODES // self._shards.size, len(self._shards)):
+            path, part = self._shards.path(index), self._shards.part(index)
+            questions = [question for question in part if question.id not in self._first]
+            rows = self._shards.read(index) if index in self._head else []
+            lines = [row for row in rows if row["record"]["example_id"] in self._first]
+            for evaluation in passes(recipe):
+                skipped = [
+                    _unasked(question, n, policy, evaluation)
+                    for question in questions
+                    for n in range(evaluation.samples)
+                ]
+                lines += evaluated(evaluation, questions, skipped)
+            beside = path.with_name(f"{path.name}.part-rest")  # whole or absent
+            write_lines(beside, lines)
+            beside.replace(path)
 
 
 def _unasked(question: Example, sample: int, policy: str, evaluation: Pass) -> Trajectory:

@@ -25,20 +25,20 @@ QUESTIONS = 9
 
 
 @pytest.fixture
-def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Request], str]], Path]:
-    """Nine questions in shards of two, of which the first three decide, asked of a plain function."""
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Nine questions, by default in shards of two, of which the first three decide, asked of a plain function."""
     with sqlite3.connect(tmp_path / "harbour.sqlite") as connection:
         connection.executescript("CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('Aurora');")
     connection.close()
     rows = [{"question": f"q{n}", "database": "harbour.sqlite", "sql": f"SELECT {n}"} for n in range(QUESTIONS)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(evaluate, "FIRST_EPISODES", 3)
-    settings = ["include=data/own", f"data.test.0.path={tmp_path / 'mine.jsonl'}", "rollout.shard=2"]
+    settings = ["include=data/own", f"data.test.0.path={tmp_path / 'mine.jsonl'}"]
     settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
 
-    def run(say: Callable[[Request], str]) -> Path:
+    def run(say: Callable[[Request], str], shard: int = 2) -> Path:
         monkeypatch.setattr(evaluate, "answering", lambda *_: ScriptedPolicy(say))
-        recipe = recipes.load("sql_trail", settings)
+        recipe = recipes.load("sql_trail", [*settings, f"rollout.shard={shard}"])
         for name in ("test", "evaluation"):
             (tmp_path / name).mkdir()
         data.build_test(Context("test", recipe, tmp_path / "test", {}, Silent()))
@@ -49,26 +49,28 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Call
     return run
 
 
+@pytest.mark.parametrize("shard", [1, 2, 3, 4, 100])
 def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malformed(
-    evaluated: Callable[[Any], Path],
+    evaluated: Callable[..., Path], shard: int
 ) -> None:
+    """The outcome is the same in shards of any size: `rollout.shard` is in no key."""
     asked: list[str] = []
 
     def mumble(request: Request) -> str:
         asked.append(request.example.question)
         return "mmm"
 
-    done = evaluated(mumble)
-    assert set(asked) == {"q0", "q1", "q2", "q3"}  # the two shards that hold the first three questions
+    done = evaluated(mumble, shard)
+    assert len(set(asked)) == {1: 3, 2: 4, 3: 3, 4: 4, 100: 9}[shard]  # whole shards are asked
     figures = json.loads((done / "metrics.json").read_text())
-    assert (figures["ex"], figures["n_questions"], figures["n_unasked"], figures["n_broken"]) == (0.0, 9, 5, 0)
+    assert (figures["ex"], figures["n_questions"], figures["n_unasked"], figures["n_broken"]) == (0.0, 9, 6, 0)
     assert figures["errors_generation"] == 9
-    assert figures["turns"] == len(asked) / 4  # of those that were asked
+    assert figures["turns"] == len(asked) / len(set(asked))  # of those that count as asked
     stops = [one.stop for one in trajectories(done)]
-    assert stops == [StopReason.TURN_LIMIT] * 4 + [StopReason.UNASKED] * 5
+    assert stops == [StopReason.TURN_LIMIT] * 3 + [StopReason.UNASKED] * 6
     system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
     (warning,) = document._warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
-    assert "base: 5 episodes were not asked" in warning
+    assert "base: 6 episodes were not asked" in warning
     assert "not asked" in [column.name for column in terminal.figures({"base": system_summary(system)}).columns]
 
 
