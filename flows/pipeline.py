@@ -14,6 +14,7 @@ from prefect import Flow, flow, runtime
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.utilities.annotations import quote
 from pydantic import Field
 
 from flows.deployed import check_changes, check_form
@@ -87,14 +88,16 @@ def walk(
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
             shared = Walk(steps, recipe, store, tracker, role)
             for step in steps:
-                task = run_stage.with_options(
+                task: Any = run_stage.with_options(
                     name=step.name,
                     task_run_name=f"{recipe.name}: {step.name} {step.key}",
                     tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
                     assets=[lineage.asset_key(recipe.name, step.name, role)],
                     asset_deps=lineage.upstream(step, recipe, role),
                 )
-                state: Any = task(step, shared, [done[name] for name in step.needs])
+                # Prefect knows results by their id() and would take a new object at an old place for one of them:
+                # what is no result is quoted, or the lineage has stages that were never read.
+                state: Any = task(quote(step), quote(shared), [done[name] for name in step.needs])
                 done[step.name] = (
                     state.result() if isinstance(state, State) else state
                 )  # `Cached` is a state of its own
