@@ -263,8 +263,12 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     before = champion or Model("model", challenger.base)
 
     def held(part: Recipe, role: str) -> tuple[Held, int]:
+        """The records of both on the questions that the champion was not trained on, and how many others there are."""
         after = evaluated(site, part, challenger, role)
-        return _held(site, evaluated(site, part, before, f"champion {role}".strip()), after, part, challenger, before)
+        both = (evaluated(site, part, before, f"champion {role}".strip()), after)
+        seen = _seen(site.store, champion, challenger, after) if champion is not None else frozenset()
+        old, new = ([one for one in records(side.folder, "greedy") if one.example_id not in seen] for side in both)
+        return Held(old, new, part.headline), len(seen)
 
     test, seen = held(recipe, "")
     guarded = {name: held(guard, name)[0] for name, guard in guards.items()}
@@ -283,20 +287,10 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     return verdict
 
 
-def _held(
-    site: Site,
-    before: graph.StageResult,
-    after: graph.StageResult,
-    recipe: Recipe,
-    challenger: Challenger,
-    old: Champion | Model,
-) -> tuple[Held, int]:
-    """The records of both on the held-out questions that `old` was not trained on, and how many others there are."""
-    test = site.store.folder("test", site.store.manifest(after.name, after.key)["inputs"]["test"])
-    seen = trained_on(site.store, (old.stage, old.key), (challenger.stage, challenger.key), test)
-    both = (records(side.folder, "greedy") for side in (before, after))
-    old_records, new_records = ([record for record in side if record.example_id not in seen] for side in both)
-    return Held(old_records, new_records, recipe.headline), len(seen)
+def _seen(store: Store, champion: Champion, challenger: Challenger, after: graph.StageResult) -> frozenset[str]:
+    """The questions of the challenger's evaluation that only the champion was trained on, by their ids."""
+    test = store.folder("test", store.manifest(after.name, after.key)["inputs"]["test"])
+    return trained_on(store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
 
 
 def _guard(site: Site, include: str) -> Recipe:
