@@ -14,7 +14,7 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flows import sweeping
@@ -100,17 +100,18 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
     if source.claim is None:
         raise DataError(f"{name} tests no claim", "A file of conf/tables/claims says its claim.")
     cells, empty = ([], report.Sweep(name, ())) if source.claim.untold else sweeping.of_paper(name, words, None, False)
+    plans = {cell.name: graph.plan(cell.recipe, store) for cell in cells}
 
     def look(cell: sweeping.Cell) -> None:
-        missing = [step.name for step in graph.plan(cell.recipe, store) if not step.cached and step.name != "report"]
+        missing = [step.name for step in plans[cell.name] if not step.cached and step.name != "report"]
         if missing:
             raise DataError(f"not made yet: {', '.join(missing)}")
 
     filled = tuple(sweeping.fill(cells, store, look, lambda line: None))
     sweep = dataclasses.replace(empty, cells=filled)
     decided = tuple(report.decided(sweep)) if filled else ()
-    seconds = sum(_trainings(cells, store).values())
-    return Tested(name, source.claim, sweep, decided, seconds, _settings(source.claim, cells), _made_by(cells, store))
+    seconds, settings = sum(_trainings(plans.values()).values()), _settings(source.claim, cells)
+    return Tested(name, source.claim, sweep, decided, seconds, settings, _made_by(plans.values(), store))
 
 
 def _settings(claim: Claim, cells: Sequence[sweeping.Cell]) -> str:
@@ -122,11 +123,11 @@ def _settings(claim: Claim, cells: Sequence[sweeping.Cell]) -> str:
     return digest([[contrast.model_dump(mode="json") for contrast in claim.contrasts], arms])[:12]
 
 
-def _made_by(cells: Sequence[sweeping.Cell], store: Store) -> str:
+def _made_by(plans: Iterable[Sequence[graph.Step]], store: Store) -> str:
     """The commits of the evaluations that are there, and the processors that made them."""
     words = set()
-    for cell in cells:
-        step = graph.plan(cell.recipe, store)[-1]
+    for steps in plans:
+        step = steps[-1]
         if step.cached:
             tags = as_tags(store.manifest(step.kind, step.key).get("made_by", {}))
             commit, apart, changes = tags.get("commit", "?").partition(" ")
@@ -174,11 +175,11 @@ def _decided(contrast: Contrast, row: Mapping[str, str]) -> Decided:
     return Decided(contrast, difference, by_seed, int(row["questions"]), verdict, could_be_shown)
 
 
-def _trainings(cells: Sequence[sweeping.Cell], store: Store) -> dict[Path, float]:
+def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
     """Processor seconds of each finished training that some cell needs."""
     spent = {}
-    for cell in cells:
-        for step in graph.plan(cell.recipe, store):
+    for steps in plans:
+        for step in steps:
             timing = step.folder / "timing.jsonl"
             if step.kind in ("sft", "grpo") and timing.is_file():
                 spent[step.folder] = sum(line["cpu_seconds"] for _, line in read_lines(timing))

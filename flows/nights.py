@@ -267,7 +267,7 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
         after = evaluated(site, part, challenger, role)
         both = (evaluated(site, part, before, f"champion {role}".strip()), after)
         seen = _seen(site.store, champion, challenger, after) if champion is not None else frozenset()
-        old, new = ([one for one in records(side.folder, "greedy") if one.example_id not in seen] for side in both)
+        old, new = ([row for row in records(side.folder, "greedy") if row.example_id not in seen] for side in both)
         return Held(old, new, part.headline), len(seen)
 
     test, seen = held(recipe, "")
