@@ -94,7 +94,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "grpo",
-        8,
+        9,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
@@ -105,7 +105,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            10,
+            11,
             (*VERDICTS, *SAMPLING),
             ("test", "test_schema", name),
             "evaluate:build",
