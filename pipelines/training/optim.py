@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.config import Optimizer
@@ -17,7 +17,8 @@ class MuonAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` (Jordan et al., 2024) for hidden matrices, `torch.optim.AdamW` for embeddings and norms.
 
     Parameter groups and state belong to this optimiser and are lent to the two for each step, so that schedulers,
-    `state_dict` and `load_state_dict` see one optimiser.
+    `state_dict` and `load_state_dict` see one optimiser. Processes that train together have the same gradients, and
+    Muon's products take long: each steps its own share of the matrices and sends the others what came out, bit for bit.
     """
 
     def __init__(
@@ -39,11 +40,57 @@ class MuonAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of both."""
         loss = None if closure is None else closure()
-        for part, groups in ((self._muon, self.param_groups[:1]), (self._adamw, self.param_groups[1:])):
-            part.param_groups, part.state = groups, self.state
-            with rounded_products() if part is self._muon and _on_cpu(groups) else nullcontext():
-                part.step()  # type: ignore[no-untyped-call]
+        matrices, *rest = self.param_groups
+        moved = [parameter for parameter in matrices["params"] if parameter.grad is not None]
+        of_ranks = shares(moved, distributed.get_world_size()) if _is_shared() else [moved]
+        own = of_ranks[distributed.get_rank() if _is_shared() else 0]
+        with rounded_products() if _on_cpu(own) else nullcontext():
+            self._lend(self._muon, [{**matrices, "params": own}])
+        self._lend(self._adamw, rest)
+        if _is_shared():
+            for rank, parameters in enumerate(of_ranks):
+                self._send(parameters, rank)
         return loss
+
+    def _lend(self, part: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+        part.param_groups, part.state = groups, self.state
+        part.step()
+
+    @torch.no_grad()
+    def _send(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
+        """Give every process these parameters and their momentum as `rank` has them."""
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.data)
+        tensors = [each for one in parameters for each in (one.data, self.state[one]["momentum_buffer"])]
+        if tensors:
+            whole = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+            distributed.broadcast(whole, rank)
+            if rank != distributed.get_rank():
+                begin = 0
+                for tensor in tensors:
+                    part = whole[begin : begin + tensor.nbytes]
+                    tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))  # a copy is aligned
+                    begin += tensor.nbytes
+
+
+def shares(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
+    """The matrices of each process: the most costly first, each to the process that has the least to multiply so far.
+
+    The cost of a matrix is that of its product with itself, (shorter side)^2 x longer side.
+    """
+    cost = [min(matrix.shape) ** 2 * max(matrix.shape) for matrix in matrices]
+    load = [0] * ranks
+    found: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    for at in sorted(range(len(matrices)), key=lambda at: -cost[at]):
+        rank = load.index(min(load))
+        load[rank] += cost[at]
+        found[rank].append(matrices[at])
+    return found
+
+
+def _is_shared() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -69,8 +116,8 @@ def rounded_products() -> AbstractContextManager[Any]:
     return nullcontext() if fast else RoundedProducts()  # type: ignore[no-untyped-call]
 
 
-def _on_cpu(groups: Sequence[Mapping[str, Any]]) -> bool:
-    return any(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
+def _on_cpu(parameters: Iterable[nn.Parameter]) -> bool:
+    return any(parameter.device.type == "cpu" for parameter in parameters)
 
 
 def build(network: nn.Module, optimizer: Optimizer, lr_rest: float | None = None) -> MuonAdamW:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import multiprocessing
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from pipelines.config import Optimizer
 from pipelines.loading import load
-from pipelines.training.optim import MuonAdamW, RoundedProducts, build, split
+from pipelines.training.optim import MuonAdamW, RoundedProducts, build, shares, split
 
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)
 
@@ -22,7 +23,7 @@ def parameters() -> tuple[nn.Parameter, nn.Parameter]:
 def fill(*values: nn.Parameter, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for value in values:
-        value.grad = torch.randn(value.shape, generator=generator)
+        value.grad = torch.randn(value.shape, generator=generator).to(value.dtype)
 
 
 def test_each_parameter_moves_as_its_own_optimiser_would_move_it():
@@ -58,6 +59,63 @@ def test_a_schedule_scales_both_rates_and_a_saved_state_goes_on_exactly():
         one.step()
     assert torch.equal(matrix, again)
     assert torch.equal(vector, beside)
+
+
+def blocks() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    shapes, numbers = ((6, 4), (4, 4), (3, 9), (5, 2)), (torch.float32, torch.bfloat16, torch.float32, torch.float32)
+    return [nn.Parameter(torch.randn(shape).to(kind)) for shape, kind in zip(shapes, numbers, strict=True)]
+
+
+def three_steps(rank: int, ranks: int, folder: str) -> None:
+    """Three steps of one process; the last matrix gets its first gradient after the first step."""
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    matrices = blocks()
+    rest = nn.Parameter(torch.ones(5))
+    optimizer, multiplied = MuonAdamW(matrices, [rest], SETTINGS, 3e-3), []
+    once = torch.optim.Muon.step
+
+    def step(muon):
+        multiplied.append(len(muon.param_groups[0]["params"]))
+        return once(muon)
+
+    torch.optim.Muon.step = step
+    for seed in range(3):
+        fill(*matrices[: 4 if seed else 3], rest, seed=seed)
+        optimizer.step()
+    torch.optim.Muon.step = once
+    torch.save([[*matrices, rest], optimizer.state_dict()["state"], multiplied], f"{folder}/{rank}of{ranks}.pt")
+
+
+def test_each_process_steps_its_share_of_the_matrices_and_all_end_alike(tmp_path):
+    """Alone and in two processes the same bits, of weights and of momentum, though each multiplies a share."""
+    three_steps(0, 1, str(tmp_path))
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=three_steps, args=(rank, 2, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    alone = torch.load(tmp_path / "0of1.pt", weights_only=False)
+    shared = [torch.load(tmp_path / f"{rank}of2.pt", weights_only=False) for rank in range(2)]
+    assert alone[2] == [3, 4, 4]
+    assert [sum(counts) for counts in zip(*(part[2] for part in shared), strict=True)] == [3, 4, 4]
+    assert all(min(part[2]) >= 1 for part in shared)
+    for weights, state, _ in shared:
+        assert all(torch.equal(one, other) for one, other in zip(weights, alone[0], strict=True))
+        assert state.keys() == alone[1].keys()
+        for key, values in alone[1].items():
+            assert all(torch.equal(torch.as_tensor(state[key][name]), torch.as_tensor(values[name])) for name in values)
+
+
+def test_the_shares_of_processes_cost_alike():
+    """Products with themselves cost 4*4*6 = 96, 64, 3*3*9 = 81 and 2*2*5 = 20: 96 + 20 and 81 + 64."""
+    matrices = blocks()
+    first, second = shares(matrices, 2)
+    assert [id(one) for one in first] == [id(matrices[0]), id(matrices[3])]
+    assert [id(one) for one in second] == [id(matrices[2]), id(matrices[1])]
+    assert [len(share) for share in shares(matrices, 6)] == [1, 1, 1, 1, 0, 0]
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else(checkpoint, recipe):
