@@ -188,19 +188,22 @@ def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
 
 HEAD = """# The laboratory: which of the papers' claims hold in miniature?
 
-Twelve claims that the five papers make of directions ("this is better than that"), each tested by arms that differ in
-one thing, on three seeds that chose none of the settings. `python benchmarks/laboratory.py` runs what is missing and
-writes this page, its figures and [laboratory.csv](laboratory.csv); a claim by itself: `sqltrain sweep claims/NAME`.
-What must come out for a claim to hold is in `conf/tables/claims/NAME.yaml`, which was written before anything was run.
+The five papers make twelve claims that one thing is better than another. Each claim that this world can test is tested
+by arms (runs) that differ in one setting, on three seeds that chose none of the settings. `python
+benchmarks/laboratory.py` runs what is missing and writes this page, its figures and [laboratory.csv](laboratory.csv); a
+claim by itself: `sqltrain sweep claims/NAME`. What must come out for a claim to hold is in
+`conf/tables/claims/NAME.yaml`. Its contrasts, margins and smallest differences were written before anything was run;
+what the page says under a verdict was partly written afterwards.
 
 **The rule.** Each seed draws its own world, model and episodes. A difference is taken question by question within a
-seed; its 95 % interval redraws databases and seeds, each for itself (`pipelines/evaluation/seeds.py`). With three seeds
-such an interval reaches about from the lowest seed to the highest, so a claim can hold only where the seeds agree. A
-claim of "better" **holds** where the interval lies on its side of 0; it **does not hold** where the interval lies on
-the other side, or below the smallest difference that its file says would matter; else it **cannot be told**. A claim of
-"no worse" holds where the interval lies above the margin that its file states. A claim of several contrasts holds if
-all do, and does not if one does not. "Could be shown" is the smallest difference that so wide an interval detects with
-80 % power (`pipelines/evaluation/claims.py`).
+seed, or step by step for a training curve; its 95 % interval redraws databases and seeds, each for itself
+(`pipelines/evaluation/seeds.py`). With three seeds such an interval reaches about from the lowest seed to the highest,
+so a claim can hold only where the seeds agree. A claim of "better" **holds** where the interval lies on its side of 0;
+it **does not hold** where the interval lies on the other side, or below the smallest difference that its file says
+would matter; else it **cannot be told**. A claim of "no worse" holds where the interval lies above minus the margin
+that its file states; it does not hold where the whole interval lies below 0; else it cannot be told. A claim of several
+contrasts holds if all do, and does not hold if one does not. "Could be shown" is the smallest true difference that a
+test with an interval of this width would detect in 80 % of cases (`pipelines/evaluation/claims.py`).
 
 **What a reader may conclude.** A model of one million parameters, a generated world of a few hundred words, thirty or
 forty steps of GRPO where the papers take hundreds: a claim that holds here does so without the papers' scale, and one
@@ -210,9 +213,8 @@ that does not hold here may hold there. What is under each claim says more.
 
 FOREST = "claims.svg"
 CAPTION = (
-    "Each difference in the direction of its claim, in units of the smallest difference that could be shown: right of "
-    "0 is the claim's side. "
-    'The bar across is the margin of a claim of "no worse".'
+    "Each difference in the direction of its claim, in units of the smallest difference that could be shown. A point "
+    'to the right of 0 agrees with the claim. The short vertical bar marks the margin of a claim of "no worse".'
 )
 
 
@@ -224,7 +226,7 @@ def is_measured(tested: Sequence[Tested]) -> bool:
 def page(tested: Sequence[Tested]) -> str:
     """The whole page as Markdown."""
     counts = {word: sum(entry.verdict == word for entry in tested) for word in STYLE_OF}
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    summary = "; ".join(f"{word}: {count}" for word, count in counts.items() if count)
     lines = [HEAD, f"**In all**: {summary}.", ""]
     if is_measured(tested):
         lines += [f"![Each contrast of each claim with its interval](images/laboratory/{FOREST})", "", CAPTION, ""]
@@ -256,7 +258,7 @@ def _section(entry: Tested) -> Iterator[str]:
     yield from _body(formats.markdown(report.verdicts(entry.sweep)))
     if entry.verdict == "not measured":
         yield ""
-        yield f"Expected to take {claim.seconds / 60:.0f} minutes of one core where nothing of it is there yet."
+        yield f"Expected: {claim.seconds / 60:.0f} minutes of one core, beside the runs of other files that it uses."
         return
     yield ""
     yield f"Made by {entry.made_by}."

@@ -159,7 +159,7 @@ def connect(
 ) -> None:
     """Read a database and write databases/NAME.yaml: what the agent is told of it, for you to edit.
 
-    It says what will hurt (no keys, codes, mixed dates, cryptic names) and refuses a role that can write.
+    It lists likely problems (no keys, codes, mixed dates, cryptic names) and refuses a role that can write.
 
     Examples:
 
@@ -256,7 +256,8 @@ def evaluate(
     model: Annotated[Path | None, typer.Option(help="Any checkpoint folder, instead of the recipe's own.")] = None,
     policy: Annotated[str | None, typer.Option(help="oracle, or endpoint:NAME of conf/local/endpoints.yaml.")] = None,
     benchmarks: Annotated[
-        str | None, typer.Option(help="Those added, with commas between; omnisql: of the nine of its table.")
+        str | None,
+        typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -453,8 +454,8 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8080,
     keys: Annotated[Path | None, typer.Option(help="A YAML file of API keys: a line USER: KEY each.")] = None,
     feedback: Annotated[Path | None, typer.Option(help="Keep questions and verdicts in this folder.")] = None,
-    keep_days: Annotated[int, typer.Option(min=1, max=36_500, help="That feedback is kept.")] = 90,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="That one question may take.")] = 120.0,
+    keep_days: Annotated[int, typer.Option(min=1, max=36_500, help="Days to keep feedback.")] = 90,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Seconds that one question may take.")] = 120.0,
     rows: Annotated[int, typer.Option(min=1, max=100_000, help="Rows of one answer, at most.")] = 1_000,
     per_minute: Annotated[int, typer.Option(min=1, max=100_000, help="Questions of a user in a minute.")] = 60,
     at_once: Annotated[int, typer.Option(min=1, max=10_000, help="Questions of a user at a time.")] = 8,

@@ -1,4 +1,4 @@
-"""`sqltrain connect`: read a database once, say what will hurt, and write the card that a person edits."""
+"""`sqltrain connect`: read a database once, list likely problems, and write the card that a person edits."""
 
 from __future__ import annotations
 

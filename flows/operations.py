@@ -90,7 +90,7 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
 
 @champion_app.command("rollback")
 def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Give the place back to the champion before; the one that leaves is not promoted again.
+    """Make the previous champion the champion again; the one that leaves is not promoted again.
 
     Example: sqltrain champion rollback miniature
     """

@@ -39,7 +39,7 @@ def plan(
         float | None, typer.Option(min=1, max=1e7, help="Tokens of a mean episode, its prompt included.")
     ] = None,
     sampled: Annotated[
-        float | None, typer.Option(min=1, max=1e7, help="Of these, those that the policy sampled.")
+        float | None, typer.Option(min=1, max=1e7, help="Tokens of a mean episode that the policy sampled.")
     ] = None,
     price: Annotated[float, typer.Option(min=0, max=1e6, help="Price of a GPU's hour.")] = 0.0,
     questions: Annotated[

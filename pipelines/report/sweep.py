@@ -148,7 +148,9 @@ def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Column]:
         if not place:
             yield Column("difference", "difference", "from the baseline's row, question by question, in points")
             if len(sweep.seeds) > 1:
-                yield Column("deviation", "percent", f"sample deviation of the seeds' {heading}, in points")
+                kind: formats.Kind = "percent" if share else "mean"
+                unit = ", in points" if share else ""
+                yield Column("deviation", kind, f"sample deviation of the seeds' {heading}{unit}")
     if len(sweep.seeds) > 1:
         yield Column("seeds", "count", "that were made")
     yield from (Column("equality"), Column("questions", "count"), Column("error"))
