@@ -194,7 +194,7 @@ def _defined(tokens: Sequence[tuple[str | None, str]]) -> set[str]:
     """The names that a query gives to what it makes itself, aliases apart: those of WITH and WINDOW, of the columns in
     brackets behind such a name or behind an alias, and those before a colon (a struct's keys, a lambda's arguments).
     """
-    found: set[str] = set()
+    names: set[str] = set()
     ends = False  # whether an operand has just ended, so that a name here is an alias
     for at, (kind, token) in enumerate(tokens):
         is_alias, ends = ends or (at > 0 and tokens[at - 1][1] == "as"), token == ")"
@@ -204,10 +204,10 @@ def _defined(tokens: Sequence[tuple[str | None, str]]) -> set[str]:
         columns, end = _in_brackets(tokens, at + 1)
         follows = [word for _, word in tokens[end : end + 4] if word not in ("not", "materialized")]
         if follows[:2] == ["as", "("] or (follows[:1] == [":"] and follows[1:2] != [":"]):
-            found.update({token.strip('"`[]')}, columns)
+            names.update({token.strip('"`[]')}, columns)
         elif is_alias:
-            found.update(columns)
-    return found
+            names.update(columns)
+    return names
 
 
 def _in_brackets(tokens: Sequence[tuple[str | None, str]], start: int) -> tuple[set[str], int]:

@@ -59,10 +59,11 @@ class MuonAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def _send(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
         """Give every process these parameters and their momentum as `rank` has them."""
+        tensors: list[torch.Tensor] = []
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.data)
-        tensors = [each for one in parameters for each in (one.data, self.state[one]["momentum_buffer"])]
+            tensors += [parameter.data, self.state[parameter]["momentum_buffer"]]
         if tensors:
             whole = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
             distributed.broadcast(whole, rank)
@@ -81,12 +82,12 @@ def shares(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Paramet
     """
     cost = [min(matrix.shape) ** 2 * max(matrix.shape) for matrix in matrices]
     load = [0] * ranks
-    found: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    of_ranks: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
     for at in sorted(range(len(matrices)), key=lambda at: -cost[at]):
         rank = load.index(min(load))
         load[rank] += cost[at]
-        found[rank].append(matrices[at])
-    return found
+        of_ranks[rank].append(matrices[at])
+    return of_ranks
 
 
 def _is_shared() -> bool:

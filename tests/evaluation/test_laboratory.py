@@ -74,7 +74,7 @@ def build(step: graph.Step, recipe: Recipe, folder: Path) -> None:
 def test_a_store_without_arms_gives_a_page_without_figures(builder: ModuleType, tmp_path: Path) -> None:
     builder.main(tmp_path / "store", [])
     text = (tmp_path / "laboratory.md").read_text(encoding="utf-8")
-    assert "**In all**: 1 cannot be told, 2 not measured." in text
+    assert "**In all**: cannot be told: 1; not measured: 2." in text
     assert text.count("\n## ") == 3
     assert "images/" not in text
     assert not list((tmp_path / "images").iterdir())
@@ -115,7 +115,7 @@ def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_e
     builder.main(tmp_path / "another", SEEDS)  # has nothing of it
     assert [place.read_text(encoding="utf-8") for place in places] == before
     builder.main(tmp_path / "another", ["seed=4..6"])  # another experiment
-    assert "**In all**: 1 cannot be told, 2 not measured." in places[0].read_text(encoding="utf-8")
+    assert "**In all**: cannot be told: 1; not measured: 2." in places[0].read_text(encoding="utf-8")
 
 
 def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: Path) -> None:
