@@ -46,6 +46,7 @@ class Protocol(abc.ABC):
         strict: whether more than the tags counts (`config.format`).
         opening: the tag that the environment writes for the agent where it forces the final answer, so that the turn
             can be nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
+        can_prefill: whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
     """
 
     name: ClassVar[str]
@@ -56,8 +57,14 @@ class Protocol(abc.ABC):
     tags: tuple[str, ...]
     stop: tuple[str, ...]
     opening: str = ""
+    can_prefill: ClassVar[bool] = False
 
     def __init__(self, config: config.Protocol) -> None:
+        if config.schema_view == "prefill" and not self.can_prefill:
+            raise RecipeError(
+                f"protocol.schema_view=prefill: the protocol {self.name} gives no first turn: the schema is not shown",
+                "Take the protocol phases, or another schema_view.",
+            )
         self.config = config
         self.brief = config.prompt.startswith("brief")
         self.strict = config.format == "strict"

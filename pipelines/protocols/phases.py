@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import pydantic
+
 from pipelines import config
+from pipelines.data import values
+from pipelines.errors import RecipeError
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_options
 from pipelines.protocols.blocks import Scan, invalid, reasoning_error
@@ -54,17 +58,32 @@ class PhasesOptions(config.Section):
     phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
     probes_only: bool = False
 
+    @pydantic.field_validator("phases")
+    @classmethod
+    def _can_answer(cls, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        if "confirm" not in phases:
+            raise ValueError("confirm is missing: no other phase gives an answer")
+        if not {"explore", "generate"} & set(phases):
+            raise ValueError("explore or generate is needed: without them no query can be run before the answer")
+        return phases
+
 
 @protocol("phases", options=PhasesOptions)
 class Phases(Protocol):
     """Explore, propose, generate, confirm; with `schema_view: prefill`, the first exploring turn is given."""
 
     name = "phases"
+    can_prefill = True
 
     def __init__(self, config: config.Protocol) -> None:
         super().__init__(config)
         options = read_options(PhasesOptions, config)
         self.phases, self.probes_only = options.phases, options.probes_only
+        if config.schema_view == "prefill" and "explore" not in self.phases:
+            raise RecipeError(
+                "protocol.schema_view=prefill gives an exploring turn, and the phases have none",
+                "Add explore to protocol.options.phases, or take another schema_view.",
+            )
         allowed = {knowledge.PHASES[phase] for phase in self.phases}
         self.names = {name: kind for name, kind in NAMES.items() if kind in allowed}
         self._speak("think", ("action", *TAGS), "tool_response", TAGS)
@@ -79,7 +98,9 @@ class Phases(Protocol):
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
-        whole = (" " if self.brief else "") + observations.defuse(render(schema, "compact" if self.brief else "ddl"))
+        whole = (" " if self.brief else "") + observations.defuse(
+            render(values.show(example, schema), "compact" if self.brief else "ddl")
+        )
         return (*messages, ("assistant", self.write(look)), ("user", self._respond(whole)))
 
     def parse(self, text: str) -> Action:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from pipelines.protocols.observations import under_headings
+from pipelines.sql.lexical import without_comments
 from pipelines.types import Example, Outcome
 
 Messages = tuple[tuple[str, str], ...]
@@ -32,9 +33,10 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
     """What a judge is asked about one answer.
 
     The prediction is the policy's that the grade pays, and the question anybody's: neither can hold a chat template's
-    marker, nor a heading, for their lines are indented.
+    marker, nor a heading, for their lines are indented. Comments of the prediction, which could speak to the judge, are
+    left out.
     """
-    queries = (("Reference query", example.gold_sql), ("Predicted query", predicted))
+    queries = (("Reference query", example.gold_sql), ("Predicted query", without_comments(predicted)))
     parts = (
         ("Question", example.question),
         ("Hint", example.evidence or "none"),
@@ -61,12 +63,16 @@ def asked(outcome: Outcome) -> bool:
 def grade(outcomes: Sequence[Outcome], examples: dict[str, Example], ask: Judge, scale: float = 2.0) -> list[Outcome]:
     """Outcomes with the judge's grades filled in, in order; the same question and SQL is asked once.
 
-    An answer that the judge failed on becomes `broken`: it gets no reward, and is never scored 0.
+    Where no answer of the judge came, the outcome becomes `broken`: it gets no reward, and is never scored 0. An answer
+    that is no grade is a grade of 0: else a prediction that confuses the judge would leave its group unpunished.
     """
     keys = {(o.example_id, o.trajectory.final_sql or "") for o in outcomes if asked(o)}
     cases = sorted(keys)
     answers = ask([messages(examples[example_id], sql, scale) for example_id, sql in cases])
-    grades = {case: read_grade(text, scale) for case, text in zip(cases, answers, strict=True)}
+    grades = {
+        case: None if text is None else read_grade(text, scale) or 0.0
+        for case, text in zip(cases, answers, strict=True)
+    }
     return [_graded(o, grades[(o.example_id, o.trajectory.final_sql or "")]) if asked(o) else o for o in outcomes]
 
 

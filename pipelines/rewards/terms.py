@@ -7,7 +7,9 @@ are defaults of options, so that a recipe shows and changes them.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from pipelines.protocols.knowledge import PHASES, proposed, unverified
 from pipelines.registry import reward
@@ -66,7 +68,7 @@ def format_(outcome: Outcome) -> float:
 
 
 @reward("judge", wrong=(0.0, 1.0), right=(1.0, 1.0))
-def judge(outcome: Outcome, by: str = "static", scale: float = 2.0) -> float:
+def judge(outcome: Outcome, by: str = "static", scale: Annotated[float, Field(gt=0)] = 2.0) -> float:
     """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
 
     Args:
@@ -131,7 +133,9 @@ def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: f
 def trust_format(
     outcome: Outcome,
     value: float = 0.1,
-    phases: Sequence[str] = ("explore", "propose", "generate", "confirm"),
+    phases: Sequence[Literal["explore", "propose", "generate", "confirm"]] = (
+        *("explore", "propose", "generate", "confirm"),
+    ),
     verified: bool = False,
 ) -> float:
     """0.1 for full adherence to the protocol, else 0 (TRUST-SQL, equation 2 and appendix C.2).

@@ -77,7 +77,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage("synthesize", 3, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
-    Stage("gold_schema", 1, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
+    Stage("gold_schema", 2, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
         "test_schema", 1, ("gold_schema",), ("test",), "curate:test_schema", "that of a benchmark", ("sqlglot",), True
     ),

@@ -32,6 +32,7 @@ def on_tokens(advantages: Tensor, episodes: Sequence[PaidEpisode], width: int) -
         ends, length = paid.trajectory.turn_ends, len(paid.trajectory.token_ids)
         first = length - len(cut(paid.trajectory, 0)[1])
         turns = [bisect_right(ends, place) for place in range(first, length)]
-        tokens = [values[turn] if turn < len(ends) else 0.0 for turn in turns]
+        paid_turns = min(len(ends), len(values))  # an episode that takes no part may have more turns than those that do
+        tokens = [values[turn] if turn < paid_turns else 0.0 for turn in turns]
         spread[row, : len(tokens)] = torch.tensor(tokens)
     return spread

@@ -168,3 +168,27 @@ def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path: Path) -> N
     assert rows.select("pool", "part", "id").rows() == [
         (pool, 0, f"synsql_{n}") for pool in ("sft", "rl") for n in range(3)
     ]
+
+
+def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_not(tmp_path: Path) -> None:
+    """Two files that number their rows from 0: the second row of each is another question, the first is the same."""
+    recipe_of(tmp_path, 4)
+    same = {"id": 0, "question": "what is 0 ?", "sql": "SELECT 0 FROM t", "database": "shop.sqlite"}
+    for name, number in (("first", 1), ("second", 2)):
+        other = {
+            "id": 1,
+            "question": f"what is {number} ?",
+            "sql": f"SELECT {number} FROM t",
+            "database": "shop.sqlite",
+        }
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (same, other)))
+    first, second = (f"{{kind: jsonl, path: {tmp_path / name}.jsonl}}" for name in ("first", "second"))
+    own = f"data.dev={{kind: jsonl, path: {tmp_path / 'own.jsonl'}}}"
+    build(recipes.load("miniature", [own, f"data.sft={first}", f"data.rl=[{first}]"]), tmp_path / "shared")
+    for number, rl in enumerate((second, f"{first}, {second}")):
+        with pytest.raises(
+            DataError, match=r"1 training questions have the id of another.*'1' stands for 'what is 1 \?' and"
+        ):
+            build(
+                recipes.load("miniature", [own, f"data.sft={first}", f"data.rl=[{rl}]"]), tmp_path / f"refused {number}"
+            )

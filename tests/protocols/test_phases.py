@@ -1,10 +1,12 @@
 """TRUST-SQL's four phases: the format check of appendix C.2, the prefilled turn, the pilot's variants, the tracks."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pipelines.errors import RecipeError
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.knowledge import proposal
 from pipelines.sql.schema import Schema
@@ -128,6 +130,26 @@ def test_prefilled_the_whole_schema_comes_as_one_synthetic_exploring_turn(
     assert prefilled.parse(messages[2][1]).kind is ActionKind.EXPLORE
     assert messages[3][1].startswith("<tool_response>\nCREATE TABLE singer")
     assert "CREATE TABLE" not in messages[1][1]
+
+
+def test_prefilled_the_schema_comes_with_the_stored_values_of_the_question(
+    phases: Make, example: Example, schema: Schema
+) -> None:
+    asked = dataclasses.replace(example, meta={"values": [["singer", "name", "Bob"]]})
+    assert "-- e.g. 'Bob'" in phases(schema_view="prefill").prompt(asked, schema, 10)[3][1]
+
+
+def test_prefill_is_refused_where_no_first_turn_can_be_given(phases: Make, protocol: Make) -> None:
+    with pytest.raises(RecipeError, match=r"prefill: the protocol react gives no first turn.*phases"):
+        protocol("react", schema_view="prefill")
+    with pytest.raises(RecipeError, match="prefill gives an exploring turn, and the phases have none"):
+        phases(schema_view="prefill", options={"phases": ["generate", "confirm"]})
+
+
+@pytest.mark.parametrize("variant", [[], ["explore", "propose"], ["propose", "confirm"]])
+def test_phases_in_which_no_answer_can_be_found_are_refused(phases: Make, variant: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"confirm is missing|explore or generate is needed"):
+        phases(options={"phases": variant})
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,25 @@ def test_a_virtual_table_with_a_hidden_column_is_hidden_with_its_shadows(people:
         ] * 3
 
 
+def test_a_text_index_over_a_hidden_column_is_hidden_with_its_shadows_and_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "indexed.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, ssn TEXT);"
+            "INSERT INTO person VALUES (1, 'Ann', 'yak');"
+            "CREATE VIRTUAL TABLE found USING fts5(ssn, content='person', content_rowid='id');"
+            "INSERT INTO found (found) VALUES ('rebuild'); CREATE VIRTUAL TABLE words USING fts5vocab(found, 'row');"
+            "CREATE VIRTUAL TABLE note USING fts5(body); INSERT INTO note VALUES ('a yak');"
+        )
+    indexed = Database("indexed", "sqlite", str(path))
+    tries = ["SELECT * FROM found_data", "SELECT count(*) FROM found WHERE found MATCH 'yak'", "SELECT term FROM words"]
+    free = ["SELECT name FROM person", "SELECT body FROM note WHERE note MATCH 'yak'"]
+    with SqlEngine(Limits(), hidden={indexed.location: ((), {"person": ("ssn",)})}) as engine:
+        results = engine.execute_many([(indexed, sql) for sql in [*tries, *free]])
+    assert [result.error_class for result in results] == ["hidden"] * 3 + [None] * 2
+    assert results[4].rows == (("a yak",),)
+
+
 def test_without_anything_hidden_the_same_statements_run(people: Database) -> None:
     """The tries are real: most of them get the values out where nothing stands in the way."""
     with SqlEngine(Limits()) as engine:
@@ -229,6 +248,20 @@ def test_duckdb_hides_what_is_computed_from_a_hidden_column(tmp_path: Path) -> N
     with duckdb.connect(str(path)) as connection:
         connection.execute(COMPUTED.format(stored=""))
     check_computed(Database("staff", "duckdb", str(path)))
+
+
+def test_duckdb_refuses_to_describe_where_something_is_hidden_and_opens_views_that_do(tmp_path: Path) -> None:
+    import duckdb
+
+    path = tmp_path / "described.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER, secret TEXT); CREATE TABLE other (x INTEGER);")
+        connection.execute("CREATE VIEW v AS SELECT column_name FROM (DESCRIBE t)")
+    described = Database("described", "duckdb", str(path))
+    with SqlEngine(Limits(timeout_s=5), hidden={described.location: ((), {"t": ("secret",)})}) as engine:
+        tries = ["DESCRIBE other", "SUMMARIZE other", "SELECT * FROM v", "SELECT id FROM t"]
+        results = engine.execute_many([(described, sql) for sql in tries])
+    assert [result.error_class for result in results] == ["hidden", "hidden", "hidden", None]
 
 
 def test_generated_columns_are_read_off_the_statement_that_makes_their_table() -> None:

@@ -36,6 +36,17 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
     [
         ("SELECT name FROM customer WHERE city = 'Paris'", items("customer.name", "customer.city")),
         ("SELECT count(*) FROM customer", items(tables="customer")),
+        (
+            "WITH top AS (SELECT id AS customer_id FROM customer) "
+            "SELECT count(*) FROM purchase WHERE customer_id IN (SELECT customer_id FROM top)",
+            items("customer.id", "purchase.customer_id"),
+        ),
+        (
+            "SELECT name FROM customer UNION SELECT city FROM customer ORDER BY name",
+            items("customer.name", "customer.city"),
+        ),
+        ("SELECT name AS city FROM customer ORDER BY city", items("customer.name")),
+        ("SELECT name AS city FROM customer ORDER BY lower(credit)", items("customer.name", "customer.credit")),
         ("SELECT * FROM customer", items(*ALL)),
         ("SELECT c.* FROM customer c JOIN purchase p ON c.id = p.customer_id", items(*ALL, "purchase.customer_id")),
         (

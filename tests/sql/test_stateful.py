@@ -241,7 +241,13 @@ def test_a_script_is_cut_where_its_statements_end(script: str, parts: list[str])
 
 def test_words_in_quotes_and_comments_write_nothing() -> None:
     assert not writes("SELECT replace(name, 'update', \"delete\") FROM t -- drop\n/* insert */")
+    assert not writes("SELECT CASE WHEN a THEN 1 END, release FROM t")
     assert writes("WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a")
+
+
+@pytest.mark.parametrize("script", ["END", "  end transaction", "SELECT 1; RELEASE s", "/* all */ End"])
+def test_what_ends_a_transaction_writes(script: str) -> None:
+    assert writes(script)
 
 
 def test_a_query_is_cleaned_as_the_official_evaluator_cleans_it() -> None:

@@ -116,3 +116,10 @@ def test_each_token_has_the_advantage_of_its_turn() -> None:
         [0.25, 0, 0, 0, 0],
         [0.0] * 5,
     ]
+
+
+def test_an_episode_that_takes_no_part_may_have_more_turns_than_all_that_do() -> None:
+    episodes = [episode(3, (3,), (2.0,)), PaidEpisode(episode(7, (4, 7), ()).trajectory, None, None)]
+    assert credit.payments(episodes).nan_to_num(9.0).tolist() == [[2.0], [9.0]]
+    values = torch.tensor([[0.5], [0.0]])
+    assert credit.on_tokens(values, episodes, 5).tolist() == [[0.5, 0, 0, 0, 0], [0.0] * 5]

@@ -38,7 +38,7 @@ class _Resolver:
 
     def read(self, scope: Scope) -> None:
         """Add what one scope reads."""
-        for source in scope.sources.values():
+        for source in _sources(scope).values():
             if isinstance(source, exp.Table):
                 self.tables.add(source.name.lower())
         for column in _own_columns(scope):
@@ -49,9 +49,11 @@ class _Resolver:
 
     def _column(self, scope: Scope, column: exp.Column) -> None:
         name, qualifier = column.name.lower(), column.table.lower()
+        if not qualifier and _is_ordered_output(scope, column):
+            return  # what the SELECT list reads for it is found there
         level: Scope | None = scope
         while level is not None:
-            for alias, source in level.sources.items():
+            for alias, source in _sources(level).items():
                 if qualifier and alias.lower() != qualifier:
                     continue
                 if isinstance(source, exp.Table):
@@ -66,20 +68,33 @@ class _Resolver:
         self.columns.add(("", name))
 
     def _star(self, scope: Scope, qualifier: str) -> None:
-        for alias, source in scope.sources.items():
+        for alias, source in _sources(scope).items():
             if isinstance(source, exp.Table) and (not qualifier or alias.lower() == qualifier):
                 table = source.name.lower()
                 self.columns |= {(table, name) for name in self._known.get(table, ())}
 
     def _joins(self, scope: Scope) -> None:
         """The columns that USING and NATURAL compare."""
-        tables = [source.name.lower() for source in scope.sources.values() if isinstance(source, exp.Table)]
+        tables = [source.name.lower() for source in _sources(scope).values() if isinstance(source, exp.Table)]
         for join in scope.expression.args.get("joins") or []:
             names = {identifier.name.lower() for identifier in join.args.get("using") or []}
             if join.args.get("method") == "NATURAL":
                 columns = [self._known.get(table, set()) for table in tables]
                 names |= set.intersection(*columns) if columns else set()
             self.columns |= {(table, name) for table in tables for name in names if name in self._known.get(table, ())}
+
+
+def _sources(scope: Scope) -> dict[str, exp.Table | Scope]:
+    """What stands in a scope's FROM and JOIN, by alias: without the CTEs that it could read and does not."""
+    return {alias: source for alias, (_, source) in scope.selected_sources.items()}
+
+
+def _is_ordered_output(scope: Scope, column: exp.Column) -> bool:
+    """Whether a column is a whole term of the scope's own ORDER BY and names an output: that goes before a column."""
+    term, query = column.parent, unwrap(scope.expression)
+    order = term.parent if isinstance(term, exp.Ordered) else None
+    outputs = getattr(query, "named_selects", [])
+    return order is not None and order.parent is query and column.name.lower() in {name.lower() for name in outputs}
 
 
 def _own_columns(scope: Scope) -> Iterator[exp.Column]:

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any
 from urllib.parse import quote
@@ -179,13 +179,14 @@ class SqliteSession(Session):
         self._connection.set_authorizer(self._guard)
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """See `Session.closed`: a virtual table with its shadow tables; generated columns beside a hidden one, which
-        SQLite computes without asking the authorizer.
+        """See `Session.closed`: a virtual table with its shadow tables, also one that is made over a hidden table or
+        column (a text index holds their words); generated columns beside a hidden one, which SQLite computes without
+        asking the authorizer.
         """
         self._connection.set_authorizer(None)
         kinds = {row[1]: row[2] for row in self._connection.execute("PRAGMA table_list") if row[0] == "main"}
         names = {fold(name) for name, kind in kinds.items() if kind == "virtual"}
-        virtual = names & (hidden.tables | hidden.columns.keys())
+        virtual = _made_over(self._texts(names), hidden.tables | hidden.columns.keys())
         shadows = [
             name
             for name, kind in kinds.items()
@@ -195,6 +196,11 @@ class SqliteSession(Session):
         self._connection.set_authorizer(self._guard)
         return hidden.with_computed(computed).with_tables([*virtual, *shadows])
 
+    def _texts(self, names: Set[str]) -> dict[str, str]:
+        """The statements that made these tables."""
+        rows = self._connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+        return {fold(name): fold(sql) for name, sql in rows if fold(name) in names}
+
     def _generated(self, table: str) -> list[str]:
         rows = self._connection.execute("""SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)""", (table,))
         return [row[0] for row in rows]
@@ -202,7 +208,7 @@ class SqliteSession(Session):
     def _hiding_guard(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
         """`guard`, and nothing hidden is read, nor the engine's own tables, which name and sample it."""
         assert self.hidden is not None
-        if action == PRAGMA:
+        if action == PRAGMA and first != "data_version":  # a text index asks for it by itself
             return DENY
         if action == READ and first is not None:
             own = first.lower().startswith(("sqlite_", "pragma_"))
@@ -351,6 +357,18 @@ class SqliteSession(Session):
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+
+def _made_over(texts: Mapping[str, str], hidden: Set[str]) -> set[str]:
+    """The virtual tables that are hidden, or whose statement names what is hidden, or one of these, and so on."""
+    veiled: set[str] = set()
+    while True:
+        words = "|".join(map(re.escape, hidden | veiled))
+        speaks = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
+        more = {name for name, sql in texts.items() if name not in veiled and (hidden or veiled) and speaks.search(sql)}
+        if not more:
+            return veiled
+        veiled |= more
 
 
 def _text(data: bytes) -> str:

@@ -16,7 +16,7 @@ _PIECE = re.compile(
 _CREATE = re.compile(r"\s*create\b", re.IGNORECASE)
 _WORD_THAT_WRITES = re.compile(
     r"\b(?:insert|update|delete|replace\s+into|create|drop|alter|begin|commit|rollback|savepoint|reindex|analyze"
-    r"|pragma)\b",
+    r"|pragma)\b|(?:^|;)\s*(?:end|release)\b",
     re.IGNORECASE,
 )
 

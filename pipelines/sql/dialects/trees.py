@@ -236,7 +236,8 @@ def _named_in_duckdb(tree: Any) -> Named:
         columns=frozenset([*(name for names in columns for name in names), *joined]),
         values=frozenset(names[-1] for names in columns if names),
         unnamed=unnamed,
-        catalogue=any(_is_described(path) for path in paths) or any(node.get("type") == "SHOW_REF" for node in nodes),
+        catalogue=any(_is_described(path) for path in paths if path)
+        or any(node.get("type") == "SHOW_REF" for node in nodes),
     )
 
 
