@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import signal
 import sys
@@ -649,6 +650,13 @@ app.command(rich_help_panel="Train")(sweep)
 operations.register(app)
 
 
+OF_OPS = frozenset({"fastapi", "great_expectations", "mlflow", "prefect"})
+OF_FILES = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
+    | {errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+)
+
+
 def main() -> None:
     """Run the command; a person sees one plain line for a mistake, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
@@ -674,10 +682,28 @@ def main() -> None:
 def _usage(error: Exception) -> int:
     """Exit code of a command-line mistake; anything else is our own bug and keeps its traceback."""
     show = getattr(error, "show", None)  # typer's and click's usage errors
-    if show is None:
+    if show is not None:
+        show()
+        return 2
+    line = _mistake(error)
+    if line is None:
         raise error
-    show()
-    return 2
+    from pipelines.report.terminal import plain
+
+    print(f"error: {plain(line)}", file=sys.stderr)
+    return 1
+
+
+def _mistake(error: Exception) -> str | None:
+    """What a user can mend of an error that no command has put in words; None where it is our own bug."""
+    if isinstance(error, ModuleNotFoundError) and error.name in OF_OPS:
+        return f"{error.name} is not installed. Run: pip install 'sqltrain[ops]'"
+    if isinstance(error, OSError) and error.errno in OF_FILES:
+        return f"cannot use {error.filename or 'a file'}: {error.strerror}"
+    # pathlib's, for ~nobody/x and for a link that leads to itself
+    if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +132,19 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
     }
     evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
+    with housekeeping.claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}):
+        return _asked(recipe, store, answerer, bars, steps, settings)
+
+
+def _asked(
+    recipe: Recipe,
+    store: Store,
+    answerer: Answerer,
+    bars: Bars,
+    steps: Sequence[graph.Step],
+    settings: Mapping[str, object],
+) -> Path:
+    """The evaluation over the benchmark's stages, which are made first."""
     results = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
     test = results["test"]
     questions = examples(test.folder, "test")

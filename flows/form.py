@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from pipelines.config import Recipe
+from pipelines.errors import RecipeError
 from pipelines.registry import POLICIES
 
 # What a field is in the recipe. All of these are keys that a form may change (`flows/deployed.py`).
@@ -21,6 +23,7 @@ KEYS = {
     "policy": "rollout.policy",
     "device": "hardware.device",
 }
+READ_BY = {"sft_epochs": "sft", "rl_questions": "difficulty", "grpo_steps": "grpo"}  # by this stage alone
 Name = Annotated[str, Field(pattern=r"^\w+$")]
 Seed = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -48,6 +51,16 @@ class Common(BaseModel):
         values = self.model_dump(exclude_none=True, exclude={"variant"})
         first = () if self.variant is None else (f"variant={self.variant}",)
         return (*first, *(f"{KEYS[name]}={json.dumps(value)}" for name, value in values.items()), *more)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what would change nothing.
+
+        Raises:
+            RecipeError: the recipe has no stage that reads a field which is set.
+        """
+        for name, stage in READ_BY.items():
+            if getattr(self, name) is not None and stage not in recipe.stages:
+                raise RecipeError(f"{name} would change nothing: the recipe {recipe.name} has no stage {stage}")
 
 
 UNCHANGED = Common()

@@ -12,6 +12,7 @@ from prefect.states import Cancelled, Completed
 
 from flows.form import UNCHANGED, Common
 from flows.nights import night, title
+from flows.options import split
 from flows.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
 from pipelines.errors import DataError
 from pipelines.nightly.ledger import Ledger, Overlap
@@ -42,6 +43,7 @@ def retrain(
     """
     changes = [*common.overrides(overrides), *([f"nightly.inbox={inbox}"] if inbox else [])]
     loaded, opened = open_form(recipe, changes, store)
+    common.check(loaded)
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     before = len(ledger.lines())
@@ -49,7 +51,7 @@ def retrain(
         try:
             line = night(
                 recipe,
-                changes,
+                split(changes)[0],
                 loaded,
                 opened,
                 lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),

@@ -157,6 +157,7 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
             store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         """
         loaded, opened = open_form(recipe, common.overrides(overrides), store)
+        common.check(loaded)
         with tracked(loaded, opened) as tracker:
             return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)), tracker)
 
@@ -190,6 +191,7 @@ def retrain(
     """
     changes = common.overrides(overrides)
     loaded, opened = open_form(recipe, changes, store)
+    common.check(loaded)
     with tracked(loaded, opened) as tracker:
         if gpu_pool:
             walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)), tracker)
@@ -253,5 +255,6 @@ def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, nam
     Raises:
         UserError, BoundaryError: as the plain run does.
     """
+    preflight.check(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
     with prefect_server():
         return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)

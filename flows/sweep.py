@@ -129,9 +129,9 @@ def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
     from pipelines.report import formats
     from pipelines.report.sweep import table, verdicts
 
-    screen.say(formats.markdown(table(sweep)))
-    if sweep.claim is not None:
-        screen.say(formats.markdown(verdicts(sweep)))
+    tables = [table(sweep), *([verdicts(sweep)] if sweep.claim is not None else [])]
+    for line in "\n".join(map(formats.markdown, tables)).splitlines():
+        screen.say(line)
     screen.say(f"table  {folder / 'sweep.md'}")
     screen.say(f"page   {folder / sweeping.PAGE}")
     errors = {cell.name: cell.error for cell in sweep.cells if cell.error}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flows.sweeping import Cell
-from pipelines.errors import BoundaryError
+from pipelines.errors import BoundaryError, RecipeError
+from pipelines.recipes import recipe_names
 from pipelines.store import Store
 
 DEPLOYMENT = "retrain/miniature"  # the whole chain; it takes any recipe, and overrides as a form does
@@ -21,6 +22,7 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
     Returns what waits for one cell's run, and raises BoundaryError when that did not complete.
 
     Raises:
+        RecipeError: a cell's recipe is none that workers have.
         BoundaryError: the server has no such deployment.
     """
     from prefect.exceptions import ObjectNotFound
@@ -28,6 +30,13 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
     from tasks.patience import patiently
 
     runs: dict[str, Any] = {}
+
+    for cell in cells:
+        if cell.source not in recipe_names():
+            raise RecipeError(
+                f"workers run the recipes of conf/recipes, and {cell.source} is not one of them",
+                "Put the file there on every worker's machine, or leave --engine workers out.",
+            )
 
     def submit(cell: Cell) -> None:
         if cell.key in runs:

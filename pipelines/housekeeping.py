@@ -181,7 +181,8 @@ def doomed(store: Store, days: float) -> list[Doomed]:
     before = time.time() - days * 86400
     sealed = store.made()
     needed_stages = needed(store, sealed)
-    folders = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
+    old = (name for name, when in sealed.items() if name not in needed_stages and when < before)
+    folders = [folder for name in old if (folder := store.folder(*name)).stat().st_mtime < before]  # `Store.note_use`
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
     folders += [place for place in _hidden(store) if _is_left(place, claims, before)]
     return [Doomed(folder, _size(folder)) for folder in folders]

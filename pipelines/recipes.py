@@ -129,6 +129,13 @@ def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]
     return kept
 
 
+def _set(tree: dict[str, Any], override: str) -> None:
+    """Set `a.b.c=value` in a recipe's tree; a number of steps ends a number of epochs, which would go before it."""
+    _assign(tree, override)
+    if override.partition("=")[0] == "grpo.steps":
+        _assign(tree, "grpo.epochs=null")
+
+
 def _assign(tree: Any, override: str) -> None:
     """Set `a.b.c=value` in place; in a list, a part is an index or the `term` of an item."""
     key, equals, text = override.partition("=")
@@ -201,7 +208,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or path, with `variant=NAME`, `include=FILE` and `key=value` applied in the order given.
 
     A variant is a named list of overrides in the recipe's own file: the paper's ablations. An include lays one more
-    file of `conf/` over the recipe (`include=scales/tiny`).
+    file of `conf/` over the recipe (`include=scales/tiny`). `grpo.steps=N` also takes the recipe's `grpo.epochs` away.
 
     Raises:
         RecipeError: no such recipe or variant, an unknown key, a wrong type.
@@ -231,12 +238,12 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
                     f"recipe {name} has no variant {value!r}", f"It has: {', '.join(variants) or 'none'}."
                 )
             for step in variants[value]:
-                _assign(tree, step)
+                _set(tree, step)
         elif key == "include":
             part = _part(value)
             tree = _merge(tree, _compose(part), part)
         else:
-            _assign(tree, override)
+            _set(tree, override)
         _put_benchmarks(tree)
     tree.setdefault("name", path.stem)
     return tree

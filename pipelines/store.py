@@ -96,9 +96,16 @@ class Store:
         path = self.folder(stage, key) / MANIFEST
         try:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
         return value
+
+    def note_use(self, stage: str, key: str) -> None:
+        """Let a finished stage count as used now (`sqltrain store gc` goes by that), where the store can be written."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder(stage, key))
 
     def names(self) -> Iterator[tuple[str, str]]:
         """The (stage, key) of all finished stages, in order."""
@@ -282,7 +289,12 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _seal(folder: Path, about: Mapping[str, Any]) -> None:
-    """List every file with its digest in the manifest, written last."""
+    """List every file with its digest in the manifest, written last. Who may read the folder may read its files, too:
+    libraries write weights for their own user alone.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | folder.stat().st_mode & 0o444)
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _noted(path)}
         for path in sorted(folder.rglob("*"))
@@ -311,8 +323,14 @@ def _is_sound(path: Path, facts: Mapping[str, Any], whole: bool) -> bool:
     try:
         size = path.lstat().st_size
         return bool(size == facts["bytes"] and (not whole or _noted(path) == facts["sha256"]))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:  # it may well be sound: to call it damaged would have it made again
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(f"cannot read {path}: {error.strerror}", "Give this user the right to read it.")
 
 
 def sha256(path: Path) -> str:

@@ -40,7 +40,8 @@ def store(tmp_path: Path) -> Store:
         make(made, "data", f"d{number}")
         make(made, "sft", f"s{number}", {"data": f"d{number}"})
         make(made, "report", f"r{number}", {"sft": f"s{number}"}, recipe={"name": "farms"})
-    os.utime(made.folder("report", "r1") / "manifest.json", (1, 1))
+    for path in (made.folder("report", "r1") / "manifest.json", made.folder("report", "r1")):
+        os.utime(path, (1, 1))
     return made
 
 
@@ -191,3 +192,14 @@ def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_p
     link = weights / "link"
     link.symlink_to(tmp_path / "elsewhere")
     assert housekeeping.sizes(store)["sft", "s1"] == before + 5000 + link.lstat().st_size
+
+
+def test_a_stage_that_was_used_lately_stays_however_old_it_is(store: Store) -> None:
+    """Made a month ago, used yesterday: gone after no day, and not after a week."""
+    for name in ("d1", "d2"):
+        for path in (store.folder("data", name) / "manifest.json", store.folder("data", name)):
+            os.utime(path, (time.time() - 30 * 86400,) * 2)
+    assert "data/d1" in gone(store, 7)
+    store.note_use("data", "d1")
+    assert "data/d1" not in gone(store, 7)
+    assert "data/d1" in gone(store, 0)

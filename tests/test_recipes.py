@@ -189,3 +189,15 @@ def test_aliases_that_grow_beyond_measure_are_refused(tmp_path: Path) -> None:
 def test_an_anchor_that_is_used_as_people_use_it_is_read(tmp_path: Path) -> None:
     text = "include: [models/tiny, data/miniature]\nvariants:\n  a: &steps [seed=3]\n  b: *steps\n"
     assert recipes.variants(write(tmp_path, text)) == {"a": ["seed=3"], "b": ["seed=3"]}
+
+
+def test_a_number_of_steps_ends_a_number_of_epochs_and_the_last_one_wins(tmp_path: Path) -> None:
+    place = write(tmp_path, "grpo: {epochs: 3, steps: 9}\nvariants: {short: [grpo.steps=4]}\n")
+    for words, outcome in (
+        ([], (3, 9)),
+        (["grpo.steps=5"], (None, 5)),
+        (["variant=short"], (None, 4)),
+        (["grpo.steps=5", "grpo.epochs=2"], (2, 5)),
+    ):
+        grpo = recipes.load(place, words).grpo
+        assert (grpo.epochs, grpo.steps) == outcome, words

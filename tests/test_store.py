@@ -134,3 +134,24 @@ def test_manifests_of_equal_content_are_equal(tmp_path: Path) -> None:
 def test_too_small_a_disk_is_said_before_work(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"only \d+ MiB free"):
         require_room(tmp_path, 10**12)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be set aside and made again, though another user may read it."""
+    store = Store(tmp_path)
+    store.make("sft", "k", lambda folder: (folder / "weights").write_text("w") and None, {}, lambda: None)
+
+    def denied(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pipelines.store._noted", denied)
+    with pytest.raises(ResourceError, match=r"cannot read .*weights: Permission denied\. Give this user the right"):
+        store.damage("sft", "k", whole=True)
+
+
+def test_who_may_read_a_stage_may_read_what_a_library_wrote_for_its_user_alone(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "weights").touch(mode=0o600)
+
+    folder = Store(tmp_path).make("sft", "k", build, {}, lambda: None)
+    assert (folder / "weights").stat().st_mode & 0o777 == 0o600 | (folder.stat().st_mode & 0o444)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +72,8 @@ def _sizes(start: Start, trained: int) -> dict[str, Any]:
 
 
 def write(name: str, values: Mapping[str, Any], start: Start, questions: Questions) -> Path | None:
-    """Write the recipe. One that is there and differs is kept beside, as `NAME.yaml.old`; its place is returned.
+    """Write the recipe. One that is there and differs is kept beside, as `NAME.yaml.old-1` and so on: its place
+    is returned.
 
     Raises:
         DataError: the folder cannot be written.
@@ -86,7 +88,8 @@ def write(name: str, values: Mapping[str, Any], start: Start, questions: Questio
         before = where.read_text(encoding="utf-8") if where.is_file() else text
         old = None
         if before != text:
-            old = where.with_suffix(".yaml.old")
+            number = next(n for n in itertools.count(1) if not where.with_suffix(f".yaml.old-{n}").exists())
+            old = where.with_suffix(f".yaml.old-{number}")
             write_atomic(old, before)
         write_atomic(where, text)
     except OSError as error:

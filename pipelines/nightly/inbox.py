@@ -1,4 +1,5 @@
-"""New questions from a folder or a table: each row is taken once, and a night's new rows become one frozen batch.
+"""New questions from a folder of JSONL and CSV files or from a table: each row is taken once, and a night's new rows
+become one frozen batch.
 
 A batch is a folder that nobody edits: `questions.jsonl`, links to its databases, and the digests of its rows. A row
 that was edited is a new row; a batch whose folder is removed was never there, and its rows are new again. A batch that
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Nightly
+from pipelines.data import csv_rows
 from pipelines.errors import DataError
+from pipelines.fields import BadRow
 from pipelines.recipes import digest
 from pipelines.sql.dialects.dialect import has_password
 from pipelines.store import read_json, write_atomic, write_json, writing
@@ -26,6 +29,8 @@ HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask what is held out, a
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
 DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/data/jsonl.py
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
+READ = (".jsonl", ".csv")
+UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
 Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the data stage sets it aside
 
 
@@ -59,7 +64,13 @@ def collect(settings: Nightly, batches: Path) -> Path | None:
 def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
     """Every row with the name of what it is in."""
     if inbox.is_dir():
-        for path in sorted(inbox.glob("*.jsonl")):
+        for path in _files(inbox):
+            if path.suffix.lower() == ".csv":
+                for line, row in csv_rows.rows(
+                    path, ()
+                ):  # what is no row stays as a text that the data stage sets aside
+                    yield path.stem, f"{path.name}:{line}: {row.detail}" if isinstance(row, BadRow) else row
+                continue
             try:
                 with path.open(encoding="utf-8", errors="replace") as lines:  # `splitlines` would cut at a U+2028
                     yield from ((path.stem, _parse(line.rstrip("\n"))) for line in lines if line.strip())
@@ -71,6 +82,24 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
         raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
     else:
         raise DataError(f"no inbox at {inbox}", "Make that folder, or set nightly.inbox.")
+
+
+def _files(inbox: Path) -> list[Path]:
+    """The files of questions in a folder, in order.
+
+    Raises:
+        DataError: there is a file that looks like questions and is not read, which must not pass unseen.
+    """
+    files = [path for path in sorted(inbox.iterdir()) if not path.name.startswith(".")]
+    deeper = [path for path in sorted(inbox.glob("[!.]*/*")) if path.suffix.lower() in READ]
+    unread = [path for path in files if path.is_file() and path.suffix.lower() in UNREAD] + deeper
+    if unread:
+        names = ", ".join(str(path.relative_to(inbox)) for path in unread)
+        raise DataError(
+            f"the inbox {inbox} holds files that are not read: {names}",
+            "Questions are taken from .jsonl and .csv files that are in the folder itself; take the others out.",
+        )
+    return [path for path in files if path.suffix.lower() in READ]
 
 
 def _parse(line: str) -> Row:

@@ -49,6 +49,7 @@ class Ledger:
     """The nights of one recipe, in `<store>/nightly/<recipe>/`."""
 
     def __init__(self, store: Store, recipe: str) -> None:
+        self._store = store
         self.folder = store.root / HOME / recipe
         self.batches = self.folder / BATCHES
 
@@ -61,7 +62,9 @@ class Ledger:
         """
         with writing(self.folder):
             self.batches.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as file:
+        with writing(self.folder):
+            lock = (self.folder / ".lock").open("w")
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -147,12 +150,17 @@ class Ledger:
         """Give the place back to the champion before; returns the one that left and the one that came.
 
         Raises:
-            DataError: there is none before it.
+            DataError: there is none before it, or its checkpoint is gone.
         """
         champions = self.champions()
         if len(champions) < 2:
             raise DataError(f"there is no earlier champion of {self.folder.name} to go back to")
         former, came = champions[-1], champions[-2]
+        if not self._store.has(came.stage, came.key):
+            raise DataError(
+                f"the champion before, {came.stage}/{came.key}, is not in the store any more",
+                "gc keeps the last two champions. Pin older ones (sqltrain store pin), or train one anew.",
+            )
         self.add("rollback", **{"from": former.key, "to": came.key})
         return former, came
 

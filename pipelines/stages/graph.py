@@ -261,6 +261,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     folders, keys = {other.kind: other.folder for other in needs}, {other.name: other.key for other in needs}
     _set_aside(step.kind, step.key, store, progress, whole=False)
     if store.has(step.kind, step.key):
+        store.note_use(step.kind, step.key)
         return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
     stage = next(stage for stage in GRAPH if stage.name == step.kind)
     about = deciding(replace(stage, name=step.name), recipe, keys, store)

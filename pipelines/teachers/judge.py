@@ -69,7 +69,7 @@ def check(
     It is asked about right answers too, which rewards never do. Returns `answers`, `unread` (answers without a grade),
     `right_accepted` (share of right answers graded right), `wrong_accepted` (of wrong ones), `kappa` with execution,
     `place_shift` (mean change of the grade when the prediction is shown first), and `length_shift` (when the prediction
-    is padded with a comment and white space that change nothing).
+    stands in brackets inside a longer query that gives the same rows).
     """
     cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]
     answers = [(examples[case.example_id], case.trajectory.final_sql or "") for case in cases]
@@ -91,7 +91,7 @@ def check(
 
 def pad(sql: str) -> str:
     """The same query, longer."""
-    return f"-- The query below was written with care; each of its steps was checked.\n{sql}\n\n-- End of the query.\n"
+    return f"SELECT *\nFROM (\n    {sql.rstrip('; ')}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
 
 
 def _grades(asker: Asker, prompts: Sequence[Messages], scale: float) -> Grades:

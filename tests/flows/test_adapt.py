@@ -85,8 +85,8 @@ def test_the_recipe_is_there_to_read_and_what_it_takes_is_told_first(
     assert adapt(monkeypatch, capsys, "--plan")[0] == 0  # as it was edited
     assert recipes.load("recipes/shop.yaml").grpo.steps == 7
     _, out, _ = adapt(monkeypatch, capsys, "--questions", "own.csv", "--plan")
-    assert "the recipe that was there is kept as recipes/shop.yaml.old" in out
-    assert "steps: 7" in Path("recipes/shop.yaml.old").read_text()
+    assert "the recipe that was there is kept as recipes/shop.yaml.old-1" in out
+    assert "steps: 7" in Path("recipes/shop.yaml.old-1").read_text()
     assert recipes.load("recipes/shop.yaml").grpo.steps == 12
 
 

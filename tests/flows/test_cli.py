@@ -162,3 +162,38 @@ def test_a_wrong_key_is_answered_with_the_right_one(
     code, _, err = sqltrain(monkeypatch, capsys, "show", "sql_trail", override)
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(13, "Permission denied", "/data/x"), "error: cannot use /data/x: Permission denied"),
+        (OSError(36, "File name too long", "x" * 3), "error: cannot use xxx: File name too long"),
+        (RuntimeError("Could not determine home directory."), "error: Could not determine home directory."),
+        (
+            ModuleNotFoundError("No module named 'prefect'", name="prefect"),
+            "error: prefect is not installed. Run: pip ",
+        ),
+    ],
+)
+def test_an_error_that_the_user_can_mend_is_one_line_wherever_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, line: str
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.cli.app", fail)
+    code, _, err = sqltrain(monkeypatch, capsys, "recipes")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith(line)
+
+
+def test_an_error_of_our_own_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("flows.cli.app", fail)
+    with pytest.raises(KeyError, match="ours"):
+        sqltrain(monkeypatch, capsys, "recipes")

@@ -152,3 +152,16 @@ def test_an_empty_form_changes_nothing() -> None:
 def test_a_field_takes_no_value_outside_its_bounds(filled: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(filled))):
         form.Common.model_validate(filled)
+
+
+@pytest.mark.parametrize(
+    ("filled", "stage"),
+    [({"sft_epochs": 1.0}, "sft"), ({"rl_questions": 9}, "difficulty"), ({"grpo_steps": 3}, "grpo")],
+)
+def test_a_field_that_no_stage_reads_is_refused(filled: dict[str, float], stage: str) -> None:
+    whole = recipes.load("miniature")
+    less = whole.model_copy(update={"stages": tuple(name for name in whole.stages if name != stage)})
+    fields = form.Common.model_validate(filled)
+    fields.check(whole)
+    with pytest.raises(RecipeError, match=f"{next(iter(filled))} would change nothing: .* has no stage {stage}"):
+        fields.check(less)

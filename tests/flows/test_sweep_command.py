@@ -39,3 +39,30 @@ def test_a_mistake_is_one_plain_line(
     assert code == 2
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_finished_sweep_prints_its_tables_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = (
+        "sweep",
+        "miniature",
+        "seed=0..1",
+        f"store={tmp_path}",
+        "stages=[data]",
+        "data.sft={kind: jsonl, path: none}",
+    )
+    code, out, _ = sqltrain(monkeypatch, capsys, *words)  # its cells fail, and the table says so
+    assert code != 0
+    assert "\\n" not in out
+    assert any(line.startswith("| EX | difference |") for line in out.splitlines())
+
+
+def test_workers_are_asked_for_no_recipe_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text("include: [recipes/miniature]\n")
+    words = ("sweep", str(tmp_path / "mine.yaml"), "seed=0..1", f"store={tmp_path}", "--engine", "workers")
+    code, _, err = sqltrain(monkeypatch, capsys, *words)
+    assert code == 2
+    assert err.startswith("error: workers run the recipes of conf/recipes")

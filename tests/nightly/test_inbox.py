@@ -200,3 +200,25 @@ def test_a_folder_that_bears_a_files_name_is_said_plainly(tmp_path: Path) -> Non
     (tmp_path / "inbox" / "a.jsonl").mkdir(parents=True)
     with pytest.raises(DataError, match=r"cannot read .*a\.jsonl"):
         collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+
+
+def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path: Path) -> None:
+    (tmp_path / "inbox").mkdir()
+    text = 'question,sql,database\nhow many ?,SELECT 1,shop.sqlite\n"a, b",SELECT 2,shop.sqlite\nx,y,z,too many\n'
+    (tmp_path / "inbox" / "Monday.CSV").write_text(text)
+    write(tmp_path / "inbox" / "b.JSONL", {**ROW, "sql": "SELECT 3"})
+    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+    assert batch is not None
+    *rows, last = (batch / QUESTIONS).read_text().splitlines()
+    assert [json.loads(row)["sql"] for row in (rows[0], rows[1], last)] == ["SELECT 1", "SELECT 2", "SELECT 3"]
+    assert rows[2].startswith("Monday.CSV:4: 4 cells under 3 columns")  # the data stage sets it aside
+
+
+@pytest.mark.parametrize("name", ["x.json", "rows.parquet", "sub/y.jsonl"])
+def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "inbox" / "a.jsonl", ROW)
+    write(tmp_path / "inbox" / name, ROW)
+    with pytest.raises(
+        DataError, match=rf"holds files that are not read: {name}\. Questions are taken from \.jsonl and"
+    ):
+        collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")

@@ -22,8 +22,22 @@ def night(book: Ledger, decision: str, key: str = "", new: tuple[str, ...] = ())
     book.add("night", decision=decision, reason="", challenger=made, new=list(new), learned=list(new))
 
 
+def make(folder: Path, key: str) -> None:
+    Store(folder).make("grpo", key, lambda place: None, {}, lambda: None)
+
+
+def test_a_champion_whose_checkpoint_is_gone_does_not_come_back(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    for key in ("k1", "k2"):
+        night(book, "promoted", key)
+    with pytest.raises(DataError, match="the champion before, grpo/k1, is not in the store any more"):
+        book.rollback()
+    assert [one.key for one in book.champions()] == ["k1", "k2"]
+
+
 def test_promotions_push_and_rollbacks_pop(tmp_path: Path) -> None:
     book = ledger(tmp_path)
+    make(tmp_path, "k1")
     assert book.champion() is None
     night(book, "promoted", "k1")
     night(book, "kept", "k2")
