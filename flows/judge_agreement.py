@@ -29,7 +29,7 @@ WORDS = {
     "wrong_accepted": "wrong answers that it calls right",
     "kappa": "Cohen's kappa with execution",
     "place_shift": "grade gained by standing first",
-    "length_shift": "grade gained by comments that change nothing",
+    "length_shift": "grade gained by length that changes nothing",
 }
 
 
@@ -120,5 +120,5 @@ def doubts(agreement: dict[str, float]) -> list[str]:
     if abs(agreement["place_shift"]) > MOVED:
         lines.append("the place of a query moves its grade")
     if agreement["length_shift"] > MOVED:
-        lines.append("comments raise its grade: a policy would learn to write them")
+        lines.append("length raises its grade: a policy would learn to write longer queries")
     return lines
