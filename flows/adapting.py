@@ -58,6 +58,8 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
     _foretell(recipe, steps, counts_of(recipe))
     if plan_only:
         screen.say(f"nothing was made; go on with: sqltrain adapt {name}")
+        if as_json:
+            emit({"recipe": str(place), "to_make": [step.name for step in steps if not step.cached]})
         return
     results = {result.name: result for result in screen.run(recipe, store, None)}
     line, page = _conclude(recipe, store, results, (str(place), rest), place.with_suffix(".html"))

@@ -68,10 +68,14 @@ def sweep(
         raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(ENGINES)}.")
     words, store = split(axes or [])
     cells, empty = _opened(what, words, baseline, miniature)
-    for line in sweeping.outlook(cells, store):
+    foretold = list(sweeping.outlook(cells, store))
+    for line in foretold:
         screen.say(line)
     if empty.claim is not None and empty.claim.seconds:
         screen.say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
+    if plan and as_json:
+        to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in zip(cells, foretold, strict=False)}
+        emit({"cells": to_make, "sum": foretold[-1]})
     if plan:
         return
     sweep = _made(cells, empty, store, engine)

@@ -74,6 +74,9 @@ def test_the_recipe_is_there_to_read_and_what_it_takes_is_told_first(
     assert "time    some" in out
     assert "cost    no endpoint is asked, so nothing is paid" in out
     assert not (shop / "store" / "sft").exists()
+    _, out, _ = adapt(monkeypatch, capsys, "--plan", "--json")
+    planned = json.loads(out.splitlines()[-1])
+    assert (planned["recipe"], planned["to_make"][0]) == ("recipes/shop.yaml", "data")
     recipe = recipes.load("recipes/shop.yaml")
     assert (recipe.name, recipe.model.source, recipe.benchmark.name) == ("shop", "tiny", "shop")
     assert (recipe.data.sft.split, recipe.data.dev.split, recipe.benchmark.split) == ("train", "dev", "test")

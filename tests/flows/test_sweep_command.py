@@ -1,5 +1,6 @@
 """`sqltrain sweep` as a user types it: plans, a paper's table, and plain lines for the user's own mistakes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ def test_a_papers_table_is_planned_by_its_name(
     assert lines[3] == "row=w/o turns: grpo, evaluate_grpo, report"
     assert lines[-1].startswith("9 cells: ")
     assert not list(tmp_path.iterdir())
+    planned = json.loads(sqltrain(monkeypatch, capsys, *words, "--json")[1].splitlines()[-1])
+    assert planned["cells"]["row=w/o turns"] == "grpo, evaluate_grpo, report"
+    assert planned["sum"] == lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,11 @@ def wrong_half(say: Any) -> Any:
 def test_a_judge_that_likes_long_queries_is_found_out(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: Any, capsys: Any
 ) -> None:
-    """It calls right whatever stands inside another query, and nothing else: no agreement, and a shift of the whole grade."""
+    """It calls right whatever stands in another query, and nothing else: no agreement, a shift of the whole grade."""
     store = Store(tmp_path / "s")
-    judge = servers(lambda messages: "2.0" if "AS answer_that_was_written_with_care" in messages[-1]["content"] else "0.0")
+    judge = servers(
+        lambda messages: "2.0" if "AS answer_that_was_written_with_care" in messages[-1]["content"] else "0.0"
+    )
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
     command = ["judge", "miniature", *world(2), f"store={store.root}", "--endpoint", "other", "--count", "6"]
     code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
