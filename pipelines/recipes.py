@@ -81,6 +81,7 @@ def _texts(value: Any, what: str) -> list[str]:
 
 def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str, Any]:
     """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`.
+    A number of GRPO's steps ends a number of epochs that is below.
 
     Raises:
         RecipeError: a value that no recipe can hold, in the file at `path`.
@@ -91,6 +92,9 @@ def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str
         raise RecipeError(f"{path}: {error}") from None
     except RecursionError:
         raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
+    grpo = above.get("grpo")
+    if isinstance(grpo, dict) and "steps" in grpo and "epochs" not in grpo and "epochs" in merged["grpo"]:
+        merged["grpo"] = {**merged["grpo"], "epochs": None}  # as `_set`
     return merged
 
 

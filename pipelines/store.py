@@ -293,8 +293,10 @@ def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     libraries write weights for their own user alone.
     """
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            path.chmod(path.stat().st_mode | folder.stat().st_mode & 0o444)
+        mode = path.stat().st_mode if path.is_file() and not path.is_symlink() else 0o444
+        if (wanted := folder.stat().st_mode & 0o444) & ~mode:
+            with contextlib.suppress(OSError):  # another user's file, or a disk that knows no rights
+                path.chmod(mode | wanted)
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _noted(path)}
         for path in sorted(folder.rglob("*"))

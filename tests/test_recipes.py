@@ -201,3 +201,8 @@ def test_a_number_of_steps_ends_a_number_of_epochs_and_the_last_one_wins(tmp_pat
     ):
         grpo = recipes.load(place, words).grpo
         assert (grpo.epochs, grpo.steps) == outcome, words
+
+
+def test_a_file_that_sets_the_steps_ends_the_epochs_of_what_it_includes(tmp_path: Path) -> None:
+    grpo = recipes.load(write(tmp_path, "include: [recipes/trust_sql]\ngrpo: {steps: 50}\n")).grpo
+    assert (grpo.epochs, grpo.steps) == (None, 50)

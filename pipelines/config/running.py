@@ -88,7 +88,7 @@ class Hardware(Section):
             looked for beside the child's Python first.
         deepspeed: a file of `infra/deepspeed/` by name, or one of your own; null trains without.
         timeout_s: how long the processes of a training wait for one another, in seconds, before it fails: more than the
-            rollouts of a step differ.
+            rollouts of a step differ. A training that says nothing for longer, and for half an hour, is stopped.
         micro_tokens: most tokens of one forward and backward of GRPO. A micro-batch of more is cut into parts of one
             episode at least, whose gradients add up to the same; null cuts by `grpo.micro_batch` alone.
         slot: the Prefect concurrency limit that a stage holds while it uses the device; null holds none.

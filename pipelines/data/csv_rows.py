@@ -49,6 +49,7 @@ def _check(file: Path, header: Sequence[str], needed: Sequence[Sequence[str]]) -
 def _row(header: Sequence[str], cells: Sequence[str]) -> dict[str, Any] | BadRow:
     """The filled cells of a row by their columns."""
     if len(cells) > len(header):
-        reason = f"{len(cells)} cells under {len(header)} columns: a text with a comma in it needs quotes around it"
+        shown = ",".join(cells)[:200]
+        reason = f"{len(cells)} cells under {len(header)} columns: a text with a comma in it needs quotes: {shown}"
         return BadRow("too_many_cells", reason)
     return {name: cell for name, cell in zip(header, cells, strict=False) if cell.strip()}

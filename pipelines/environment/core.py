@@ -24,9 +24,10 @@ from typing import Any, Self
 
 from pipelines import recipes
 from pipelines.config import Recipe, Source
-from pipelines.data import base
+from pipelines.data import base, values
+from pipelines.data.linked import GOLD, gold_linked
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import DataError, EndpointError
+from pipelines.errors import DataError, EndpointError, RecipeError
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
 from pipelines.protocols.stops import close_tag, cut
@@ -185,13 +186,14 @@ class Environment:
         user: answers what agents ask; `asking` of their questions are on their way.
 
     Raises:
-        RecipeError: no such recipe, or it pays nothing.
+        RecipeError: no such recipe, or it pays nothing, or asks an endpoint as linker or judge.
     """
 
     def __init__(
         self, recipe: Recipe | str, overrides: Sequence[str] = (), workers: int = 1, evaluates: bool = False
     ) -> None:
         self.recipe = recipes.load(recipe, overrides) if isinstance(recipe, str) else recipe
+        _refuse_endpoints(self.recipe)
         self.sql = sql_engine(self.recipe, workers)
         self.rows = self.recipe.protocol.observation_rows
         self.protocol = build(self.recipe.protocol)
@@ -226,7 +228,8 @@ class Environment:
         }
 
     def questions(self, pool: str) -> list[Example]:
-        """The questions of a pool, ready for `reset`. They are read, and their gold SQL is not checked.
+        """The questions of a pool, ready for `reset`, with what the recipe's prompt shows of them. They are read, and
+        their gold SQL is not checked.
 
         Raises:
             DataError: there is no such pool, or its files are missing.
@@ -236,7 +239,10 @@ class Environment:
         folder = tempfile.TemporaryDirectory(prefix="sqltrain-environment-")  # of links to databases
         root = Path(self._closing.enter_context(folder))
         pools = [base.read(source, self.recipe.seed, root).examples for source in self.pools[pool]]
-        return base.resolve([example for examples in pools for example in examples], root)
+        examples = base.resolve([example for examples in pools for example in examples], root)
+        if self.recipe.data.values:
+            examples = values.retrieve(examples, self.recipe.data.values, self.schema, self.sql)
+        return gold_linked(examples, self.schema) if self.recipe.data.linker == GOLD else examples
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question; its first messages are `session.messages`.
@@ -290,6 +296,20 @@ class Environment:
             return Step(None, None, True, facts)
         paid = self._rubric.score(outcome)
         return Step(None, paid.total, True, {**facts, "by_term": paid.by_term, "by_track": paid.by_track})
+
+
+def _refuse_endpoints(recipe: Recipe) -> None:
+    """An environment asks no endpoint but the user's.
+
+    Raises:
+        RecipeError: the recipe's linker or its judge is one.
+    """
+    judges = {str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge"}
+    if recipe.data.linker not in (None, GOLD):
+        raise RecipeError(f"the environment asks no linker ({recipe.data.linker})", "Set data.linker=null, or gold.")
+    if judges - {"static"}:
+        names = ", ".join(sorted(judges - {"static"}))
+        raise RecipeError(f"the environment asks no judge ({names})", "Set rewards.judge.options.by=static.")
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:

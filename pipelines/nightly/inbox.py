@@ -66,10 +66,8 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
     if inbox.is_dir():
         for path in _files(inbox):
             if path.suffix.lower() == ".csv":
-                for line, row in csv_rows.rows(
-                    path, ()
-                ):  # what is no row stays as a text that the data stage sets aside
-                    yield path.stem, f"{path.name}:{line}: {row.detail}" if isinstance(row, BadRow) else row
+                for _, row in csv_rows.rows(path, ()):  # what is no row is a text, which the data stage sets aside
+                    yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row
                 continue
             try:
                 with path.open(encoding="utf-8", errors="replace") as lines:  # `splitlines` would cut at a U+2028

@@ -3,12 +3,11 @@
 The rule of verification (the paper names the set K_t and no rule): a table or a column is verified once an earlier
 turn's query ran and either read it by name or showed its name as a whole word in its observation. So a look into the
 catalogue verifies the names that it showed, and `SELECT DISTINCT kind FROM singer` verifies `singer` and `kind`. A
-query that failed verifies nothing. Nor do words that the agent wrote itself: those in comments and in literals are not
-read, nor are names that the query gives to what it makes (aliases, those of WITH), functions and variables; a word in
-double quotes is read where it is qualified (`singer."name"`) or follows FROM or JOIN, for elsewhere SQLite takes it as
-text if there is no such column; an alias or a literal that the result repeats is not shown by the database, and a
-result in which text was put together (`||`, `char`, ...) shows nothing. In the prefilled variant the synthetic first
-turn's observation counts like any other.
+query that failed verifies nothing. Nor does what the agent wrote itself (`sql/analysis/naming.py`): comments, texts,
+names that the query gives to what it makes (aliases, those of WITH, outputs of subqueries), functions and variables; a
+word in double quotes without its table, which SQLite takes as text where there is no such column; an alias that the
+result repeats, and a result that may hold a text of the query or one that was put together (`||`, `char`, ...). In the
+prefilled variant the synthetic first turn's observation counts like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 from pipelines.protocols import tools
 from pipelines.protocols.observations import json_text
-from pipelines.sql.lexical import KEYWORDS
+from pipelines.sql import analyst
 from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, Trajectory, is_sayable
 
 PHASES = {
@@ -30,14 +29,9 @@ PHASES = {
     "confirm": ActionKind.SOLUTION,
 }
 _WORD = re.compile(r"\w+")
-_TOKEN = re.compile(
-    r"(?P<comment>--[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?)|(?P<text>[xX]?'(?:[^']|'')*'?)"
-    r"|(?P<name>\"(?:[^\"]|\"\")*\"?|`[^`]*`?|\[[^\]]*\]?)|(?P<word>\w+)|(?P<sign>\|\||[^\w\s])"
+_LOOK = re.compile(
+    r"\s*(?:pragma\s+\w+(?:\s*\(\s*['\"`\[]?(?P<table>\w+))?|describe\b|desc\b|show\b|summarize\b)", re.IGNORECASE
 )
-_NO_NAMES = KEYWORDS | {"as"}
-_BEFORE_A_NAME = frozenset({".", "from", "join"})
-_BEFORE_A_VARIABLE = frozenset({"@", "$", ":"})  # a colon: the type of a cast too
-_WRITERS = frozenset({"char", "chr", "printf", "format", "unhex", "concat", "replace", "quote"})
 
 
 def proposed_turn(trajectory: Trajectory) -> int | None:
@@ -145,83 +139,15 @@ def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
     """Lower-cased texts that verify: the prefilled schema, then names that queries read, and what they showed."""
     if any(role == "assistant" for role, _ in trajectory.prompt):
         yield trajectory.prompt[-1][1].lower()
-    for turn in trajectory.turns[:before]:
-        if turn.status is ExecutionStatus.OK:
-            names_read, own, made_up = _taken_apart(turn.action.content)
-            yield "\n".join(names_read)
-            shown = (turn.observation or "").lower()
-            if not made_up:
-                yield " ".join(part for part in re.split(r"(\W+)", shown) if part not in own) if own else shown
-
-
-def _taken_apart(sql: str) -> tuple[list[str], set[str], bool]:
-    """What a query reads by name; the words that it writes into its result itself, as aliases and literals; and whether
-    it puts text together there. By its tokens, lower-cased: any text can be taken apart.
-    """
-    tokens = [(match.lastgroup, match[0].lower()) for match in _TOKEN.finditer(sql) if match.lastgroup != "comment"]
-    names_read: list[str] = []
-    own: set[str] = set()
-    defined = _defined(tokens)
-    listing = made_up = ends = False  # in a SELECT list; whether an operand has just ended
-    before = source = ""
-    for at, (kind, token) in enumerate(tokens):
-        after = tokens[at + 1][1] if at + 1 < len(tokens) else ""
-        if kind in ("name", "word") and not (kind == "word" and token in _NO_NAMES):
-            name = token.strip('"`[]') if kind == "name" else token
-            made_up |= listing and token in _WRITERS
-            is_alias = before == "as" or (ends and not name.isdigit())
-            if is_alias and name != source:
-                defined.add(name)
-            elif token.startswith('"') and after != "." and before not in _BEFORE_A_NAME:
-                own.update(_WORD.findall(name) if listing else ())  # SQLite reads it as text if there is no such column
-            elif not name.isdigit() and before not in _BEFORE_A_VARIABLE and (after != "(" or kind == "name"):
-                names_read.append(name)
-            ends, source = True, name
-        elif kind == "text":
-            own.update(_WORD.findall(token) if listing else ())
-            ends, source = True, ""
-        else:
-            listing = token in ("select", "values") or (listing and token != "from")
-            made_up |= listing and token == "||"
-            ends = token in (")", "end", "null", "*") and before != "select"
-            source = source if token == "as" else ""
-        before = token
-    own.update(word for name in defined for word in _WORD.findall(name))
-    return [name for name in names_read if name not in defined], own, made_up
-
-
-def _defined(tokens: Sequence[tuple[str | None, str]]) -> set[str]:
-    """The names that a query gives to what it makes itself, aliases apart: those of WITH and WINDOW, of the columns in
-    brackets behind such a name or behind an alias, and those before a colon (a struct's keys, a lambda's arguments).
-    """
-    names: set[str] = set()
-    ends = False  # whether an operand has just ended, so that a name here is an alias
-    for at, (kind, token) in enumerate(tokens):
-        is_alias, ends = ends or (at > 0 and tokens[at - 1][1] == "as"), token == ")"
-        if kind not in ("name", "word") or token in _NO_NAMES:
-            continue
-        ends = True
-        columns, end = _in_brackets(tokens, at + 1)
-        follows = [word for _, word in tokens[end : end + 4] if word not in ("not", "materialized")]
-        if follows[:2] == ["as", "("] or (follows[:1] == [":"] and follows[1:2] != [":"]):
-            names.update({token.strip('"`[]')}, columns)
-        elif is_alias:
-            names.update(columns)
-    return names
-
-
-def _in_brackets(tokens: Sequence[tuple[str | None, str]], start: int) -> tuple[set[str], int]:
-    """The names of `(a, b)` that begins at `start`, and the place behind it; none and `start` for anything else."""
-    names: set[str] = set()
-    if start < len(tokens) and tokens[start][1] == "(":
-        for at in range(start + 1, len(tokens)):
-            kind, token = tokens[at]
-            if token == ")":
-                return names, at + 1
-            if token in _NO_NAMES or (kind not in ("name", "word") and token != ","):
-                break
-            names.update({token.strip('"`[]')} - {","})
-    return set(), start
+    turns = [turn for turn in trajectory.turns[:before] if turn.status is ExecutionStatus.OK]
+    for turn, naming in zip(turns, analyst.naming([turn.action.content for turn in turns]), strict=True):
+        shown, look = (turn.observation or "").lower(), _LOOK.match(turn.action.content)
+        if naming is not None:
+            yield "\n".join(naming.names)
+            if not naming.is_made_up:
+                yield "".join(part for part in re.split(r"(\W+)", shown) if part not in naming.own)
+        elif look is not None and turn.n_rows:  # a pragma for a table that is not there gives no row, and no error
+            yield f"{shown}\n{(look['table'] or '').lower()}"
 
 
 def _shown(name: str, words: set[str], texts: list[str]) -> bool:

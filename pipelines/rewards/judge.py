@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from pipelines.protocols.observations import under_headings
-from pipelines.sql.lexical import without_comments
+from pipelines.sql.comments import without_comments
 from pipelines.types import Example, Outcome
 
 Messages = tuple[tuple[str, str], ...]
@@ -36,7 +36,10 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
     marker, nor a heading, for their lines are indented. Comments of the prediction, which could speak to the judge, are
     left out.
     """
-    queries = (("Reference query", example.gold_sql), ("Predicted query", without_comments(predicted)))
+    queries = (
+        ("Reference query", example.gold_sql),
+        ("Predicted query", without_comments(predicted, example.database.engine)),
+    )
     parts = (
         ("Question", example.question),
         ("Hint", example.evidence or "none"),

@@ -25,6 +25,20 @@ UNREAD = "the analysis could not read it within its limits"
 Value = TypeVar("Value")
 
 
+class Naming(NamedTuple):
+    """What a query names, in lower case.
+
+    Attributes:
+        names: tables and columns that it reads of the database.
+        own: words that it writes itself: aliases, and texts that it selects.
+        is_made_up: whether its result may hold a text of its own, or one that was put together.
+    """
+
+    names: frozenset[str]
+    own: frozenset[str]
+    is_made_up: bool
+
+
 class TieProbe(NamedTuple):
     """A query that shows whether a cut goes through a tie.
 
@@ -97,6 +111,15 @@ def diagnose(failures: Sequence[Failure]) -> list[tuple[Diagnosis, list[tuple[st
     """Why each answer is wrong, and the columns, as (table, column), whose stored values would tell more."""
     unread = Diagnosis("semantic", UNREAD), list[tuple[str, str]]()
     return _ask("diagnosis", [(failure,) for failure in failures], _diagnosis, unread)
+
+
+def naming(queries: Sequence[str]) -> list[Naming | None]:
+    """What each query's text shows of the database by itself; None where it is no query that can be read."""
+    return _ask("naming", [(sql,) for sql in queries], _naming, None)
+
+
+def _naming(answer: Any) -> Naming | None:
+    return None if answer is None else Naming(frozenset(answer[0]), frozenset(answer[1]), bool(answer[2]))
 
 
 def _schema_items(answer: Any) -> SchemaItems | None:

@@ -23,11 +23,6 @@ _COMMENT = re.compile(rf"({_QUOTES})|--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
 _ORDER = re.compile(rf"{_QUOTES}|[()]|\border\s+by\b", re.DOTALL | re.IGNORECASE)
 
 
-def without_comments(sql: str) -> str:
-    """SQL with a blank in place of each comment; quoted text is left as it is."""
-    return _COMMENT.sub(lambda match: match[1] or " ", sql)
-
-
 def bigrams(sql: str) -> frozenset[tuple[str, str]]:
     """The set of adjacent token pairs, keywords and names lower-cased, comments and a closing semicolon left out (the
     n-gram term of Reasoning-SQL, section 3.2, and SQL-Trail). Any text gives a set.
@@ -46,7 +41,7 @@ def is_ordered(sql: str) -> bool:
     as a blank, also between the two words. Any text gives a verdict, without a parser: this is asked of every gold
     query.
     """
-    text = without_comments(sql).strip()
+    text = _COMMENT.sub(lambda match: match[1] or " ", sql).strip()
     around = text[: len(text) - len(text.lstrip("( \t\r\n"))].count("(")
     depth, at_depths = 0, set()
     for match in _ORDER.finditer(text.rstrip("); \t\r\n")):

@@ -123,23 +123,30 @@ def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
 def _refuse_shared_ids(path: Path) -> None:
     """Later stages join the training pools by id, so one id must not stand for two questions.
 
-    The same question may be in several sources and pools: its words or its gold SQL are then the same.
+    The same question may be in several sources and pools: then its database is the same, and its words or its gold SQL
+    are, unless a file of corrections has changed them.
 
     Raises:
-        DataError: two questions that differ in both have one id.
+        DataError: two other questions have one id.
     """
     texts = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
+    texts |= {
+        "database": pl.col("database").struct.field("id").hash(),
+        "corrected": pl.col("meta").str.contains(f'"{corrections.META}"', literal=True),
+    }
     rows = frames.read(path, "pool", **texts).with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
     pairs = rows.join(rows.unique("id", keep="first"), on="id", suffix="_first", maintain_order="left")
-    differs = pl.all_horizontal(pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql"))
-    shared = pairs.filter(differs)
+    other = {name: pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql", "database")}
+    published = ~(pl.col("corrected") | pl.col("corrected_first"))
+    shared = pairs.filter(other["database"] | (published & other["question"] & other["gold_sql"]))
     if shared.is_empty():
         return
     both = frames.read(path, "id", "question")[[shared["row_first"][0], shared["row"][0]]]
     raise DataError(
         f"{shared.height} training questions have the id of another question; the first: {both['id'][0]!r} stands for "
         f"{both['question'][0]!r} and for {both['question'][1]!r}",
-        "Give each question of data.sft and data.rl an id of its own, in all files together.",
+        "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the files' "
+        "names must differ.",
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.curation.gold_schema import Extractor
+from pipelines.data import linked
 from pipelines.data.base import Rejected, resolve
 from pipelines.databases.of_recipe import schemas
 from pipelines.stages.context import Context
-from pipelines.stages.fingerprints import GOLD
 from pipelines.stages.inputs import COSTS
 from pipelines.store import write_json
 from pipelines.types import Example
@@ -50,20 +50,19 @@ def ask_experts(
         flagged = [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in bad]
         kept = [example for example in kept if example.id not in {row.row for row in flagged}]
     if data.linker:
-        from pipelines.sql import analyst
-
         cases = [here[example.id] for example in kept]
-        queries = [(example.gold_sql, schema(example.database), example.database.engine) for example in cases]
-        gold = dict(zip((example.id for example in cases), analyst.schema_items(queries), strict=True))
-        if data.linker == GOLD:
-            linked = [linker.show(example, gold[example.id], schema(example.database)) for example in cases]
+        if data.linker == linked.GOLD:
+            shown = linked.gold_linked(cases, schema)
         else:
+            gold = linked.gold_items(cases, schema)
             asker = Asker.named(data.linker, ctx.responses)
             chosen = linker.link(asker, cases, schema)
             figures |= {f"linker_{name}": value for name, value in _spent(asker).items()}
             figures |= {f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()}
-            linked = [linker.unite(example, gold[example.id]) for example in chosen] if training else chosen
-        kept = [_with_meta(example, other) for example, other in zip(kept, linked, strict=True)]
+            shown = chosen
+            if training:
+                shown = [linker.unite(example, gold[example.id], schema(example.database)) for example in chosen]
+        kept = [_with_meta(example, other) for example, other in zip(kept, shown, strict=True)]
     return list(kept), flagged, figures
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.config import Protocol, Recipe, Source
 from pipelines.config.running import MERGE
 from pipelines.data import base
+from pipelines.data.linked import GOLD
 from pipelines.databases import addresses, card
 from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.ask import SCRIPTED, Ask
@@ -25,7 +26,6 @@ CACHE = "digests.json"
 SETTLED_S = 2.0  # a file changed later than that may change again within one tick of its file system's clock
 ANSWER_FIELDS = {"model", "omit", "extra", "system", "reasoning"}  # of an endpoint: what decides its answers
 MISSING = "missing"
-GOLD = "gold"  # as the linker: no endpoint, the gold SQL's own tables and columns
 
 
 class Digests:

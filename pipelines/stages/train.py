@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from pipelines import frames
 from pipelines.checkpoint import write_card
 from pipelines.curation.filtering import shuffled
@@ -19,7 +21,7 @@ from pipelines.rollout.policies.making import serving
 from pipelines.stages.context import REFERENCE, Context
 from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import write_json
-from pipelines.training.launch import train
+from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
 from pipelines.types import Example, read_lines, write_jsonl
@@ -113,13 +115,27 @@ def _gold_schemas_are_there(ctx: Context) -> None:
 
 
 def _questions(ctx: Context) -> list[Example]:
-    """The questions of the RL pools: those that difficulty scoring chose, in its order, or all of them."""
+    """The questions of the RL pools: those that difficulty scoring chose, in its order, or all of them.
+
+    Its order is ascending S(q), the hardest first that were ever solved. With `easy_first` it is turned round, and what
+    was never solved stays at the end.
+    """
     pool = examples(ctx.inputs["data"], "rl")
     if "difficulty" not in ctx.inputs:
         return pool
     by_id = {example.id: example for example in [*pool, *examples(ctx.inputs["data"], "sft")]}
     chosen = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
+    if ctx.recipe.grpo.order == "easy_first":
+        scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
+        never = set(scored.filter(pl.col("right") == 0)["example_id"])
+        chosen = [
+            *(name for name in reversed(chosen) if name not in never),
+            *(name for name in chosen if name in never),
+        ]
     return [by_id[name] for name in chosen]
+
+
+SPARE_S = 60.0  # a process that waited too long says so itself
 
 
 def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
@@ -141,7 +157,7 @@ def _train(ctx: Context, plan: Plan, shown: tuple[str, ...], devices: tuple[str,
         elif event["event"] == "alarm":
             ctx.progress.warn(f"{ctx.stage}: {event['text']}")
 
-    train(plan, ctx.folder, on_event, devices)
+    train(plan, ctx.folder, on_event, devices, max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S))
     _write_card(ctx)
     ctx.metrics(summary(ctx))
 

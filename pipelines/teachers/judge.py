@@ -10,8 +10,9 @@ from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
 from pipelines.rewards import judge
 from pipelines.rewards.judge import Messages
+from pipelines.sql.comments import without_comments
 from pipelines.teachers.cleaning import kappa
-from pipelines.types import Example, Outcome
+from pipelines.types import EngineName, Example, Outcome
 
 RIGHT = 0.75  # a grade from here on says "right"
 Grades = list[float | None]
@@ -75,7 +76,7 @@ def check(
     answers = [(examples[case.example_id], case.trajectory.final_sql or "") for case in cases]
     plain = [judge.messages(example, sql, scale) for example, sql in answers]
     swapped = [judge.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
-    padded = [judge.messages(example, pad(sql), scale) for example, sql in answers]
+    padded = [judge.messages(example, pad(sql, example.database.engine), scale) for example, sql in answers]
     grades, turned, longer = (_grades(asker, part, scale) for part in (plain, swapped, padded))
     pairs = [(case.correct, grade >= RIGHT) for case, grade in zip(cases, grades, strict=True) if grade is not None]
     return {
@@ -89,9 +90,10 @@ def check(
     }
 
 
-def pad(sql: str) -> str:
+def pad(sql: str, engine: EngineName) -> str:
     """The same query, longer."""
-    return f"SELECT *\nFROM (\n    {sql.rstrip('; ')}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
+    query = without_comments(sql, engine).rstrip("; \t\r\n")
+    return f"SELECT *\nFROM (\n    {query}\n) AS answer_that_was_written_with_care_and_checked_at_each_step"
 
 
 def _grades(asker: Asker, prompts: Sequence[Messages], scale: float) -> Grades:

@@ -6,11 +6,10 @@ makes a linker's answer smaller and an extractor's void.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from pipelines.curation.gold_schema import Extractor
+from pipelines.data.linked import link as link_shown
 from pipelines.endpoints.asking import Asker
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
@@ -75,35 +74,18 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
     linked = []
     for example, answer in zip(examples, answers, strict=True):
         schema = schemas(example.database)
-        linked.append(show(example, read_items(answer.text if answer else None, schema, strict=False), schema))
+        linked.append(link_shown(example, read_items(answer.text if answer else None, schema, strict=False), schema))
     return linked
 
 
-def show(example: Example, items: SchemaItems | None, schema: Schema) -> Example:
-    """The example with what of its schema is shown; all of it where nothing was chosen."""
-    return _linked(example, items or _whole(schema))
-
-
-def unite(example: Example, gold: SchemaItems | None) -> Example:
+def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:
     """A linked training example with its gold schema added, so that it can be answered (Reasoning-SQL, 4.1)."""
     if gold is None:
         return example
-    linked = example.meta["linked_schema"]
-    tables = frozenset(linked["tables"]) | gold.tables
-    return _linked(example, SchemaItems(tables, gold.columns | {(table, name) for table, name in linked["columns"]}))
-
-
-def _linked(example: Example, items: SchemaItems) -> Example:
-    return dataclasses.replace(example, meta={**example.meta, "linked_schema": _listed(items)})
-
-
-def _whole(schema: Schema) -> SchemaItems:
-    pairs = {(table.name.lower(), column.name.lower()) for table in schema.tables for column in table.columns}
-    return SchemaItems(frozenset(table.name.lower() for table in schema.tables), frozenset(pairs))
-
-
-def _listed(items: SchemaItems) -> dict[str, Any]:
-    return {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns) if pair[0]]}
+    chosen = example.meta["linked_schema"]
+    tables = frozenset(chosen["tables"]) | gold.tables
+    columns = gold.columns | {(table, name) for table, name in chosen["columns"]}
+    return link_shown(example, SchemaItems(tables, columns), schema)
 
 
 def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:

@@ -67,11 +67,10 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
     A question comes again only when all have come; none comes twice in one generation unless the pool is too small.
 
     Args:
-        order: "shuffled"; "hard_first" keeps the pool's order, which is ascending S(q); "easy_first" turns it round.
+        order: "shuffled"; by any other the pool comes in it already.
     """
     if order != "shuffled":
-        ranked = range(pool) if order == "hard_first" else range(pool - 1, -1, -1)
-        return [ranked[place % pool] for place in range(generations * questions)]
+        return [place % pool for place in range(generations * questions)]
     chosen: list[int] = []
     waiting: list[int] = []
     epoch = 0

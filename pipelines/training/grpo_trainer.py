@@ -156,6 +156,10 @@ class GrpoTrainer(settings.Common, TrainingPass):
         self.step_state.count(throughput.TRAINED, (lengths * rows).sum().item())
         with self.step_state.loss(rows) as current:
             logps = self._forward(model, inputs)[0]
+            if current.rows is not None and "old_per_token_logps" in inputs:
+                # Rows without a forward have 0 for each log-probability: against their old ones a ratio may overflow.
+                known = current.rows.unsqueeze(1)
+                inputs = inputs | {"old_per_token_logps": inputs["old_per_token_logps"].masked_fill(~known, 0.0)}
             weights = self._weights(logps.detach(), inputs)
             loss: Tensor = super()._compute_loss(model, inputs | weighed(inputs, "advantages", weights))
             if self.grpo.lambda_schema:
@@ -184,6 +188,8 @@ class GrpoTrainer(settings.Common, TrainingPass):
         if not differs or cap is None or sampled is None:
             return None
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        if "schema_mask" in inputs:  # a row may teach the schema track alone
+            mask = torch.maximum(mask, inputs["schema_mask"])
         old = inputs.get("old_per_token_logps", logps)
         return losses.sampler_weights(old, sampled, mask, cap, self.grpo.bounds, self.grpo.importance_level)
 

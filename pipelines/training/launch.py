@@ -218,7 +218,10 @@ def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainErr
     if late:
         return lost_process(plan.recipe.hardware.timeout_s, late[0])
     if "silent" in last:
-        return TrainingError(f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}", resume)
+        return TrainingError(
+            f"training said nothing for {last['silent']:.0f} s and was stopped; last: {words}",
+            f"Raise hardware.timeout_s if a step takes longer. {resume}",
+        )
     if code == -signal.SIGKILL:
         return TrainingError(
             "training was killed (kill -9, or the machine ran out of memory)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 # Tokens of this process, beside the seconds of a step; what rows begin with alike is trained on in each, computed once.
 TRAINED, COMPUTED, SAMPLED = "trained_tokens", "computed_tokens", "sampled_tokens"
+SAMPLER = "sampler_seconds"  # of another thread or machine
 WORK = ("generate_seconds", "train_seconds")  # in which the device computes; a step without them only trains
 # Dense bfloat16 operations a second, from the vendors' data sheets; the longest name that the device's holds.
 PEAKS = {
@@ -31,7 +33,9 @@ class Meter:
         whole, trained = sum(count for count, _ in counts), sum(count for count, moves in counts if moves)
         self.operations = 4 * whole + 2 * trained
         name = device if device is not None else _device()
-        self.peak = next((PEAKS[key] for key in sorted(PEAKS, key=len, reverse=True) if key in name), None)
+        longest_first = sorted(PEAKS, key=len, reverse=True)
+        known = (key for key in longest_first if re.search(rf"\b{key}(?!\d)", name))  # an L40 is no L4
+        self.peak = PEAKS.get(next(known, ""))
 
     def rates(self, spent: Mapping[str, float]) -> dict[str, float]:
         """`trained_per_s`, `sampled_per_s`, `mfu` (the share of the device's peak in training) and `idle`.
@@ -40,7 +44,8 @@ class Meter:
             spent: the seconds of a step by what they were spent on, and its tokens.
         """
         trained, sampled = spent.get(TRAINED, 0.0), spent.get(SAMPLED, 0.0)
-        training_s, sampling_s = spent.get("train_seconds", spent["seconds"]), spent.get("generate_seconds", 0.0)
+        training_s, waited_s = spent.get("train_seconds", spent["seconds"]), spent.get("generate_seconds", 0.0)
+        sampling_s = spent.get(SAMPLER, waited_s)  # of another sampler, for which this one waited
         rates: dict[str, float] = {}
         if trained and training_s:
             rates["trained_per_s"] = trained / training_s
@@ -49,7 +54,7 @@ class Meter:
         if sampled and sampling_s:
             rates["sampled_per_s"] = sampled / sampling_s
         if all(name in spent for name in WORK) and spent["seconds"]:
-            rates["idle"] = max(0.0, 1.0 - (training_s + sampling_s) / spent["seconds"])
+            rates["idle"] = max(0.0, 1.0 - (training_s + (0.0 if SAMPLER in spent else waited_s)) / spent["seconds"])
         return rates
 
 

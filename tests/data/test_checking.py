@@ -192,3 +192,20 @@ def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_
             build(
                 recipes.load("miniature", [own, f"data.sft={first}", f"data.rl=[{rl}]"]), tmp_path / f"refused {number}"
             )
+
+
+def test_one_id_for_two_databases_is_refused_and_a_correction_of_all_of_a_question_is_not(tmp_path: Path) -> None:
+    recipe_of(tmp_path, 4)
+    with closing(sqlite3.connect(tmp_path / "crm.sqlite")) as file, file:
+        file.execute("CREATE TABLE t (a)")
+    row = {"id": 0, "question": "what is 0 ?", "sql": "SELECT 0 FROM t", "database": "shop.sqlite"}
+    for name, changes in (("shop", {}), ("crm", {"database": "crm.sqlite"})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | changes) + "\n")
+    correction = {"id": "0", "sql": "SELECT 9 FROM t", "question": "what is nine ?", "reason": "it was zero"}
+    (tmp_path / "corrections.jsonl").write_text(json.dumps(correction) + "\n")
+    shop, crm = (f"kind: jsonl, path: {tmp_path / name}.jsonl" for name in ("shop", "crm"))
+    own = f"data.dev={{kind: jsonl, path: {tmp_path / 'own.jsonl'}}}"
+    corrected = f"data.rl=[{{{shop}, corrections: {tmp_path / 'corrections.jsonl'}}}]"
+    build(recipes.load("miniature", [own, f"data.sft={{{shop}}}", corrected]), tmp_path / "corrected")
+    with pytest.raises(DataError, match="1 training questions have the id of another question"):
+        build(recipes.load("miniature", [own, f"data.sft={{{shop}}}", f"data.rl=[{{{crm}}}]"]), tmp_path / "refused")

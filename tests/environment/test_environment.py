@@ -10,12 +10,15 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.environment import Environment
 from pipelines.environment.core import example_of
-from pipelines.errors import DataError
+from pipelines.errors import DataError, RecipeError
 from pipelines.protocols.base import build
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
 from pipelines.rollout.policies.oracle import OraclePolicy
+from pipelines.stages import data
+from pipelines.stages.context import Context, Silent
+from pipelines.stages.inputs import examples
 from pipelines.types import Database, Example, Trajectory
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
@@ -153,3 +156,28 @@ def test_the_prompt_shows_what_columns_mean_where_the_recipe_asks_for_it(tmp_pat
         with Environment("sql_trail", [f"protocol.schema_descriptions={said}"]) as environment:
             prompts.append("\n".join(message["content"] for message in environment.reset(question).messages))
     assert ["what a customer pays" in prompt for prompt in prompts] == [True, False]
+
+
+def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_does(tmp_path: Path) -> None:
+    """What the data stage adds to a question is added here, too: the same prompt to the letter."""
+    words = ["data.values=6", "protocol.schema_values=3", "data.linker=gold", "protocol.schema_view=filtered"]
+    words += ["protocol.prompt=full", "data.dev.options.databases=2", "data.dev.options.questions=4"]
+    words += [f"data.{pool}.options.databases=1" for pool in ("sft", "rl.0")]
+    recipe = recipes.load("miniature", words)
+    with Environment(recipe) as environment:
+        given = [environment.reset(example).messages[-1]["content"] for example in environment.questions("dev")]
+        data.build(Context("data", recipe, tmp_path, {}, Silent()))
+        made = examples(tmp_path, "dev")
+        protocol = build(recipe.protocol)
+        ours = [protocol.prompt(each, environment.schema(each.database), recipe.protocol.max_turns) for each in made]
+    assert given == [messages[-1][1] for messages in ours]
+    assert any("e.g." in text for text in given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["data.linker=big"], "asks no linker"), (["rewards=[{term: judge, options: {by: big}}]"], "asks no judge")],
+)
+def test_an_endpoint_that_the_environment_would_not_ask_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        Environment("miniature", words)

@@ -211,7 +211,7 @@ def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path: Pat
     assert batch is not None
     *rows, last = (batch / QUESTIONS).read_text().splitlines()
     assert [json.loads(row)["sql"] for row in (rows[0], rows[1], last)] == ["SELECT 1", "SELECT 2", "SELECT 3"]
-    assert rows[2].startswith("Monday.CSV:4: 4 cells under 3 columns")  # the data stage sets it aside
+    assert rows[2].startswith("Monday.CSV: 4 cells under 3 columns")  # the data stage sets it aside
 
 
 @pytest.mark.parametrize("name", ["x.json", "rows.parquet", "sub/y.jsonl"])

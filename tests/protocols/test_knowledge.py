@@ -15,7 +15,7 @@ FRPM = knowledge.proposal(
 
 
 def explore(sql: str, observation: str, status: ExecutionStatus = OK) -> Turn:
-    return Turn("", Action(ActionKind.EXPLORE, sql, "r"), observation, status)
+    return Turn("", Action(ActionKind.EXPLORE, sql, "r"), observation, status, n_rows=1)
 
 
 def propose(content: str) -> Turn:
@@ -106,6 +106,17 @@ def test_the_last_proposal_counts_and_none_is_none() -> None:
         ("SELECT singer: 1, name: 2", "singer | name\n1 | 2"),
         ("SELECT @singer, @name", "@a | @b\nnull | null"),
         ("SELECT singer(1), name()", "a | b\n1 | 2"),
+        ("SELECT TRUE singer, 1. name", "singer | name\n1 | 1.0"),
+        ("SELECT singer.name FROM (SELECT 1 AS 'name') AS 'singer'", "name\n1"),
+        ("WITH 'singer' AS (SELECT 1 'name') SELECT name FROM singer", "name\n1"),
+        ('SELECT 1 IS NOT DISTINCT FROM "singer", 1 IS NOT "name"', "a | b\n0 | 1"),
+        ('SELECT value FROM json_each(\'["singer", "name"]\')', "value\nsinger\nname"),
+        ("SELECT substr('xsinger', 2), trim(' name')", "a | b\nsinger | name"),
+        ("SELECT CAST(x'73696e676572' AS TEXT), CAST(x'6e616d65' AS TEXT)", "a | b\nsinger | name"),
+        ("SELECT group_concat(v, '') FROM (SELECT 'sin' AS v UNION ALL SELECT 'ger')", "a\nsinger name"),
+        ("SELECT (SELECT name) FROM (SELECT 1 AS name) AS singer", "a\n1"),
+        ("EXPLAIN SELECT 1 AS singer, 2 AS name", "singer name"),
+        ("not SQL at all: singer name", "singer name"),
     ],
 )
 def test_words_that_the_agent_wrote_itself_verify_nothing(sql: str, observation: str) -> None:
@@ -127,8 +138,21 @@ def test_words_that_the_agent_wrote_itself_verify_nothing(sql: str, observation:
         ("SELECT sql FROM sqlite_master WHERE tbl_name = 'singer'", "sql\nCREATE TABLE singer (name TEXT)"),
         ("PRAGMA table_info('singer')", "cid | tbl\n0 | singer.name"),
         ("SELECT max(name), count(*) FROM singer GROUP BY name", "max(name) | count(*)\nAnn | 1"),
+        ("SELECT max(name) AS name FROM singer", "name\nAnn"),
+        ("SELECT CAST(lower(name) AS TEXT) AS name, count(*) AS singer FROM singer", "name | singer\nann | 1"),
+        ('SELECT s.name FROM stadium, "singer" AS s', "name\nAnn"),
+        ("SELECT 1 FROM stadium WHERE EXISTS (SELECT 1 FROM singer WHERE name = stadium.owner)", "1\n1"),
+        ("SELECT group_concat(name, ', ') FROM pragma_table_info('singer')", "a\nsinger, name"),
+        ("PRAGMA table_info(singer)", "cid | name\n0 | name"),
+        ("DESCRIBE singer", "singer | name\nvarchar | yes"),
     ],
 )
 def test_what_a_query_reads_or_the_database_shows_is_verified(sql: str, observation: str) -> None:
     proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
     assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == frozenset()
+
+
+def test_a_pragma_for_a_table_that_is_not_there_verifies_nothing() -> None:
+    looked = dataclasses.replace(explore("PRAGMA table_info(singer)", "cid | name\nno rows"), n_rows=0)
+    proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
+    assert knowledge.unverified(trajectory(looked, proposal)) == {"singer", "name"}

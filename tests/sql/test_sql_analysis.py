@@ -46,6 +46,11 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
             items("customer.name", "customer.city"),
         ),
         ("SELECT name AS city FROM customer ORDER BY city", items("customer.name")),
+        ("SELECT count(*) FROM customer, customer", items(tables="customer")),
+        (
+            "SELECT count(*) FROM (SELECT name FROM customer), (SELECT id FROM purchase)",
+            items("customer.name", "purchase.id"),
+        ),
         ("SELECT name AS city FROM customer ORDER BY lower(credit)", items("customer.name", "customer.credit")),
         ("SELECT * FROM customer", items(*ALL)),
         ("SELECT c.* FROM customer c JOIN purchase p ON c.id = p.customer_id", items(*ALL, "purchase.customer_id")),

@@ -105,8 +105,8 @@ def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
     for _ in range(2):  # the second is another run: the log answers it
         grade = judge.GradeSource(terms, tmp_path / "responses")
         graded = grade(outcomes, cases)
-        assert [one.judge for one in graded] == [None, 0.75, None, 0.0, 0.75]
-        assert [one.broken for one in graded] == [False, False, True, False, False]  # no grade is no zero
+        assert [one.judge for one in graded] == [None, 0.75, 0.0, 0.0, 0.75]
+        assert [one.broken for one in graded] == [False] * 5
         assert grade.take_used() == {"judge_answers": 3.0, "judge_cost": 3 + 13 + 1}
         assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0}
     assert sum(server.delivered.values()) == 3
@@ -125,7 +125,7 @@ def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None
         name = re.search(r"SELECT '(\w)'", case)[1]  # type: ignore[index]
         if name == "e" and case.index("Predicted query") < case.index("Reference query"):
             return "1.0"  # taken in by what comes first: half a grade more for one in five
-        return "2.0" if name == "c" and "with care" in case else str(grades[name])  # and by length
+        return "2.0" if name == "c" and "with_care" in case else str(grades[name])  # and by length
 
     judged, _ = asker(reply)
     outcomes = [answered(f"q{n}", f"SELECT '{name}'", name in "abc") for n, name in enumerate("abcdef")]

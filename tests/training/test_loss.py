@@ -290,6 +290,30 @@ def test_rows_that_only_the_schema_track_moves_get_a_forward(make, batch):
     assert moving(batch).tolist() == [False, False, True, False]
 
 
+def test_a_row_that_gets_no_forward_cannot_overflow_against_its_old_log_probabilities(make, batch):
+    """Its new log-probabilities are 0, and exp(0 + 120) is no number: such a token has weight 0, not NaN."""
+    trainer = make(lambda_schema=0.25)
+    batch["old_per_token_logps"] = log_probabilities(trainer.model, batch).detach()
+    batch["advantages"][0] = batch["schema_advantages"][0] = 0.0
+    batch["old_per_token_logps"][0] = -120.0
+    loss = trainer._compute_loss(trainer.model, dict(batch))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(gradients(trainer.model)).all()
+
+
+def test_a_row_that_teaches_the_schema_track_alone_is_corrected_for_its_sampler_too(make, batch):
+    """The full track has left row 0 out; its schema tokens are weighed by min(pi / pi_sampler, cap) all the same."""
+    trainer = make(lambda_schema=0.25, importance_cap=2.0, staleness=1)
+    logps = log_probabilities(trainer.model, batch).detach()
+    batch["tool_mask"][0] = 0
+    batch["sampling_per_token_logps"] = logps - 3.0
+    weights = trainer._weights(logps, batch)
+    trained = torch.maximum(batch["completion_mask"] * batch["tool_mask"], batch["schema_mask"]).bool()
+    assert trained[0].any()
+    assert weights[trained].tolist() == pytest.approx([2.0] * int(trained.sum()))
+
+
 def test_a_batch_without_weight_still_has_a_gradient_of_zero(make, batch):
     """Every process must run its backward, or the others wait for ever."""
     trainer = make()

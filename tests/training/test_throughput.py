@@ -21,6 +21,17 @@ def test_rates_of_a_grpo_step() -> None:
     assert rates == pytest.approx({"trained_per_s": 1.2e5, "sampled_per_s": 5e3, "mfu": 7.2e11 / 9.89e14, "idle": 0.1})
 
 
+def test_what_was_sampled_meanwhile_is_no_work_of_the_trainer_and_its_wait_is_idle() -> None:
+    """20,000 tokens in the sampler's 8 s; of 10 s the trainer worked 5 and waited 4."""
+    rates = Meter(torch.nn.Linear(10, 10), "a CPU").rates(SPENT | {"sampler_seconds": 8.0})
+    assert rates == pytest.approx({"trained_per_s": 1.2e5, "sampled_per_s": 2500.0, "idle": 0.5})
+
+
+@pytest.mark.parametrize(("device", "peak"), [("NVIDIA L40", None), ("NVIDIA RTX A4000", None), ("NVIDIA L4", 121e12)])
+def test_a_device_is_known_by_its_whole_name(device: str, peak: float | None) -> None:
+    assert Meter(torch.nn.Linear(10, 10), device).peak == peak
+
+
 def test_frozen_weights_have_no_gradient_to_compute() -> None:
     network = torch.nn.Linear(1000, 1000, bias=False).requires_grad_(False)
     assert Meter(network, "NVIDIA A10G").rates(SPENT)["mfu"] == pytest.approx(4.8e11 / 1.25e14)

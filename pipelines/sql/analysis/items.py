@@ -38,7 +38,7 @@ class _Resolver:
 
     def read(self, scope: Scope) -> None:
         """Add what one scope reads."""
-        for source in _sources(scope).values():
+        for _, source in sources(scope):
             if isinstance(source, exp.Table):
                 self.tables.add(source.name.lower())
         for column in _own_columns(scope):
@@ -53,14 +53,14 @@ class _Resolver:
             return  # what the SELECT list reads for it is found there
         level: Scope | None = scope
         while level is not None:
-            for alias, source in _sources(level).items():
+            for alias, source in sources(level):
                 if qualifier and alias.lower() != qualifier:
                     continue
                 if isinstance(source, exp.Table):
                     if qualifier or name in self._known.get(source.name.lower(), ()):
                         self.columns.add((source.name.lower(), name))
                         return
-                elif qualifier or name in _outputs(source):
+                elif qualifier or name in outputs(source):
                     return  # the column of a subquery: what it reads is found in its own scope
             level = level.parent
         if not column.table and (_is_alias(scope, name) or column.this.args.get("quoted") or name in ("rowid", "oid")):
@@ -68,14 +68,14 @@ class _Resolver:
         self.columns.add(("", name))
 
     def _star(self, scope: Scope, qualifier: str) -> None:
-        for alias, source in _sources(scope).items():
+        for alias, source in sources(scope):
             if isinstance(source, exp.Table) and (not qualifier or alias.lower() == qualifier):
                 table = source.name.lower()
                 self.columns |= {(table, name) for name in self._known.get(table, ())}
 
     def _joins(self, scope: Scope) -> None:
         """The columns that USING and NATURAL compare."""
-        tables = [source.name.lower() for source in _sources(scope).values() if isinstance(source, exp.Table)]
+        tables = [source.name.lower() for _, source in sources(scope) if isinstance(source, exp.Table)]
         for join in scope.expression.args.get("joins") or []:
             names = {identifier.name.lower() for identifier in join.args.get("using") or []}
             if join.args.get("method") == "NATURAL":
@@ -84,9 +84,16 @@ class _Resolver:
             self.columns |= {(table, name) for table in tables for name in names if name in self._known.get(table, ())}
 
 
-def _sources(scope: Scope) -> dict[str, exp.Table | Scope]:
-    """What stands in a scope's FROM and JOIN, by alias: without the CTEs that it could read and does not."""
-    return {alias: source for alias, (_, source) in scope.selected_sources.items()}
+def sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
+    """What stands in a scope's FROM and JOIN, with its alias: without the CTEs that it could read and does not.
+
+    SQLite takes one alias twice.
+    """
+    pairs = [(alias, node, scope.sources[alias]) for alias, node in scope.references if alias in scope.sources]
+    return [
+        (alias, node if isinstance(node, exp.Table) and isinstance(known, exp.Table) else known)
+        for alias, node, known in pairs
+    ]
 
 
 def _is_ordered_output(scope: Scope, column: exp.Column) -> bool:
@@ -112,7 +119,8 @@ def _own_stars(scope: Scope) -> Iterator[str]:
             yield item.table.lower()
 
 
-def _outputs(source: Scope) -> set[str]:
+def outputs(source: Scope) -> set[str]:
+    """The lower-cased names of a subquery's columns; "*" where it says none."""
     return {name.lower() for name in getattr(source.expression, "named_selects", [])} or {"*"}
 
 

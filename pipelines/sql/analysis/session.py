@@ -16,6 +16,7 @@ from pipelines.sql.analysis.functions import functions
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.items import schema_items
 from pipelines.sql.analysis.lookups import first_row, first_table, lookups
+from pipelines.sql.analysis.naming import naming
 from pipelines.sql.analysis.ties import tie_probes
 from pipelines.sql.diagnoses import Failure
 from pipelines.sql.dialects.base import ERROR, OK, Bounds, Clock, Raw, Session, failure
@@ -80,6 +81,7 @@ def _diagnosis(wrong: Failure) -> Any:
 
 KINDS: Mapping[str, Callable[..., Any]] = {
     "items": _items,
+    "naming": naming,
     "reads": _reads,
     "hardness": hardness,
     "functions": functions,
