@@ -149,6 +149,8 @@ class Setup:
         most: tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None where it is not cut.
         padded_rows: of one forward of a model that cannot be packed; None where a forward has the whole micro-batch.
         reference: whether a second network is there, which the policy is not to leave (`grpo.beta`).
+        twin: whether a second process has the whole network on the same GPU, and decodes while a step is trained
+            (`grpo.staleness` without servers).
     """
 
     way: Way
@@ -162,6 +164,7 @@ class Setup:
     most: int | None = None
     padded_rows: int | None = None
     reference: bool = False
+    twin: bool = False
 
     @property
     def backward(self) -> int:
@@ -188,6 +191,7 @@ class Memory:
     activations: int
     logits: int
     cache: int  # keys and values of the episodes under way
+    twin: int = 0  # the network of a second process, which decodes while this one trains
 
     @property
     def training(self) -> int:
@@ -196,8 +200,12 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """At most: while episodes are made there are no gradients, and while a step is trained no keys and values."""
+        """At most: while episodes are made there are no gradients, and while a step is trained no keys and values; with
+        a second process both are there.
+        """
         resident = self.weights + self.copies + self.optimizer + self.logits
+        if self.twin:
+            return int(WASTE * (resident + self.training + self.twin + self.cache)) + 2 * RESERVE
         return int(WASTE * (resident + max(self.training, self.cache))) + RESERVE
 
 
@@ -223,6 +231,7 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
         most=hardware.micro_tokens,
         padded_rows=LIKE_ROWS,
         reference=grpo.beta != 0,
+        twin=grpo.staleness > 0 and not served,
     )
 
 
@@ -242,6 +251,7 @@ def estimate(shape: Shape, how: Setup) -> Memory:
         activations=how.backward * shape.layers * shape.hidden * residual + forward * _layer(shape, wide, residual),
         logits=max(TILE, decoded),
         cache=keys + gathered,
+        twin=how.twin * shape.parameters * (6 if how.half else 4),  # in float32, and as it is multiplied
     )
 
 

@@ -82,6 +82,17 @@ INPUTS = 28 * 3584 * 4  # bytes of a token: what each layer keeps of it
 LAYER = 2 * 4 * 3584 + 2 * (4 * 3584 + 3 * 3584 + 4 * 512 + 4 * 18944)  # and while one of them is computed again
 
 
+def test_a_second_process_that_decodes_meanwhile_has_the_network_too() -> None:
+    """Six bytes a parameter more, and its keys and values beside the gradients, in a CUDA context of its own."""
+    recipe = recipes.load("sql_trail", ["rollout.policy=transformers", "grpo.staleness=1", "grpo.importance_cap=2"])
+    assert memory.setup(recipe, "grpo", 1).twin
+    assert not memory.setup(recipes.load("sql_trail", ["rollout.policy=transformers"]), "grpo", 1).twin
+    alone, both = (estimate(SEVEN, how("full", slots=16, twin=twin)) for twin in (False, True))
+    assert both.twin == 6 * P
+    more = both.peak - alone.peak - memory.RESERVE
+    assert more == pytest.approx(memory.WASTE * (6 * P + min(alone.training, alone.cache)), abs=2)
+
+
 def test_a_micro_batch_is_one_forward_which_micro_tokens_cut() -> None:
     """32 episodes of 4,096 tokens; in parts of 16,384, and of one episode where a part would be shorter."""
 
