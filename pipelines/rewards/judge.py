@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from pipelines.protocols.observations import under_headings
-from pipelines.sql.comments import without_comments
+from pipelines.sql.analyst import without_comments
 from pipelines.types import Example, Outcome
 
 Messages = tuple[tuple[str, str], ...]

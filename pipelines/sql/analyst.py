@@ -113,6 +113,11 @@ def diagnose(failures: Sequence[Failure]) -> list[tuple[Diagnosis, list[tuple[st
     return _ask("diagnosis", [(failure,) for failure in failures], _diagnosis, unread)
 
 
+def without_comments(sql: str, engine: EngineName) -> str:
+    """A query without its comments, by the engine's own rules; "" where it cannot be read within the bounds."""
+    return _ask("without_comments", [(sql, engine)], str, "")[0]
+
+
 def naming(queries: Sequence[str]) -> list[Naming | None]:
     """What each query's text shows of the database by itself; None where it is no query that can be read."""
     return _ask("naming", [(sql,) for sql in queries], _naming, None)

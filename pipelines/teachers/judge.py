@@ -10,7 +10,7 @@ from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
 from pipelines.rewards import judge
 from pipelines.rewards.judge import Messages
-from pipelines.sql.comments import without_comments
+from pipelines.sql.analyst import without_comments
 from pipelines.teachers.cleaning import kappa
 from pipelines.types import EngineName, Example, Outcome
 

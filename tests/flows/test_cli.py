@@ -115,7 +115,7 @@ def test_an_interrupted_run_says_so_and_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"store={tmp_path / 'store'}"]
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while not list(tmp_path.glob("store/data/.work-*")):
             assert time.monotonic() < until
             time.sleep(0.05)

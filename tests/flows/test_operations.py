@@ -88,6 +88,7 @@ def test_rollback_is_one_command_and_cannot_go_too_far(
 ) -> None:
     monkeypatch.setattr("tasks.promotion.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
     where = f"store={store.root}"
+    store.make("grpo", "k1", lambda folder: None, {}, lambda: None)
     code, out, _ = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
     assert code == 0
     assert "grpo/k1/model (was grpo/k3)" in out

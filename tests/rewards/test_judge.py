@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pipelines.rewards import judge
-from pipelines.sql.comments import without_comments
+from pipelines.sql.analyst import without_comments
 from pipelines.types import Database, EngineName, Example, Outcome
 
 Make = Callable[..., Outcome]

@@ -40,6 +40,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
     monkeypatch.setattr(models, "LOOK_S", 0.01)
 
     def promote(key: str) -> None:
+        store.make("grpo", key, lambda folder: None, {}, lambda: None)
         ledger.add("night", decision="promoted", challenger={"stage": "grpo", "key": key}, learned=[], new=[])
 
     async def until(served: Served, key: str) -> None:

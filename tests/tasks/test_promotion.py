@@ -70,6 +70,7 @@ def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store: Store) -> N
     }
     night(store, "k3", "promoted")
     assert alias(store, "champion")[0] == alias(store, "challenger")[0] == "k3"
+    store.make("sft", "k1", lambda folder: None, {}, lambda: None)
     Ledger(store, "farms").rollback()
     promotion.announce("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k1"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipelines.sql.analysis.authorizer import read_items
+from pipelines.sql.analysis.comments import without_comments
 from pipelines.sql.analysis.diagnosis import diagnose
 from pipelines.sql.analysis.functions import functions
 from pipelines.sql.analysis.hardness import hardness
@@ -82,6 +83,7 @@ def _diagnosis(wrong: Failure) -> Any:
 KINDS: Mapping[str, Callable[..., Any]] = {
     "items": _items,
     "naming": naming,
+    "without_comments": without_comments,
     "reads": _reads,
     "hardness": hardness,
     "functions": functions,
