@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import evaluating
-from pipelines import recipes
+from flows import evaluating, screen
+from flows.progress import Bars
+from pipelines import housekeeping, recipes
 from pipelines.databases import card
 from pipelines.errors import RecipeError
 from pipelines.stages import data, evaluate
@@ -265,3 +266,17 @@ def test_a_checkpoint_is_evaluated_in_other_modes_than_it_was_trained_in(tmp_pat
     assert (hidden["turns_mean"], names["turns_mean"]) == (2.0, 3.0)  # each forced to answer once its turns are spent
     assert len(list(store.glob("evaluations/*/manifest.json"))) == 2  # each mode is an evaluation of its own
     assert len(list(store.glob("model/*/manifest.json"))) == 1  # and none makes a model anew
+
+
+def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, claimed = Store(tmp_path), list[str]()
+
+    def asked(*arguments: object) -> Path:
+        claimed.extend(stage for run in housekeeping.live(store) for stage, _ in run["stages"])
+        return tmp_path
+
+    monkeypatch.setattr(evaluating, "_asked", asked)
+    oracle = evaluating.Answerer(evaluate.ORACLE, "oracle", {})
+    evaluating._evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(screen.console))
+    assert claimed == ["test", "test_schema"]
+    assert housekeeping.live(store) == []
