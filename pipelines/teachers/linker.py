@@ -6,16 +6,15 @@ makes a linker's answer smaller and an extractor's void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.curation.gold_schema import Extractor
+from pipelines.data.linked import Schemas
 from pipelines.data.linked import link as link_shown
 from pipelines.endpoints.asking import Asker
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
-from pipelines.types import Database, Example, SchemaItems
-
-Schemas = Callable[[Database], Schema]
+from pipelines.types import Example, SchemaItems
 
 
 def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:

@@ -42,14 +42,13 @@ class MuonAdamW(torch.optim.Optimizer):
         loss = None if closure is None else closure()
         matrices, *rest = self.param_groups
         moved = [parameter for parameter in matrices["params"] if parameter.grad is not None]
-        of_ranks = shares(moved, distributed.get_world_size()) if _is_shared() else [moved]
-        own = of_ranks[distributed.get_rank() if _is_shared() else 0]
-        with rounded_products() if _on_cpu(own) else nullcontext():
-            self._lend(self._muon, [{**matrices, "params": own}])
+        rank, ranks = (distributed.get_rank(), distributed.get_world_size()) if _is_shared() else (0, 1)
+        of_ranks = shares(moved, ranks)
+        with rounded_products() if _on_cpu(of_ranks[rank]) else nullcontext():
+            self._lend(self._muon, [{**matrices, "params": of_ranks[rank]}])
         self._lend(self._adamw, rest)
-        if _is_shared():
-            for rank, parameters in enumerate(of_ranks):
-                self._send(parameters, rank)
+        for owner, parameters in enumerate(of_ranks if ranks > 1 else ()):
+            self._send(parameters, owner)
         return loss
 
     def _lend(self, part: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
