@@ -14,6 +14,7 @@ import httpx
 from review_site import COUNT, DEAREST, HIDDEN, VOTE, lines, listening, reviewing, shop
 
 from flows import cli
+from flows.commands import data
 from flows import reviewing as flow
 from flows.reviewing import Site
 from pipelines import recipes
@@ -191,9 +192,9 @@ def test_a_file_that_cannot_be_reviewed_is_one_plain_line(mine: Path, text: str,
 
 def test_options_that_do_not_go_together_are_refused(mine: Path) -> None:
     with pytest.raises(UserError, match=r"grpo\.steps=2 changes a recipe, and mine\.jsonl is a file"):
-        cli.review("mine.jsonl", ["grpo.steps=2"])
+        data.review("mine.jsonl", ["grpo.steps=2"])
     with pytest.raises(UserError, match="--database is of a file's questions"):
-        cli.review("miniature", data=True, database="shop")
+        data.review("miniature", data=True, database="shop")
 
 
 def test_a_file_that_no_review_wrote_is_not_written_over(mine: Path) -> None:
