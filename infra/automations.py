@@ -14,15 +14,18 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import httpx
 from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.settings import PREFECT_API_URL
 
 from tasks.lineage import PROGRESS, PROMOTED
 
 NOTIFY, RELOAD = "sqltrain-notify", "sqltrain-reload"
 RUN = "prefect.flow-run."
+SHORTEST_MINUTES = 1 / 6  # ten seconds, the shortest that Prefect waits for an event
 # The states that a run may end in, a night's decisions among them. Not "*": a run that is stuck has a heartbeat, too.
 ENDS = ("Completed", "Failed", "Crashed", "Cancelling", "Cancelled", "TimedOut", "Promoted", "Kept", "Worse", "Nothing")
 ENDED = '{"text": {{ (flow_run.name ~ " ended as " ~ flow_run.state.name ~ ": " ~ flow_run.state.message) | tojson }}}'
@@ -85,8 +88,22 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.notify or options.reload):
         parser.error("pass --notify, --reload, or both")
-    with get_client(sync_client=True) as client:
-        print("\n".join(make(client, options.notify, options.reload, options.stuck)))
+    for address in (options.notify, options.reload):
+        if address is not None and not address.startswith(("http://", "https://")):
+            parser.error(f"{address!r} is no address; write http://HOST/PATH or https://HOST/PATH")
+    if options.stuck < SHORTEST_MINUTES:
+        parser.error(f"--stuck {options.stuck:g} is too short; Prefect takes {SHORTEST_MINUTES:.3g} minutes or more")
+    server = PREFECT_API_URL.value()
+    if not server:  # Prefect would start a server for this program alone, and the automations would end with it
+        parser.error("PREFECT_API_URL is not set; infra/README.md says how")
+    try:
+        with get_client(sync_client=True) as client:
+            print("\n".join(make(client, options.notify, options.reload, options.stuck)))
+    except httpx.HTTPStatusError as error:
+        hint = "; is PREFECT_API_AUTH_STRING its key?" if error.response.status_code in (401, 403) else ""
+        raise SystemExit(f"error: {server} answers {error.response.status_code}{hint}") from None
+    except httpx.HTTPError as error:
+        raise SystemExit(f"error: no Prefect server answers at {server}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import csv
 import dataclasses
-import importlib.util
+import importlib
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -30,12 +30,8 @@ SEEDS = ["seed=4..5"]
 @pytest.fixture
 def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's program, which writes into a folder of the test."""
-    spec = importlib.util.spec_from_file_location("build_laboratory", DOCS / "build_laboratory.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, "build_laboratory", module)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(str(DOCS))
+    module = importlib.import_module("build_laboratory")
     tables = {name: table for name, table in paper_tables.claims().items() if name in SOME}
     monkeypatch.setattr(paper_tables, "claims", lambda: tables)
     for name, place in {"PAGE": "laboratory.md", "DATA": "laboratory.csv", "IMAGES": "images"}.items():

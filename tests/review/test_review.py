@@ -13,9 +13,8 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 import httpx
 from review_site import COUNT, DEAREST, HIDDEN, VOTE, lines, listening, reviewing, shop
 
-from flows import cli
-from flows.commands import data
 from flows import reviewing as flow
+from flows.commands import data
 from flows.reviewing import Site
 from pipelines import recipes
 from pipelines.config import Recipe, Source

@@ -1,0 +1,42 @@
+"""A mistake in the command that makes automations is one plain line."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prefect", reason="the ops extra is not installed")
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+PROGRAM = Path(__file__).resolve().parents[2] / "infra" / "automations.py"
+NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listens at
+
+
+@pytest.mark.parametrize(
+    ("words", "server", "message"),
+    [
+        (["--notify", "http://x/y"], NOBODY, f"error: no Prefect server answers at {NOBODY}"),
+        (["--notify", "http://x/y"], None, "PREFECT_API_URL is not set"),
+        (["--notify", "x/y"], NOBODY, "'x/y' is no address"),
+        (["--reload", "http://x/y", "--stuck", "0.1"], NOBODY, "--stuck 0.1 is too short"),
+        ([], NOBODY, "pass --notify, --reload, or both"),
+    ],
+)
+def test_a_mistake_is_one_plain_line(
+    words: list[str],
+    server: str | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = importlib.util.spec_from_file_location("automations", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.setattr(sys, "argv", ["automations.py", *words])
+    with temporary_settings({PREFECT_API_URL: server, PREFECT_CLIENT_MAX_RETRIES: 0}), pytest.raises(SystemExit) as end:
+        program.main()
+    assert end.value.code
+    assert message in f"{end.value} {capsys.readouterr().err}"
