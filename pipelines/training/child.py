@@ -87,8 +87,8 @@ def _prepare(plan: Plan, emit: Any) -> None:
                 f"{here} processes train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}",
                 "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
             )
-        total = torch.cuda.get_device_properties(place).total_memory
-        warning = memory.check(plan.recipe, plan.kind, total, settings.world_size())
+        free, total = torch.cuda.mem_get_info(place)  # a vLLM server of this run may have its part already
+        warning = memory.check(plan.recipe, plan.kind, total, settings.world_size(), free)
         if warning is not None:
             emit({"event": "note", "text": warning})
     torch.set_num_threads(plan.recipe.hardware.threads)

@@ -292,8 +292,12 @@ def _layer(shape: Shape, wide: int, residual: int) -> int:
     return 2 * residual * shape.hidden + wide * (4 * shape.hidden + attention + 4 * shape.ffn)
 
 
-def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int) -> str | None:
-    """Whether a run fits GPUs of `total` bytes: None where it does; a warning where what is estimated does not.
+def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, free: int) -> str | None:
+    """Whether a run fits its GPUs: None where it does; a warning where what is estimated does not.
+
+    Args:
+        total: bytes of each GPU.
+        free: those that no other process has, a server of vLLM on the same GPU included.
 
     Raises:
         ResourceError: weights and optimiser alone do not.
@@ -303,20 +307,20 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int) -
     except DataError:
         return None  # a hub name that is not known here: the run itself tells
     memory = estimate(shape, setup(recipe, kind, gpus))
-    gib = total / 2**30
     states = memory.weights + memory.gradients + memory.optimizer
     if states + RESERVE > total:
         raise ResourceError(
             f"{recipe.model.source} takes {states / 2**30:.0f} GiB of weights, gradients and optimiser for {kind} "
-            f"on each GPU, which has {gib:.0f}",
+            f"on each GPU, which has {total / 2**30:.0f}",
             "Set model.lora={rank: 32, alpha: 64}, with bits: 4 for less, or hardware.deepspeed=zero3 on several GPUs; "
             "see sqltrain plan.",
         )
-    if memory.peak <= total:
+    if memory.peak <= free:
         return None
     knobs = [*to_lower(recipe, kind), *(["grpo.sampling.episode_tokens"] if kind == "grpo" else [])]
     lower = " or ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]]))
-    return f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU's {gib:.0f}: lower {lower} if memory is full"
+    needs = f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU, where {free / 2**30:.0f} are free"
+    return f"{needs}: lower {lower} if memory is full"
 
 
 def to_lower(recipe: Recipe, kind: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -166,16 +165,17 @@ def test_one_block_keeps_about_what_is_counted_on_a_cpu(half: bool, error: float
 def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told() -> None:
     full, lora = recipes.load("sql_trail"), recipes.load("sql_trail", ["model.lora={rank: 32, alpha: 64}"])
     with pytest.raises(ResourceError, match=r"takes 113 GiB .* for grpo .*has 75.*model\.lora"):
-        memory.check(full, "grpo", 80 * 10**9, 1)
-    assert memory.check(lora, "grpo", 200 * 10**9, 1) is None
-    told = memory.check(lora, "grpo", 80 * 10**9, 1)
+        memory.check(full, "grpo", 80 * 10**9, 1, 80 * 10**9)
+    assert memory.check(lora, "grpo", 200 * 10**9, 1, 200 * 10**9) is None
+    told = memory.check(lora, "grpo", 200 * 10**9, 1, 80 * 10**9)  # the rest is a server's
     assert told is not None
+    assert "where 75 are free" in told
     assert "lower hardware.micro_tokens, grpo.micro_batch" in told
 
 
 def test_the_training_process_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(total_memory=24 * 10**9))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (24 * 10**9, 24 * 10**9))
     recipe = recipes.load("sql_trail")
     plan = Plan(kind="sft", recipe=recipe, checkpoint_in="model", data=tmp_path, out=tmp_path)
     with pytest.raises(ResourceError, match="GPU, which has 22"):
