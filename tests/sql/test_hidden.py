@@ -1,6 +1,7 @@
 """Hidden tables and columns: no statement gets their values or names out, in any engine; what is shown still works."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from servers import Server
 
+from pipelines.sql.dialects.base import CATALOGUE_S
 from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.hiding import Hidden, Named, fold
 from pipelines.sql.engine import Limits, SqlEngine
@@ -281,6 +283,35 @@ def test_duckdb_lets_nothing_hidden_out(tmp_path: Path) -> None:
     check(Database("people", "duckdb", str(path)), TRIES)
 
 
+CUSTOMERS = """
+CREATE TABLE customer (id INTEGER PRIMARY KEY, name VARCHAR(20), email VARCHAR(20));
+INSERT INTO customer VALUES (1, 'Ada', 'SECRET');
+CREATE VIEW contact AS SELECT id, email AS reach FROM customer;
+"""
+NO_EMAIL = ((), {"customer": ("email",)})
+
+
+def classes(database: Database, tries: list[str]) -> list[str | None]:
+    """The error class of each, None for a result, where the e-mail addresses of customers are hidden."""
+    with SqlEngine(Limits(timeout_s=5), hidden={database.location: NO_EMAIL}) as engine:
+        return [result.error_class for result in engine.execute_many([(database, sql) for sql in tries])]
+
+
+def test_duckdb_hides_a_view_whose_namesake_is_harmless_and_macros_with_the_names_of_functions(tmp_path: Path) -> None:
+    import duckdb
+
+    path = tmp_path / "shop.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(CUSTOMERS)
+        connection.execute("CREATE SCHEMA zoo; CREATE VIEW zoo.contact AS SELECT 1 AS id;")
+        connection.execute("CREATE MACRO md5(a, b) AS (SELECT string_agg(email) FROM customer);")
+        connection.execute("CREATE MACRO range(a) AS TABLE (SELECT * FROM customer);")
+        connection.execute("CREATE VIEW masked AS SELECT md5('a', 1) AS x;")
+    tries = ["SELECT reach FROM contact", "SELECT md5('a', 1)", "SELECT * FROM range(3)", "SELECT x FROM masked"]
+    shop = Database("shop", "duckdb", str(path))
+    assert classes(shop, [*tries, "SELECT name, sha256(name) FROM customer"]) == ["hidden"] * 4 + [None]
+
+
 @pytest.fixture
 def postgres_people(server: Server) -> Iterator[Database]:
     import psycopg
@@ -329,6 +360,69 @@ def test_postgres_hides_what_is_computed_and_the_parents_of_what_is_hidden(serve
 
 
 @pytest.mark.services
+def test_postgres_hides_namesakes_own_functions_types_of_rows_and_new_views(server: Server) -> None:
+    import psycopg
+
+    with psycopg.connect(server.admin, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA bazaar; CREATE SCHEMA zoo; SET search_path = bazaar;")
+        connection.execute(CUSTOMERS.encode())
+        connection.execute(
+            "CREATE VIEW zoo.contact AS SELECT 1 AS id;"
+            "CREATE FUNCTION month(text) RETURNS text LANGUAGE sql"
+            " AS 'SELECT string_agg(email, $$,$$) FROM bazaar.customer';"
+            "CREATE VIEW masked AS SELECT month('x') AS x;"
+            "GRANT USAGE ON SCHEMA bazaar, zoo TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA bazaar, zoo TO reader;"
+            "ALTER DEFAULT PRIVILEGES IN SCHEMA bazaar GRANT SELECT ON TABLES TO reader"
+        )
+        shop = Database("shop", "postgres", f"{server.reader} options='-c search_path=bazaar'")
+        tries = [
+            "SELECT reach FROM contact",
+            "SELECT reach FROM bazaar.contact",
+            "SELECT month('x')",
+            "SELECT x FROM masked",
+            "SELECT row_to_json(json_populate_record(NULL::customer, '{}'))",
+        ]
+        try:
+            assert classes(shop, [*tries, "SELECT upper(name)::text FROM customer"]) == ["hidden"] * 5 + [None]
+            with SqlEngine(Limits(timeout_s=5), hidden={shop.location: NO_EMAIL}) as engine:
+                assert engine.execute_many([(shop, "SELECT name FROM customer")])[0].ok
+                connection.execute("CREATE VIEW later AS SELECT email AS reach FROM customer")
+                time.sleep(CATALOGUE_S)
+                assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
+        finally:
+            connection.execute("DROP SCHEMA bazaar, zoo CASCADE")
+
+
+@pytest.mark.services
+def test_mysql_hides_views_with_texts_in_other_databases_of_own_functions_and_new_ones(mysql_port: int) -> None:
+    import pymysql
+
+    statements = [
+        *("CREATE DATABASE market", "CREATE DATABASE reporting", "USE market", *CUSTOMERS.strip().split(";")[:-1]),
+        "CREATE VIEW quoted AS SELECT 'it''s' AS label, id, email AS reach FROM customer",
+        "CREATE VIEW plain AS SELECT 'it''s' AS label, id, upper(name) AS caller FROM customer",
+        "CREATE VIEW reporting.v AS SELECT id, email AS reach FROM market.customer",
+        "CREATE FUNCTION mail(i INT) RETURNS TEXT DETERMINISTIC READS SQL DATA"
+        " RETURN (SELECT email FROM customer WHERE id = i)",
+        "CREATE VIEW masked AS SELECT mail(1) AS reach",
+        "CREATE USER seller@'%'",
+        "GRANT SELECT, SHOW VIEW ON market.* TO seller@'%'",
+        "GRANT SELECT, SHOW VIEW ON reporting.* TO seller@'%'",
+    ]
+    with pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner", autocommit=True) as connection:
+        for statement in statements:
+            connection.cursor().execute(statement)
+        shop = Database("shop", "mysql", f"mysql://seller@127.0.0.1:{mysql_port}/market")
+        tries = [f"SELECT reach FROM {view}" for view in ("contact", "quoted", "reporting.v", "masked")]
+        assert classes(shop, [*tries, "SELECT caller FROM plain"]) == ["hidden"] * 4 + [None]
+        with SqlEngine(Limits(timeout_s=5), hidden={shop.location: NO_EMAIL}) as engine:
+            assert engine.execute_many([(shop, "SELECT name FROM customer")])[0].ok
+            connection.cursor().execute("CREATE VIEW later AS SELECT email AS reach FROM customer")
+            time.sleep(CATALOGUE_S)
+            assert engine.execute_many([(shop, "SELECT reach FROM later")])[0].error_class == "hidden"
+
+
+@pytest.mark.services
 def test_mysql_hides_what_is_computed_and_names_that_begin_with_a_digit(mysql_port: int) -> None:
     import pymysql
 
@@ -367,5 +461,5 @@ def test_views_are_hidden_through_views() -> None:
     def named(query: str) -> Named | None:
         return None if query == "?" else Named(frozenset([query]), *[frozenset[str]()] * 3, False, False)
 
-    hidden = Hidden.of((("wage",), {})).with_views({"b": "a", "a": "wage", "c": "person", "d": "?"}, named)
-    assert hidden.tables == {"wage", "a", "b", "d"}
+    views = [("b", "a"), ("a", "wage"), ("c", "person"), ("d", "?"), ("e", "wage"), ("e", "person")]
+    assert Hidden.of((("wage",), {})).with_views(views, named).tables == {"wage", "a", "b", "d", "e"}

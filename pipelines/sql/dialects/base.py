@@ -20,6 +20,7 @@ FAULTS_OF_OTHERS = frozenset(("database_locked", "database_recovering", "databas
 FIRST_FETCH = 64
 MESSAGE_CHARS = 500
 BETWEEN = "\0"  # stands between the turns of an episode's script (`Dialect.keeps`): no statement may hold it
+CATALOGUE_S = 1.0  # a catalogue of a server is asked again after so long (`Session.renewed_s`)
 
 
 class Bounds(NamedTuple):
@@ -84,10 +85,14 @@ class Session(abc.ABC):
         deadline: when the running statement must have ended, as `time.perf_counter` counts.
         counts_work: whether its results say what they cost (see `Raw.work`).
         hidden: what no statement may read; None where nothing is hidden.
+        renewed_s: seconds after which the catalogue is asked again what depends on it: somebody may make a view while
+            the session is open. None for a file, which is opened again when it changes.
     """
 
     counts_work = False
     hidden: Hidden | None = None
+    renewed_s: float | None = None
+    _asked: tuple[Hidden, float] | None = None  # what to hide, and when the catalogue was last asked
 
     def __init__(self, bounds: Bounds, clock: Clock) -> None:
         self.bounds = bounds
@@ -96,6 +101,14 @@ class Session(abc.ABC):
 
     def run(self, sql: str, max_rows: int) -> Raw:
         """Run one statement; every failure is a `Raw` with its status and class, and names nothing hidden."""
+        if self._asked is not None and self.renewed_s is not None:
+            hidden, asked_at = self._asked
+            if perf_counter() - asked_at > self.renewed_s:
+                self.clock.arm(self.bounds.timeout_s)
+                try:
+                    self.hide(hidden)
+                except OpenFailure as error:
+                    return failure(UNAVAILABLE, error.error_class, error.message)
         raw = self._run(sql, max_rows)
         return raw if self.hidden is None else self.hidden.cleaned(raw)
 
@@ -167,6 +180,7 @@ class Session(abc.ABC):
             raise
         except Exception as error:  # each driver has an error tree of its own
             raise OpenFailure("database_unreadable", f"its views cannot be read ({type(error).__name__})") from None
+        self._asked = hidden, perf_counter()
 
     def closed(self, hidden: Hidden) -> Hidden:
         """What is hidden, and with it the views that read it and whatever else holds the same values.

@@ -189,9 +189,11 @@ class DuckdbSession(Session):
         self._checked.cache_clear()
         with contextlib.closing(self._opened().cursor()) as cursor:
             rows = cursor.execute("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall()
-            views = {str(name): str(sql).partition(" AS ")[2].rstrip("; \n") for name, sql in rows}
-            tables = dict(cursor.execute("SELECT table_name, sql FROM duckdb_tables()").fetchall())
-            hidden = hidden.with_computed((table, name) for table, sql in tables.items() for name in computed(sql))
+            views = [(str(name), str(sql).partition(" AS ")[2].rstrip("; \n")) for name, sql in rows]
+            tables = cursor.execute("SELECT table_name, sql FROM duckdb_tables()").fetchall()
+            macros = cursor.execute("SELECT function_name FROM duckdb_functions() WHERE NOT internal").fetchall()
+            hidden = hidden.with_computed((table, name) for table, sql in tables for name in computed(sql))
+            hidden = hidden.with_functions(str(row[0]) for row in macros)
             return hidden.with_views(views, lambda sql: named_by_duckdb(sql, functools.partial(_serialized, cursor)))
 
     def _rows(self, cursor: duckdb.DuckDBPyConnection, sql: str, max_rows: int) -> Raw:

@@ -77,6 +77,8 @@ class Named(NamedTuple):
         aliases: their other names in it.
         columns: all that may be a column's name.
         values: the names that may stand for a whole row where they are a relation's.
+        types: those that it casts to; a table's name is the type of its rows.
+        functions: those that it calls.
         unnamed: whether it reads columns that it does not name.
         catalogue: whether it reads the engine's own description of the tables.
     """
@@ -87,13 +89,18 @@ class Named(NamedTuple):
     values: frozenset[str]
     unnamed: bool
     catalogue: bool
+    types: frozenset[str] = frozenset()
+    functions: frozenset[str] = frozenset()
 
 
 class Hidden(NamedTuple):
-    """Hidden tables, and hidden columns by their table; all names folded (see `fold`)."""
+    """Hidden tables, hidden columns by their table, and functions that the database defines itself: what these read
+    stands in no statement that calls them. All names folded (see `fold`).
+    """
 
     tables: frozenset[str] = frozenset()
     columns: Mapping[str, frozenset[str]] = {}
+    functions: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, names_hidden: Told) -> Hidden:
@@ -118,6 +125,10 @@ class Hidden(NamedTuple):
         """The same and these tables."""
         return self._replace(tables=self.tables | frozenset(map(fold, tables)))
 
+    def with_functions(self, functions: Iterable[str]) -> Hidden:
+        """The same and functions of the database's own, which no statement may call."""
+        return self._replace(functions=self.functions | frozenset(map(fold, functions)))
+
     def with_computed(self, computed: Iterable[tuple[str, str]]) -> Hidden:
         """The same and columns that are computed from others of their row, as (table, column), beside hidden ones."""
         columns = dict(self.columns)
@@ -129,7 +140,9 @@ class Hidden(NamedTuple):
     def is_read_by(self, named: Named) -> bool:
         """Whether a statement reads something hidden, or could."""
         relations = frozenset(map(fold, named.relations))
-        if named.catalogue or relations & self.tables:
+        if named.catalogue or relations & self.tables or not self.functions.isdisjoint(map(fold, named.functions)):
+            return True
+        if not (self.tables | self.columns.keys()).isdisjoint(map(fold, named.types)):
             return True
         veiled = relations & self.columns.keys()
         if not veiled:
@@ -139,17 +152,17 @@ class Hidden(NamedTuple):
         reads_column = any(columns & self.columns[table] for table in veiled)
         return named.unnamed or reads_column or not rows.isdisjoint(map(fold, named.values))
 
-    def with_views(self, views: Mapping[str, str], reader: Callable[[str], Named | None]) -> Hidden:
+    def with_views(self, views: Iterable[tuple[str, str]], reader: Callable[[str], Named | None]) -> Hidden:
         """The same and all views that read any of it, or a view that does.
 
         Args:
-            views: their queries by their names.
+            views: (name, query) of each; of several schemas, so a name may come more than once.
             reader: what a query names; None where that cannot be said, and the view is hidden.
         """
-        names_of = {name: reader(query) for name, query in views.items()}
-        known = self.with_tables(name for name, body in names_of.items() if body is None)
+        bodies = [(name, reader(query)) for name, query in views]
+        known = self.with_tables(name for name, body in bodies if body is None)
         while True:
-            more = [name for name, body in names_of.items() if body and known.is_read_by(body)]
+            more = [name for name, body in bodies if body and known.is_read_by(body)]
             if known.tables.issuperset(map(fold, more)):
                 return known
             known = known.with_tables(more)

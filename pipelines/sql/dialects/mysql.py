@@ -8,6 +8,7 @@ joins. Behind that fence are the read-only transaction and the privileges of the
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipelines.registry import dialect
 from pipelines.sql.dialects.base import (
+    CATALOGUE_S,
     ERROR,
     LIMIT,
     OK,
@@ -66,11 +68,13 @@ _DESCRIBED = (
 )  # fmt: skip
 _BEFORE_STAR = frozenset((".", ",", "select", "distinct", "distinctrow", "all"))
 _AFTER_STAR = frozenset((",", "from", "into", "union", "except", "intersect", "where", "limit", "order", "group", ""))
-_VIEWS = "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema = database()"
+# Of all databases: a statement may name another than its own, and a view may read one. `sys` has views of the server.
+_OTHERS = "table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')"
+_VIEWS = f"SELECT table_name, view_definition FROM information_schema.views WHERE {_OTHERS}"
 _COMPUTED = (
-    "SELECT table_name, column_name FROM information_schema.columns"
-    " WHERE table_schema = database() AND generation_expression > ''"
+    f"SELECT table_name, column_name FROM information_schema.columns WHERE {_OTHERS} AND generation_expression > ''"
 )
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _DIGITS = re.compile(r"0(x[0-9a-f]+|b[01]+)\b", re.IGNORECASE)  # a number, though letters follow its first digit
 _PLAIN = "DATE TIME DATETIME DATETIME2 TIMESTAMP TIMESTAMP2 NEWDATE TIME2"
 
@@ -211,8 +215,14 @@ def _named(sql: str) -> Named:
 
 
 def _view(query: str) -> Named | None:
-    """What a view names, as the server writes its query; None where it does not show it."""
-    return _named(query.replace("`", '"')) if query else None
+    """What a view names, as the server writes its query: names in backticks, texts with backslashes, and the database
+    before each function that is not its own. None where it does not show the query, where the query calls such a
+    function, or where we cannot read it to its end.
+    """
+    text = _ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query).replace("`", '"')
+    tokens, rest = lexed(text)
+    calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
+    return _named(text) if tokens and not rest and not calls else None
 
 
 def is_reader(grant: str) -> bool:
@@ -269,6 +279,8 @@ class MysqlSession(Session):
     Its user must be a plain reader, that holds SELECT and nothing else: another is turned away.
     """
 
+    renewed_s = CATALOGUE_S
+
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
         super().__init__(bounds, clock)
         self._location = location
@@ -321,7 +333,7 @@ class MysqlSession(Session):
             cursor.execute(_COMPUTED)
             hidden = hidden.with_computed([(str(table), str(column)) for table, column in cursor.fetchall()])
             cursor.execute(_VIEWS)
-            return hidden.with_views({str(name): str(sql or "") for name, sql in cursor.fetchall()}, _view)
+            return hidden.with_views([(str(name), str(sql or "")) for name, sql in cursor.fetchall()], _view)
 
     def explain(self, error: Exception) -> Raw:
         """By the number of the server's error."""

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pipelines.registry import dialect
 from pipelines.sql.dialects.base import (
+    CATALOGUE_S,
     ERROR,
     LIMIT,
     OK,
@@ -94,6 +95,12 @@ _COMPUTED = (
     "SELECT c.relname::text, attname::text FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
     " WHERE attgenerated <> ''"
 )
+# Own functions; an extension's are known by their names, as the engine's are.
+_FUNCTIONS = """
+SELECT DISTINCT proname::text FROM pg_proc
+WHERE pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
+    AND NOT EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_proc'::regclass AND objid = pg_proc.oid AND deptype = 'e')
+"""
 
 
 @dialect("postgres")
@@ -217,6 +224,8 @@ class PostgresSession(Session):
     Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.
     """
 
+    renewed_s = CATALOGUE_S
+
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:
         super().__init__(bounds, clock)
         self._location = location
@@ -273,6 +282,17 @@ class PostgresSession(Session):
 
     def closed(self, hidden: Hidden) -> Hidden:
         """See `Session.closed`: partitions of a table hold its rows under names of their own, and it shows theirs."""
+        import psycopg
+
+        try:
+            return self._closed(hidden)
+        except psycopg.OperationalError:
+            if not self._connection.closed:
+                raise
+        self._connection = self._connect()
+        return self._closed(hidden)
+
+    def _closed(self, hidden: Hidden) -> Hidden:
         parts = [(fold(parent), fold(part)) for parent, part in self._connection.execute(_PARTS).fetchall()]
         below, above = _along(hidden, parts), _along(hidden, [(part, parent) for parent, part in parts])
         columns = dict(below.columns)
@@ -280,7 +300,8 @@ class PostgresSession(Session):
             columns[table] = columns.get(table, frozenset()) | names
         hidden = Hidden(below.tables | above.tables, columns)
         hidden = hidden.with_computed(self._connection.execute(_COMPUTED).fetchall())
-        views = {str(name): str(sql) for name, sql in self._connection.execute(_VIEWS).fetchall()}
+        hidden = hidden.with_functions(str(row[0]) for row in self._connection.execute(_FUNCTIONS).fetchall())
+        views = [(str(name), str(sql)) for name, sql in self._connection.execute(_VIEWS).fetchall()]
         return hidden.with_views(views, named_by_postgres)
 
     def _rows(self, sql: str, max_rows: int) -> Raw:

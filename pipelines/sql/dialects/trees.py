@@ -238,6 +238,7 @@ def _named_in_duckdb(tree: Any) -> Named:
         unnamed=unnamed,
         catalogue=any(_is_described(path) for path in paths if path)
         or any(node.get("type") == "SHOW_REF" for node in nodes),
+        functions=frozenset(str(node["function_name"]) for node in nodes if "function_name" in node),
     )
 
 
@@ -257,6 +258,8 @@ def _named_in_postgres(tree: Any) -> Named:
         unnamed=any("A_Star" in node or "isNatural" in node for node in nodes)
         or any(alias.get("colnames") for alias in aliases),
         catalogue=any(map(_is_described, schemas)),
+        types=frozenset(_texts(node["names"])[-1] for node in nodes if "names" in node),
+        functions=frozenset(_texts(node["funcname"])[-1] for node in nodes if "funcname" in node),
     )
 
 
