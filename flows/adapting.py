@@ -18,7 +18,7 @@ from pipelines.adaptation.questions import counts_of, gather
 from pipelines.config import Recipe
 from pipelines.databases import addresses, card
 from pipelines.databases.card import Card
-from pipelines.errors import DataError
+from pipelines.errors import DataError, RecipeError
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.registry import DIALECTS
 from pipelines.report import terminal, writer
@@ -48,6 +48,10 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
         BoundaryError: a boundary failed for good; what is finished is kept.
     """
     database_card = _connected(name)
+    if name in recipes.recipe_names():  # they would share their nights and their champion
+        raise RecipeError(
+            f"{name} is the name of a shipped recipe", f"Connect it as another: sqltrain connect {name} --name NAME"
+        )
     place = recipe_file.place(name)
     if any((wanted.questions, wanted.invented, wanted.model, wanted.recipe)) or not place.is_file():
         _write(name, database_card, wanted)

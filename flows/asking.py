@@ -13,7 +13,7 @@ from pipelines.errors import BoundaryError, DataError
 from pipelines.report.terminal import plain
 from pipelines.rollout.policies.base import Policy
 from pipelines.store import Store
-from pipelines.types import StopReason, Turn, text_of
+from pipelines.types import ExecutionStatus, StopReason, Turn, text_of
 
 
 def newest_model(recipe: Recipe, store: Store) -> Path:
@@ -91,6 +91,8 @@ def ask(
         for row in result.rows:
             show(" | ".join("NULL" if value is None else plain(text_of(value)) for value in row))
         show("(more rows)" if result.truncated else f"({len(result.rows)} rows)")
+    elif result.status is ExecutionStatus.UNAVAILABLE:
+        raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
     else:
         raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", "Try other words.")
 

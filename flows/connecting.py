@@ -34,6 +34,9 @@ def connect(text: str, name: str | None, allow_writes: bool) -> dict[str, Any]:
     if old is not None and old.location != where.address:
         raise DataError(f"{place} describes another database", "Pass --name for this one.")
     _check_role(where, allow_writes)
+    first = card.name_of(where.address)
+    if old is None and first is not None:
+        screen.say(f"note: {card.place(first)} describes this database, too; what either hides is hidden")
     with Bars(screen.console) as bars:
         bars.begin("read", 1, "tables")
         catalogue = reading.read(where, _variable(text, title))

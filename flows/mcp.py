@@ -7,8 +7,10 @@ has no authentication, so it binds to this machine alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -164,12 +166,14 @@ def serve(
     rows: int = 10,
     port: int | None = None,
     model: Callable[[], Model] | None = None,
+    follow: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Serve databases until the client leaves (stdin and stdout) or the server is stopped (HTTP at /mcp).
 
     Args:
         port: of the HTTP server on this machine's own address; None for stdin and stdout.
         model: what answers questions; None serves the SQL tool alone.
+        follow: looks for a new model, beside the server, until that ends.
 
     Raises:
         DataError: see `open_databases`; or a file is no database.
@@ -186,6 +190,8 @@ def serve(
         if model is not None:
             agents = {name: Agent(database, sql, schemas[name], model, budget) for name, database in databases.items()}
         server = SqlTool({name: database.database for name, database in databases.items()}, sql, rows, agents).server()
+        if follow is not None:
+            threading.Thread(target=lambda: asyncio.run(follow()), daemon=True).start()
         if port is None:
             anyio.run(_serve_stdio, server)
         else:

@@ -161,7 +161,7 @@ def mcp(
         from pipelines.serving.models import Served
 
         model = Served(policy, recipe, [], split([])[1])
-    serve(databases, Execution(), rows, port, model)
+    serve(databases, Execution(), rows, port, model, None if model is None else model.follow)
 
 
 environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_help=True)

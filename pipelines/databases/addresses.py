@@ -39,6 +39,10 @@ def parted(address: str) -> tuple[str, str | None]:
 
 def complete(address: str, engine: str, password: str | None) -> str:
     """The address that a driver gets: with the password, which then is in this process's memory alone."""
+    try:
+        DIALECTS[engine].check_address(address)
+    except ValueError as error:
+        raise DataError(str(error), HINT) from None
     if password is None:
         return address
     try:

@@ -119,12 +119,15 @@ def is_connected(text: str) -> bool:
 
 
 def of_card(name: str, known: Card) -> Named:
-    """The database that a card describes.
+    """The database that a card describes; what another card of the same database hides is hidden, too.
 
     Raises:
         ResourceError: its password is in an environment variable that is not set.
-        DataError: its file is gone.
+        DataError: its file is gone, or another card cannot be read.
     """
+    all_of_it = _card_of(known.location)
+    if all_of_it is not None and all_of_it.hidden is not None:
+        known = known.also_hiding(all_of_it.hidden)
     if not DIALECTS[known.engine].is_server():
         place = Path(known.location).expanduser()
         if not place.is_file():

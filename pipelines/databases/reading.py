@@ -18,7 +18,7 @@ from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, Table
-from pipelines.types import Scalar, text_of
+from pipelines.types import ExecutionStatus, Scalar, text_of
 
 LIMITS = Limits(timeout_s=5.0, max_rows=200, max_bytes=4_000_000)  # of a statement that reads rows or counts them
 SECONDS = 120.0  # for all counts and samples; tables after that have none
@@ -70,7 +70,11 @@ def read(named: Named, password_env: str | None, on_tables: Bar = lambda done: N
 
 
 def _look(named: Named, schema: Schema, on_tables: Bar) -> tuple[dict[str, Samples], dict[str, int | None]]:
-    """Some rows of each table, and how many it has; of what fails or takes too long there is nothing."""
+    """Some rows of each table, and how many it has; of what fails or takes too long there is nothing.
+
+    Raises:
+        DataError: none of a good many statements reaches the database.
+    """
     samples: dict[str, Samples] = {}
     rows: dict[str, int | None] = {}
     until = time.monotonic() + SECONDS
@@ -81,6 +85,8 @@ def _look(named: Named, schema: Schema, on_tables: Bar) -> tuple[dict[str, Sampl
                 break
             jobs = [(named.database, text) for table in tables for text in _looks(table)]
             results = sql.execute_many(jobs)
+            if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
+                raise DataError(f"{named.database.id} cannot be read: {results[0].error}", "Nothing was written.")
             for table, sample, counted in zip(tables, results[::2], results[1::2], strict=True):
                 if sample.ok:
                     columns = zip(*sample.rows, strict=True) if sample.rows else ((),) * len(table.columns)

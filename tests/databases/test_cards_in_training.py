@@ -12,7 +12,7 @@ import yaml
 
 from pipelines import frames, recipes
 from pipelines.config import Recipe
-from pipelines.databases import card
+from pipelines.databases import card, named
 from pipelines.databases.card import Card, ColumnCard, TableCard
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.sql.dialects.hiding import identity
@@ -184,6 +184,8 @@ def test_what_any_card_of_a_database_hides_is_hidden(shop: Path) -> None:
     (known,) = card.by_database().values()
     assert known.hidden == (("payroll",), {"staff": ("salary",)})
     assert [column.name for table in known.shown().tables for column in table.columns] == ["name", "town"]
+    assert named.find("a").card == named.find("mine.sqlite").card  # also where a command names one of them
+    assert named.find("b").card.hidden == known.hidden
 
 
 # Who may read a schema or run SQL without the cards of the working folder, and why.

@@ -9,9 +9,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "sql"))
 from servers import binaries, make_reader, postgres
 
 from pipelines.config import Execution
+from pipelines.databases import addresses, named, reading
+from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects.hiding import identity
+from pipelines.sql.dialects.mysql import encryption_of
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database
 
@@ -30,9 +33,48 @@ def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeyp
     assert DIALECTS["postgres"].with_environment("no address") == "no address"
 
 
+@pytest.mark.parametrize(
+    ("options", "encryption"),
+    [
+        ("", {}),
+        ("?ssl-mode=disabled", {"ssl_disabled": True}),
+        ("?ssl_mode=REQUIRED", {"ssl": {"check_hostname": False, "verify_mode": "none"}}),
+        ("?ssl_ca=/ca.pem", {"ssl": {"ca": "/ca.pem", "check_hostname": False, "verify_mode": "required"}}),
+        (
+            "?ssl-mode=VERIFY_IDENTITY&ssl-ca=/ca.pem&ssl-cert=/c.pem&ssl-key=/k.pem",
+            {
+                "ssl": {
+                    **{"ca": "/ca.pem", "cert": "/c.pem", "key": "/k.pem"},
+                    **{"check_hostname": True, "verify_mode": "required"},
+                }
+            },
+        ),
+    ],
+)
+def test_a_mysql_address_says_how_the_connection_is_encrypted(options: str, encryption: object) -> None:
+    assert encryption_of(f"mysql://me@host/shop{options}") == encryption
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("nonsense=1", "option 'nonsense'"),
+        ("ssl_mode=SAFE", "ssl_mode=SAFE is not known"),
+        ("ssl_mode=VERIFY_CA", "needs ssl_ca"),
+        ("ssl_mode=DISABLED&ssl_ca=/ca.pem", "asks for no certificate"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        addresses.complete(f"mysql://me@host/shop?{options}", "mysql", None)
+
+
 @pytest.mark.services
 @pytest.mark.timeout(120)
-def test_a_server_that_wants_a_password_gets_it_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_wants_a_password_gets_it_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL's programs are not installed")
@@ -50,6 +92,18 @@ def test_a_server_that_wants_a_password_gets_it_from_the_environment(monkeypatch
         monkeypatch.delenv("PGPASSWORD", raising=False)
         with SqlEngine(Limits.of(Execution())) as sql:
             assert not sql.execute_many([(shop, "SELECT 1")])[0].ok
+        with pytest.raises(DataError, match="cannot be opened"):
+            reading.role(named.find(shop.location))
+        Path("pass").write_text(f"127.0.0.1:{port}:*:reader:secret\n")
+        Path("pass").chmod(0o600)
+        monkeypatch.setenv("PGPASSFILE", "pass")  # as seen from this folder; a worker has another one
+        with SqlEngine(Limits.of(Execution())) as sql:
+            assert sql.execute_many([(shop, "SELECT 1")])[0].rows == ((1,),)
+        monkeypatch.setenv("PGSSLMODE", "require")  # which this server cannot
+        with SqlEngine(Limits.of(Execution())) as sql:
+            assert not sql.execute_many([(shop, "SELECT 1")])[0].ok
+        monkeypatch.delenv("PGSSLMODE")
+        monkeypatch.delenv("PGPASSFILE")
         monkeypatch.setenv("PGPASSWORD", "secret")
         with SqlEngine(Limits.of(Execution())) as sql:
             assert sql.execute_many([(shop, "SELECT 1")])[0].rows == ((1,),)

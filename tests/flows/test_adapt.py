@@ -99,6 +99,8 @@ def test_a_mistake_is_one_plain_line(
     code, _, err = sqltrain(monkeypatch, capsys, "adapt", "farm", "--questions", "own.csv")
     assert (code, err.count("\n")) == (2, 1)
     assert "farm is not connected. Run: sqltrain connect" in err
+    sqltrain(monkeypatch, capsys, "connect", "shop.sqlite", "--name", "miniature")
+    assert "miniature is the name of a shipped recipe" in sqltrain(monkeypatch, capsys, "adapt", "miniature")[2]
     assert "no questions are named. Pass --questions FILE" in adapt(monkeypatch, capsys)[2]
     assert "no model in nowhere" in adapt(monkeypatch, capsys, "--questions", "own.csv", "--model", "nowhere")[2]
     Path("other.jsonl").write_text('{"question": "q", "sql": "SELECT 1", "database": "farm.sqlite"}\n')

@@ -221,7 +221,12 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
             )
             connection.execute("GRANT SELECT ON item TO reader; CREATE ROLE writer LOGIN PASSWORD 'w'")
             connection.execute("GRANT CONNECT ON DATABASE postgres TO writer; GRANT USAGE ON SCHEMA public TO writer")
-            connection.execute("GRANT SELECT, INSERT ON item TO writer")
+            connection.execute("GRANT SELECT, INSERT ON item TO writer; CREATE ROLE editor LOGIN PASSWORD 'e'")
+            connection.execute("GRANT CONNECT ON DATABASE postgres TO editor; GRANT USAGE ON SCHEMA public TO editor")
+            connection.execute("CREATE SCHEMA sales; CREATE TABLE sales.bill (id int, note text)")
+            connection.execute("GRANT UPDATE (note) ON sales.bill TO editor")
+            connection.execute("CREATE MATERIALIZED VIEW totals AS SELECT count(*) AS n FROM item")
+            connection.execute("GRANT SELECT ON totals TO reader")
         port = admin.partition("port=")[2].partition(" ")[0]
         host = f"127.0.0.1:{port}/postgres"
         refused = run(f"postgresql://owner@{host}")
@@ -229,6 +234,8 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
         assert 'GRANT SELECT ON ALL TABLES IN SCHEMA "public" TO "postgres_reader";' in refused.stdout
         writer = run(f"postgresql://writer:w@{host}")
         assert (writer.returncode, "write to item" in writer.stdout) == (2, True)
+        editor = run(f"postgresql://editor:e@{host}")  # columns alone, in another schema
+        assert (editor.returncode, "write to sales.bill" in editor.stdout) == (2, True)
         assert not (tmp_path / "databases").exists()
         assert run(f"postgresql://writer:w@{host}", "--allow-writes", "--name", "open").returncode == 0
         done = run(f"postgresql://reader:secret@{host}", "--name", "items")
@@ -237,6 +244,7 @@ def test_a_role_that_can_write_is_refused_with_the_grants(tmp_path: Path) -> Non
         assert "secret" not in known
         assert "password_env: ITEMS_PASSWORD" in known
         assert "as on the label" in known
+        assert yaml.safe_load(known)["tables"]["totals"]["columns"] == {"n": {"type": "BIGINT", "values": [1]}}
         assert run("items", ITEMS_PASSWORD="secret").returncode == 0
         assert "ITEMS_PASSWORD is not set" in run("items").stderr
 

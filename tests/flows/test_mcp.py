@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ pytest.importorskip("mcp", reason="the mcp extra is not installed")
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 
+from flows import mcp
 from flows.mcp import SqlTool, open_databases, serve
 from pipelines.config import Execution
 from pipelines.errors import DataError
@@ -150,6 +152,17 @@ def test_the_agent_is_a_tool_beside_it(music: Path, tmp_path: Path) -> None:
     assert said[0] == {"sql": "SELECT count(*) AS n FROM singer", "columns": ["n"], "data": [[12]]}
     assert "no line for this question" in said[1]["error"]
     assert said[2] == {"error": "question must be a text"}
+
+
+def test_what_looks_for_a_new_model_runs_beside_the_server(music: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+
+    async def follow() -> None:
+        looked.set()
+
+    monkeypatch.setattr(mcp, "_serve_http", lambda server, port: looked.wait(10))
+    serve([str(music)], Execution(), port=1, follow=follow)
+    assert looked.is_set()
 
 
 def test_of_several_databases_a_call_names_one(music: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from shops import USERS, build_shop, build_users
 from pipelines.data.descriptions import describe
 from pipelines.sql import catalogs
 from pipelines.sql.catalogs import introspect
+from pipelines.sql.dialects.mysql import connect
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
@@ -237,3 +238,13 @@ def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql
     assert "all farms" in shown
     assert "its number in the register" in shown
     assert "-- view" not in shown
+
+
+@pytest.mark.services
+def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_it(mysql_port: int) -> None:
+    import pymysql
+
+    address = f"mysql://owner@127.0.0.1:{mysql_port}/mysql"
+    connect(address, 5.0).close()
+    with pytest.raises(pymysql.Error):
+        connect(f"{address}?ssl-mode=REQUIRED", 5.0)

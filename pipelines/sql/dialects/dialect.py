@@ -130,6 +130,19 @@ class Dialect(abc.ABC):
         user, _, host = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
 
+    @staticmethod
+    def check_address(address: str) -> None:  # noqa: B027  most drivers say themselves what they do not know
+        """See that the driver will do what the options of an address ask for.
+
+        Raises:
+            ValueError: an option is not known; says which.
+        """
+
+    @classmethod
+    def worker_environment(cls) -> dict[str, str]:
+        """The variables of this process that a worker gets, for its driver reads them: none, but for PostgreSQL."""
+        return {}
+
     @classmethod
     def with_environment(cls, address: str) -> str:
         """The address with the password of `password_variable`, where it holds none: a worker has no environment."""

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pipelines.registry import dialect
 from pipelines.sql.dialects.base import (
@@ -76,6 +76,8 @@ _COMPUTED = (
 )
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _DIGITS = re.compile(r"0(x[0-9a-f]+|b[01]+)\b", re.IGNORECASE)  # a number, though letters follow its first digit
+_OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
+_MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 _PLAIN = "DATE TIME DATETIME DATETIME2 TIMESTAMP TIMESTAMP2 NEWDATE TIME2"
 
 
@@ -107,6 +109,11 @@ class Mysql(Dialect):
         " SELECT table_name, column_name, column_comment FROM information_schema.columns"
         " WHERE table_schema = database() AND column_comment <> ''"
     )
+
+    @staticmethod
+    def check_address(address: str) -> None:
+        """See `Dialect.check_address`."""
+        encryption_of(address)
 
     @staticmethod
     def role(query: Query) -> Role:
@@ -236,11 +243,36 @@ def _with_lists(row: Sequence[Any]) -> Sequence[Any]:
     return table, kind, [column], to_table, [to_column]
 
 
+def encryption_of(address: str) -> dict[str, Any]:
+    """How the options of an address want the connection to be encrypted, as the driver is told; `ssl-mode` is
+    `ssl_mode`. As in MySQL's own client a certificate authority without a mode is VERIFY_CA.
+
+    Raises:
+        ValueError: an option is not known here, or they contradict each other.
+    """
+    options = {key.replace("-", "_").lower(): value for key, value in parse_qsl(urlsplit(address).query)}
+    if unknown := [key for key in options if key not in _OPTIONS]:
+        raise ValueError(f"the option {unknown[0]!r} of a MySQL address is not known: {', '.join(_OPTIONS)} are")
+    files = {key.removeprefix("ssl_"): value for key, value in options.items() if key != "ssl_mode"}
+    mode = options.get("ssl_mode", "VERIFY_CA" if "ca" in files else "REQUIRED" if files else "PREFERRED").upper()
+    if mode not in _MODES:
+        raise ValueError(f"ssl_mode={mode} is not known: {', '.join(_MODES)} are")
+    if mode in ("DISABLED", "PREFERRED"):
+        if files:
+            raise ValueError(f"ssl_mode={mode} asks for no certificate, and {next(iter(files))} names one")
+        return {"ssl_disabled": True} if mode == "DISABLED" else {}
+    if mode != "REQUIRED" and "ca" not in files:
+        raise ValueError(f"ssl_mode={mode} needs ssl_ca, the file of the certificate authority")
+    checks = "none" if mode == "REQUIRED" else "required"
+    return {"ssl": {**files, "check_hostname": mode == "VERIFY_IDENTITY", "verify_mode": checks}}
+
+
 def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.Connection[Any]:
     """A connection whose statements may only read, and take so many seconds.
 
     Raises:
-        pymysql.Error: the server cannot be reached, or turned us away.
+        pymysql.Error: the server cannot be reached, turned us away, or does not encrypt where its address wants that.
+        ValueError: the address has an option that is not known here.
     """
     import pymysql
     from pymysql.constants import FIELD_TYPE
@@ -248,7 +280,7 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
     from pymysql.cursors import Cursor, SSCursor
 
     as_text = {getattr(FIELD_TYPE, name) for name in _PLAIN.split() if hasattr(FIELD_TYPE, name)}
-    parts = urlsplit(location)
+    parts, encryption = urlsplit(location), encryption_of(location)
     connection = pymysql.connect(
         host=parts.hostname or "127.0.0.1",
         port=parts.port or PORT,
@@ -263,7 +295,14 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
         read_timeout=max(2, int(seconds * 2)),
         conv={kind: convert for kind, convert in conversions.items() if kind not in as_text},
         cursorclass=SSCursor if unbuffered else Cursor,
+        **encryption,
     )
+    if "ssl" in encryption:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
+            if not all(row[1] for row in cursor.fetchall()):  # the driver goes on without, where a server has none
+                connection.close()
+                raise pymysql.OperationalError(2026, "the server does not encrypt the connection")
     is_mariadb = "MariaDB" in str(connection.server_version)
     clock = f"max_statement_time = {seconds:.3f}" if is_mariadb else f"max_execution_time = {int(seconds * 1000)}"
     with connection.cursor() as cursor:

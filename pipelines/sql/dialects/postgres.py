@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import functools
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ _AS_TEXT = """
     date time timetz timestamp timestamptz interval json jsonb uuid inet cidr record int4range int8range numrange
     daterange tsrange tstzrange int4multirange int8multirange nummultirange datemultirange tsmultirange tstzmultirange
 """
+_FILES = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT", "PGSSLCRL")
 # What a role may be or hold that would make it more than a reader.
 PRIVILEGES = """
 SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls
@@ -77,10 +79,9 @@ SELECT r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.r
 FROM pg_roles r WHERE r.rolname = current_user
 """
 _WRITABLE = """
-SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = current_schema() AND c.relkind IN ('r', 'p')
-    AND (has_table_privilege(c.oid, 'INSERT') OR has_table_privilege(c.oid, 'UPDATE')
-        OR has_table_privilege(c.oid, 'DELETE') OR has_table_privilege(c.oid, 'TRUNCATE'))
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND c.relkind IN ('r', 'p', 'v', 'f')
+    AND (has_table_privilege(c.oid, 'DELETE, TRUNCATE') OR has_any_column_privilege(c.oid, 'INSERT, UPDATE'))
 ORDER BY 1 LIMIT 3
 """
 _VIEWS = """
@@ -114,6 +115,18 @@ class Postgres(Dialect):
     schema_query = "SELECT current_schema()"
     password_variable = "PGPASSWORD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
+    # information_schema leaves materialized views out.
+    columns_query = """
+SELECT table_name, column_name, data_type FROM (
+    SELECT table_name, column_name, data_type::text, ordinal_position::int AS place FROM information_schema.columns
+    WHERE table_schema = current_schema()
+    UNION ALL
+    SELECT c.relname, a.attname, format_type(a.atttypid, NULL), a.attnum
+    FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = current_schema() AND c.relkind = 'm' AND a.attnum > 0 AND NOT a.attisdropped
+        AND has_table_privilege(c.oid, 'SELECT')
+) columns ORDER BY table_name, place
+"""
     # information_schema tells constraints to their owner only; the catalog tells them to every reader.
     keys_query = """
 SELECT c.conrelid::regclass::text, CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
@@ -143,6 +156,15 @@ WHERE n.nspname = current_schema()
             return make_conninfo(address, password=password)
         except ProgrammingError:  # its message may quote a password
             raise ValueError("this is no address of a PostgreSQL server") from None
+
+    @classmethod
+    def worker_environment(cls) -> dict[str, str]:
+        """What libpq reads: a worker must reach the same server in the same way as `sqltrain connect` does."""
+        own = {name: value for name, value in os.environ.items() if name.startswith("PG") or name == "HOME"}
+        for name in _FILES:  # a worker's working folder is another one
+            if os.path.exists(own.get(name, "")):
+                own[name] = os.path.abspath(own[name])
+        return own
 
     @staticmethod
     def role(query: Query) -> Role:

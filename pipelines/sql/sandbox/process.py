@@ -36,12 +36,12 @@ main({session!r}, {fd}, {bounds!r}, {plugins!r})
 """
 
 
-def _session_of(engine: str) -> tuple[str, bool]:
-    """What a worker opens ("module:class"), and whether it needs more than the standard library."""
+def _session_of(engine: str) -> tuple[str, bool, dict[str, str]]:
+    """What a worker opens ("module:class"), whether it needs more than the standard library, and its environment."""
     if engine == ANALYSIS:
-        return "pipelines.sql.analysis.session:AnalysisSession", True
+        return "pipelines.sql.analysis.session:AnalysisSession", True, {}
     dialect = DIALECTS[engine]
-    return dialect.session, dialect.needs_packages
+    return dialect.session, dialect.needs_packages, dialect.worker_environment()
 
 
 class Task:
@@ -113,7 +113,7 @@ class Worker:
         fd = Board.create()
         try:
             self._board = Board(fd)
-            session, needs_packages = _session_of(engine)
+            session, needs_packages, environment = _session_of(engine)
             plugins = for_workers(engine)
             code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds), plugins=plugins)
             flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
@@ -123,7 +123,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                env={"PYTHONDONTWRITEBYTECODE": "1"},
+                env={"PYTHONDONTWRITEBYTECODE": "1", **environment},
                 cwd="/",
                 pass_fds=[fd],
             )
