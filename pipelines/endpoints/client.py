@@ -88,8 +88,8 @@ class Endpoint(Section):
         patience_s: seconds in which nothing works after which the run stops.
         requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
         price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
-        cap_tokens, cap_cost: a run stops before the endpoint's answers in this store have used more; no store keeps what
-            `ask`, `serve` and `mcp` ask, so there a process has this much for itself.
+        cap_tokens, cap_cost: a run stops before the endpoint's answers in this store have used more; no store keeps
+            what `ask`, `serve` and `mcp` ask, so there a process has this much for itself.
         max_tokens_key: what the server calls the most tokens of an answer; newer OpenAI models want
             `max_completion_tokens`.
         omit: keys of a request's body that the server refuses ("seed", "stop", "temperature", "top_p").

@@ -1,7 +1,7 @@
 """Claims of papers, tested: what a claim contrasts, and the rule by which an interval decides on it.
 
 The rule, in one place. `d` is the contrast's difference in the direction that the claim says, with its 95 % interval
-[low, high] over questions and seeds (`seeds.py`):
+[low, high] over databases and seeds (`seeds.py`):
 
 - "is better" (no margin): holds if low > 0. Does not hold if high < 0, or if high is below the smallest difference
   that matters. Else it cannot be told.
@@ -24,8 +24,9 @@ from pipelines.config import Section
 from pipelines.evaluation import seeds
 from pipelines.evaluation.measures import Run, measure
 from pipelines.evaluation.seeds import Scores
-from pipelines.evaluation.stats import ALPHA, CONFIDENCE, POWER, Paired
+from pipelines.evaluation.stats import ALPHA, POWER, Paired
 
+RULE = 2  # of the intervals and of what they decide; raised when either changes, so that no old verdict is kept
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
 Runs = Mapping[str, Mapping[str, Run]]  # by row and seed
 MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
@@ -131,15 +132,18 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     return "holds" if set(verdicts) == {"holds"} else "cannot be told"
 
 
-def detectable(difference: Paired) -> float:
-    """The difference that a comparison with an interval as wide as this one shows with 80 % power.
+def detectable(difference: Paired, runs: int = 1) -> float:
+    """The difference that a comparison with an interval as wide as this one shows with about 80 % power.
 
-    The interval's half width is the normal quantile of 97.5 % times the standard error; a two-sided test at 5 % shows
-    a difference of that quantile plus the one of 80 % times the standard error.
+    The interval's half width is a quantile (97.5 %) times the standard error, of the normal distribution, or of
+    Student's t over so many runs; a two-sided test at 5 % shows a difference of that quantile plus the normal one of
+    80 % times the standard error.
     """
     normal = NormalDist()
-    error = (difference.high - difference.low) / (2 * normal.inv_cdf(0.5 + CONFIDENCE / 2))
-    return (normal.inv_cdf(1 - ALPHA / 2) + normal.inv_cdf(POWER)) * error
+    by_t = difference.method == "Student's t over seeds"
+    quantile = seeds.student(runs) if by_t else normal.inv_cdf(1 - ALPHA / 2)
+    error = (difference.high - difference.low) / (2 * quantile)
+    return (quantile + normal.inv_cdf(POWER)) * error
 
 
 def outcome(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Decided]:
@@ -174,7 +178,7 @@ def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> Decided:
         tuple(part.difference for part in singles if part is not None),
         sum(part.n for part in singles if part is not None),
         decide(low, high, margin, contrast.matters * contrast.unit),
-        detectable(difference),
+        detectable(difference, len(shared)),
     )
 
 

@@ -1,8 +1,11 @@
 """Means over seeds, and what they leave open: another seed trains another policy, other databases ask other questions.
 
-One run is evaluated as everywhere else (`stats.py`). Of several, databases and seeds are resampled, each for itself
-(the pigeonhole bootstrap: Owen, 2007, "The pigeonhole bootstrap"), so an interval holds both sources of chance. Two or
-three seeds say little of how seeds differ: the deviation stands beside, and no interval here is better than its seeds.
+One run is evaluated as everywhere else (`stats.py`). Of several, two intervals are made, and the wider one counts:
+
+- databases and seeds are resampled, each for itself (the pigeonhole bootstrap: Owen, 2007, "The pigeonhole bootstrap"):
+  it holds what databases that several seeds share differ by, and cannot reach beyond the lowest and the highest seed;
+- Student's t of the seeds' own means, with one degree of freedom less than there are seeds: right where each seed has a
+  world of its own, and wide where there are few: two seeds say next to nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ if TYPE_CHECKING:
 
     Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
+# The 97.5 % quantiles of Student's t with 1 to 30 degrees of freedom.
+STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 Scores = Mapping[str, tuple[str, float]]  # by question: its database, and what one run's answer to it is worth
 
 
@@ -39,12 +47,15 @@ def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
     values = [value for row in rows for value in row.values()]
     if plain is None or len(nonempty) == 1 or min(values) == max(values):
         return plain
-    low, high, method = _crossed(databases, rows, len(nonempty), seed)
-    return Estimate(math.fsum(values) / len(values), low, high, plain.n, plain.n_clusters, method)
+    low, high, method = _interval(databases, rows, len(nonempty), seed)
+    within = max(low, 0.0), min(high, 1.0)
+    return Estimate(math.fsum(values) / len(values), *within, plain.n, plain.n_clusters, method)
 
 
 def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0) -> Paired | None:
     """The mean of after - before over the questions that both answered, run by run; None when there are none.
+
+    Its p-value is of the databases alone, as if other seeds would train the same policies.
 
     Args:
         before, after: one a seed, in the same order of seeds.
@@ -69,8 +80,9 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     values = [value for row in rows for value in row.values()]
     if plain is None or len(nonempty) == 1 or min(values) == max(values):
         return plain
-    low, high, method = _crossed(databases, rows, len(nonempty), seed)
-    total = math.fsum(values) / len(values)
+    low, high, method = _interval(databases, rows, len(nonempty), seed)
+    total, most = math.fsum(values) / len(values), max(1.0, max(map(abs, values)))
+    low, high = max(low, -most), min(high, most)
     return Paired(total, low, high, plain.p_permutation, plain.n, plain.n_clusters, method)
 
 
@@ -88,6 +100,25 @@ def _by_question(runs: Sequence[Scores]) -> tuple[list[Hashable], list[dict[int,
             databases.setdefault(question, database)
             rows.setdefault(question, {})[number] = value
     return list(databases.values()), list(rows.values())
+
+
+def student(runs: int) -> float:
+    """Student's t for two-sided 95 % over so many runs; beyond 31 runs that of 31, which is a little wide."""
+    return STUDENT[min(runs - 1, len(STUDENT)) - 1]
+
+
+def _interval(
+    databases: Sequence[Hashable], rows: Sequence[Mapping[int, float]], n_runs: int, seed: int
+) -> tuple[float, float, Method]:
+    """The wider of the two intervals."""
+    low, high, method = _crossed(databases, rows, n_runs, seed)
+    by_run = [[row[number] for row in rows if number in row] for number in range(n_runs)]
+    means = [math.fsum(values) / len(values) for values in by_run]
+    half = student(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
+    if 2 * half <= high - low:
+        return low, high, method
+    centre = math.fsum(means) / n_runs
+    return centre - half, centre + half, "Student's t over seeds"
 
 
 def _crossed(

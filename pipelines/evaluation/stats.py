@@ -27,6 +27,7 @@ Method = Literal[
     "bootstrap by question",
     "bootstrap by database and seed",
     "bootstrap by question and seed",
+    "Student's t over seeds",
 ]
 
 

@@ -74,20 +74,65 @@ def claim(**changes: object) -> Claim:
 
 
 def test_a_contrast_pairs_questions_within_each_seed() -> None:
+    before = ("1111000000000000", "1111110000000000", "1111111100000000")
     rows = {
-        "a": {"1": run("1111111111110000", seed=1), "2": run("1111111111110000", seed=2)},
-        "b": {"1": run("1111000000000000", seed=1), "2": run("1111111100000000", seed=2)},
+        "a": {str(seed): run("1111111111110000", seed=seed) for seed in (1, 2, 3)},
+        "b": {str(seed): run(right, seed=seed) for seed, right in enumerate(before, 1)},
     }
-    (decided,) = claims.outcome(claim(), rows, ("1", "2"))
-    assert decided.by_seed == (8 / 16, 4 / 16)
-    assert decided.questions == 32
+    (decided,) = claims.outcome(claim(), rows, ("1", "2", "3"))
+    assert decided.by_seed == (8 / 16, 6 / 16, 4 / 16)
+    assert decided.questions == 48
     assert decided.difference is not None
-    assert decided.difference.difference == 12 / 32
-    assert decided.difference.low > 0
+    assert decided.difference.difference == 6 / 16
+    # The deviation of the seeds is 2/16: 4.303 * 0.125 / sqrt(3) on both sides.
+    assert decided.difference.low == pytest.approx(0.375 - 0.310543, abs=1e-6)
+    assert decided.difference.method == "Student's t over seeds"
     assert decided.verdict == "holds"
-    (reverse,) = claims.outcome(claim(less=True), rows, ("1", "2"))
+    # The standard error is 0.125 / sqrt(3): a t test needs 4.303 + 0.842 of it.
+    assert decided.detectable == pytest.approx((4.303 + 0.841621) * 0.0721688, abs=1e-5)
+    (reverse,) = claims.outcome(claim(less=True), rows, ("1", "2", "3"))
     assert reverse.verdict == "does not hold"
     assert reverse.difference == decided.difference
+    (two,) = claims.outcome(claim(), rows, ("1", "2"))
+    assert two.verdict == "cannot be told"  # Student's t of two seeds is 12.7
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "changes", "verdict"),
+    [
+        (2, 2, {"matters": 2}, "does not hold"),  # 0.0 [-0.7, +0.7] points: less than what matters
+        (2, 2, {}, "cannot be told"),
+        (5, 3, {"matters": 2}, "does not hold"),  # +0.3 [-0.6, +1.2]
+        (5, 3, {"matters": 1}, "cannot be told"),  # a point is possible
+        (2, 6, {}, "cannot be told"),
+        (2, 6, {"margin": 1}, "cannot be told"),
+        (2, 6, {"margin": 3}, "holds"),  # 0.7 points less, and no more than 1.7
+    ],
+)
+def test_margins_and_what_matters_are_in_points(
+    gained: int, lost: int, changes: dict[str, object], verdict: Verdict
+) -> None:
+    signs = "1" * gained + "0" * lost
+    rows = {"a": {"1": spread(signs)}, "b": {"1": spread("".join("10"[int(sign)] for sign in signs))}}
+    (decided,) = claims.outcome(claim(**changes), rows, ("1",))
+    assert decided.difference is not None
+    assert decided.difference.difference == pytest.approx((gained - lost) / 600)
+    assert decided.verdict == verdict
+
+
+def spread(signs: str) -> Run:
+    """600 greedy answers on 20 databases, the first of which are right where the sign is "1"; all others are wrong."""
+    return Run(
+        tuple(
+            dataclasses.replace(
+                RECORD,
+                example_id=f"q{at}",
+                database=f"d{at % 20}",
+                scores={"strict": float(sign)},
+            )
+            for at, sign in enumerate(signs.ljust(600, "0"))
+        )
+    )
 
 
 def test_a_contrast_that_lacks_a_seed_is_not_measured() -> None:

@@ -176,6 +176,16 @@ def test_a_paired_interval_is_narrower_than_two_separate_ones() -> None:
     assert result.high - result.low < (first.high - first.low + second.high - second.low) / 2
 
 
+def test_a_paired_interval_and_its_test_take_databases_as_wholes() -> None:
+    """In ten of twenty databases all ten questions are gained: a share of 1/2, drawn from twenty databases."""
+    databases = [question // 10 for question in range(200)]
+    result = stats.paired([0.0] * 200, [float(database < 10) for database in databases], databases)
+    assert result is not None
+    # Of 20 fair draws 2.5 % are below 6 and above 14; from 200 questions it would be [0.43, 0.57].
+    assert (result.difference, result.low, result.high) == (0.5, 0.3, 0.7)
+    assert result.p_permutation == 2 / 2**10  # both ways that all ten that moved can have the same sign
+
+
 def test_paired_scores_must_be_of_the_same_questions() -> None:
     with pytest.raises(ValueError):
         stats.paired([1.0], [1.0, 0.0], ["a", "b"])

@@ -4,6 +4,7 @@ import dataclasses
 import html.parser
 import random
 
+import numpy as np
 import pytest
 from evaluation_world import EVIL, RECORD
 
@@ -43,13 +44,17 @@ def test_an_interval_over_seeds_holds_what_seeds_differ_by() -> None:
     good, bad = scores("1" * 12), scores("0" * 12)
     both = seeds.mean([good, bad])
     assert both is not None
-    # Two seeds redrawn: both good, one of each, both bad, at 1/4, 1/2, 1/4. Every question's own mean is 1/2.
     assert (both.value, both.low, both.high) == (0.5, 0.0, 1.0)
-    assert both.method == "bootstrap by database and seed"
+    assert both.method == "Student's t over seeds"  # 12.7 times as wide as the deviation, and a share is one in [0, 1]
     assert both.n == 12
     change = seeds.difference([bad, bad], [good, bad])
     assert change is not None
-    assert (change.difference, change.low, change.high) == (0.5, 0.0, 1.0)
+    assert (change.difference, change.low, change.high) == (0.5, -1.0, 1.0)
+    three = seeds.difference([bad] * 3, [good, scores("1" * 9 + "000"), scores("1" * 6 + "000000")])
+    assert three is not None
+    # 1, 3/4 and 1/2: a deviation of 1/4, so 4.303 * 0.25 / sqrt(3) on both sides of 3/4.
+    assert (three.difference, three.low) == (0.75, pytest.approx(0.75 - 0.621086, abs=1e-6))
+    assert three.high == 1.0
     assert seeds.deviation([1.0, 0.0]) == pytest.approx(0.5**0.5)
     assert seeds.deviation([1.0]) is None
 
@@ -230,3 +235,9 @@ def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() 
     lines = [str(attributes["class"]) for name, attributes in tags.all if name == "polyline"]
     assert any("dashed" in each for each in lines)  # the seventh row is not the first one's twin
     assert sum(str(attributes.get("class", "")).startswith("band") for _, attributes in tags.all) == 8  # the reward's
+
+
+def test_runs_are_redrawn_as_databases_are() -> None:
+    """Three runs that are right in no, half and all of 12 databases: the first alone comes at 1/27, more than 2.5 %."""
+    totals = np.outer(np.ones(12), [0.0, 0.5, 1.0])
+    assert seeds._bounds(totals, np.ones((12, 3)), 0) == (0.0, 1.0)
