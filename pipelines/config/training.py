@@ -138,6 +138,13 @@ class Difficulty(Section):
     max_pass: Share | None = None
     sampling: Sampling = Sampling()
 
+    @pydantic.model_validator(mode="after")
+    def _parts_add_up(self) -> Difficulty:
+        if self.explore_parts and self.explore != sum(self.explore_parts):
+            parts = "+".join(map(str, self.explore_parts))
+            raise ValueError(f"explore is {self.explore}, and explore_parts {parts}: set both, or explore_parts=[]")
+        return self
+
 
 class RewardTerm(Section):
     """One term of the panel.

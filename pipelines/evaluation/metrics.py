@@ -90,8 +90,13 @@ def by_question(records: Iterable[EpisodeRecord]) -> dict[str, list[EpisodeRecor
 def mean_by_question(
     records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float], seed: int = 0
 ) -> Estimate | None:
-    """The mean over questions of a value in [0, 1], with its interval; None when there are no records."""
+    """The mean over questions of a value in [0, 1], with its interval; None when there are no records.
+
+    Where an evaluation gave the model up, it is over the questions that were asked: none of them was answered right, and
+    the others would make the interval narrower than what was seen.
+    """
     groups = list(by_question(records).values())
+    groups = [members for members in groups if members[0].stop is not StopReason.UNASKED] or groups
     means = [math.fsum(map(value, members)) / len(members) for members in groups]
     return estimate(means, [members[0].database for members in groups], seed)
 

@@ -99,11 +99,13 @@ def static_grade(outcome: Outcome) -> float:
 
 @reward("turn_faults", by_turn=True)
 def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
-    """-0.1 for each turn that is malformed or whose SQL fails, paid for that turn (from no paper)."""
+    """-0.1 for each turn that is malformed or whose SQL fails, the answer's included, paid for that turn (no paper)."""
     faulty = [
         turn.action.format_error is not None or turn.status not in (None, ExecutionStatus.OK)
         for turn in outcome.trajectory.turns
     ]
+    if faulty and outcome.trajectory.final_sql is not None and not outcome.executable:
+        faulty[-1] = True  # no turn has run it: else an answer would cost less than a query that tries it
     return [-cost if is_faulty else 0.0 for is_faulty in faulty or [False]]
 
 

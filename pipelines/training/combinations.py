@@ -32,6 +32,11 @@ def _estimator(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema."
     if grpo.credit == "turn":
         yield from _credit(recipe)
+    if grpo.order != "shuffled" and "difficulty" not in recipe.stages:
+        yield (
+            f"grpo.order={grpo.order} takes the questions as the difficulty stage ranks them, and there is none",
+            "Add difficulty to stages, or set grpo.order=shuffled.",
+        )
     if grpo.baseline == "batch" and (grpo.drop_zero_variance or grpo.resample):
         yield (
             "grpo.baseline=batch learns from groups of equal rewards, too",

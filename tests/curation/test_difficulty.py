@@ -64,7 +64,7 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
     sft = of(*(Scored(f"sft{number}", 6, 0) for number in range(5)), Scored("learned", 6, 6))
     synsql = of(Scored("syn_never", 6, 0), Scored("syn_some", 6, 1), Scored("syn_more", 6, 4))
     spider = of(Scored("spider_never", 6, 0), Scored("spider_some", 6, 1))
-    chosen = select_parts(sft, [synsql, spider], Difficulty(keep=700, explore_parts=(2, 1, 1)), seed=0)
+    chosen = select_parts(sft, [synsql, spider], Difficulty(keep=700, explore=4, explore_parts=(2, 1, 1)), seed=0)
     assert chosen.balanced == ["syn_some", "syn_more"]  # of the first pool only
     assert [id.rstrip("0123456789") for id in chosen.explore] == ["sft", "sft", "syn_never", "spider_never"]
     assert len(set(chosen.explore)) == 4
@@ -72,7 +72,7 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
 
 def test_a_question_of_two_pools_is_explored_once():
     both = of(Scored("q", 6, 0))
-    assert select_parts(both, [both], Difficulty(keep=1, explore_parts=(1, 1)), seed=0).explore == ["q"]
+    assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
 
 
 def test_the_seed_decides_among_equals():

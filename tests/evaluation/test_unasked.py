@@ -1,5 +1,6 @@
 """A model that answers nothing is given up after an evaluation's first questions, and the page says so."""
 
+import dataclasses
 import json
 import sqlite3
 import time
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation_world import RECORD
 
 from pipelines import recipes
+from pipelines.evaluation import metrics
 from pipelines.report import terminal
 from pipelines.report.data import ReportData, System
 from pipelines.report.page import document
@@ -142,3 +145,17 @@ def _writes() -> Run:
 def write(items: Sequence[int], path: Path) -> str:
     path.write_text("".join(f"{item}\n" for item in items))
     return ""
+
+
+def test_an_interval_is_of_the_questions_that_were_asked() -> None:
+    asked = [
+        dataclasses.replace(RECORD, example_id=f"q{at}", database="d", scores={"strict": 0.0}) for at in range(100)
+    ]
+    left = [
+        dataclasses.replace(record, example_id=f"r{at}", stop=StopReason.UNASKED) for at, record in enumerate(asked)
+    ]
+    estimate = metrics.execution_accuracy([*asked, *left], "strict")
+    assert estimate is not None
+    # Wilson's bound of 0 in 100: z^2 / (n + z^2) = 3.8415 / 103.8415; of 0 in 200 it would be half of that.
+    assert (estimate.value, estimate.low, estimate.n) == (0.0, 0.0, 100)
+    assert estimate.high == pytest.approx(0.036993, abs=1e-6)

@@ -57,6 +57,8 @@ def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
     assert paid.by_turn == (-1.5, 0.0, 2.0)
     assert paid.by_term == {"exec": 1.0, "turn_faults": -0.5}
     assert paid.total == sum(paid.by_turn)
+    failing = outcome(turns=2, correct=False, status=ExecutionStatus.ERROR)
+    assert panel({"term": "turn_faults"}).score(failing).by_turn == (0.0, -0.1)  # an answer is a query that is tried
 
 
 def test_a_term_must_pay_each_turn(outcome: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,10 @@ from pipelines.training import combinations
         (["variant=turn_credit", "grpo.drop_zero_variance=true"], "other turns"),
         (["variant=turn_credit", "grpo.level=sequence"], "level=token"),
         (["variant=turn_credit", "rewards=[{term: exec}]"], "such as turn_faults"),
+        (
+            ["grpo.order=hard_first", "stages=[data, synthesize, filter, sft, grpo]"],
+            "as the difficulty stage ranks them",
+        ),
         (["grpo.lambda_schema=0.25"], "no reward term pays the schema track"),
         (["grpo.staleness=1", "hardware.deepspeed=zero2"], "a copy of the weights that DeepSpeed cuts up"),
         (["hardware.micro_tokens=4096", "hardware.deepspeed=zero2"], "micro-batches that DeepSpeed counts"),

@@ -131,7 +131,7 @@ class Dialect(abc.ABC):
         return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
 
     @staticmethod
-    def check_address(address: str) -> None:  # noqa: B027
+    def check_address(address: str) -> None:
         """See that the driver will do what the options of an address ask for.
 
         Raises:
