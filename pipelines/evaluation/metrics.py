@@ -92,8 +92,8 @@ def mean_by_question(
 ) -> Estimate | None:
     """The mean over questions of a value in [0, 1], with its interval; None when there are no records.
 
-    Where an evaluation gave the model up, it is over the questions that were asked: none of them was answered right, and
-    the others would make the interval narrower than what was seen.
+    Where an evaluation gave the model up, it is over the questions that were asked: none of them was answered right,
+    and the others would make the interval narrower than what was seen.
     """
     groups = list(by_question(records).values())
     groups = [members for members in groups if members[0].stop is not StopReason.UNASKED] or groups

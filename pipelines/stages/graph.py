@@ -94,7 +94,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "grpo",
-        9,
+        10,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
@@ -105,7 +105,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            11,
+            12,
             (*VERDICTS, *SAMPLING),
             ("test", "test_schema", name),
             "evaluate:build",

@@ -130,7 +130,7 @@ class Dialect(abc.ABC):
         user, _, host = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
 
-    @staticmethod
+    @staticmethod  # noqa: B027
     def check_address(address: str) -> None:
         """See that the driver will do what the options of an address ask for.
 
