@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -50,7 +51,7 @@ def build(step: graph.Step, recipe: Recipe, folder: Path) -> None:
     if step.name == "grpo":
         steps = [{"step": at, "turns": 3 - at / 10 if rewarded else 3.0, "reward": 1.0} for at in range(1, 7)]
         write_lines(folder / "curves.jsonl", steps)
-        write_lines(folder / "timing.jsonl", [{"step": at, "cpu_seconds": 5.0} for at in range(1, 7)])
+        write_lines(folder / "timing.jsonl", [{"step": at, "seconds": 99.0, "cpu_seconds": 5.0} for at in range(1, 7)])
     if step.name.startswith("evaluate_"):
         rows = [
             dataclasses.replace(
@@ -97,6 +98,9 @@ def test_a_claim_that_was_run_is_decided_and_drawn(builder: ModuleType, tmp_path
     for name in ("claims.svg", "turn_reward.svg"):
         root = ElementTree.fromstring((tmp_path / "images" / name).read_text(encoding="utf-8"))
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    forest = (tmp_path / "images" / "claims.svg").read_text(encoding="utf-8")
+    (whisker,) = (ElementTree.fromstring(line) for line in re.findall(r'<line [^>]*class="whisker s3"[^>]*/>', forest))
+    assert min(float(whisker.attrib["x1"]), float(whisker.attrib["x2"])) > 630  # fewer is what is claimed: right of 0
 
 
 def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_experiment(
