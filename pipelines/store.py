@@ -21,7 +21,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipelines.errors import DataError, ResourceError, UserError
 
@@ -71,14 +71,26 @@ class Store:
         except (DataError, KeyError, TypeError, AttributeError):
             return [MANIFEST]
 
+    @contextlib.contextmanager
+    def locked(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Be alone with a stage, finished or not; the kernel drops the lock with its holder.
+
+        Args:
+            waiting: called once when another live run has the lock; what it raises ends the waiting.
+        """
+        work = self.work(stage, key)
+        path = work.with_name(f"{work.name}.lock")
+        with _lock(path, waiting):
+            yield
+            path.unlink(missing_ok=True)
+
     def set_aside(self, stage: str, key: str, whole: bool) -> Path | None:
         """Rename a damaged stage, so that it is made again; None where another run has done so already.
 
         Args:
             whole: as `damage` takes it.
         """
-        work = self.work(stage, key)
-        with _locked(work.with_name(f"{work.name}.lock"), lambda: None):
+        with self.locked(stage, key, lambda: None):
             if not self.has(stage, key) or not self.damage(stage, key, whole):
                 return None
             for number in itertools.count():
@@ -144,7 +156,7 @@ class Store:
         with writing(self.root):
             work.mkdir(parents=True, exist_ok=True)
             require_room(work, MIN_FREE_MB)
-            with _locked(work.with_name(f"{work.name}.lock"), waiting):
+            with self.locked(stage, key, waiting):
                 if not self.has(stage, key):
                     work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
                     build(work)
@@ -276,16 +288,23 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is damaged: it is not JSON", hint) from None
 
 
-@contextlib.contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        path.unlink(missing_ok=True)
+def _lock(path: Path, waiting: Callable[[], None]) -> IO[str]:
+    """The file at a path, with its lock. Its last holder unlinked it: who waited for that one locks the next one."""
+    waited = False
+    while True:
+        with contextlib.ExitStack() as undo:
+            file = undo.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waited:
+                    waiting()
+                waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    undo.pop_all()
+                    return file
 
 
 def _seal(folder: Path, about: Mapping[str, Any]) -> None:

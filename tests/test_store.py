@@ -5,8 +5,10 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,26 @@ def test_a_second_run_waits_for_the_first_and_takes_its_result(tmp_path: Path) -
     other.join()
     assert other.exitcode == 0
     assert (store.folder("data", "k1") / "data.txt").read_text() == "ours"
+
+
+def test_who_waited_for_a_lock_has_it_though_its_holder_unlinked_the_file(tmp_path: Path) -> None:
+    store, building, other_waits = Store(tmp_path), threading.Event(), threading.Event()
+
+    def build(folder: Path) -> None:
+        building.set()
+        assert other_waits.wait(10), "another run is not kept out"
+
+    with ThreadPoolExecutor() as pool:
+        waits = threading.Event()
+        store.folder("data", "k1").parent.mkdir()
+        with store.locked("data", "k1", nothing):
+            first = pool.submit(store.make, "data", "k1", build, {}, waits.set)
+            assert waits.wait(60)
+        assert building.wait(60)
+        second = pool.submit(make, store, waiting=other_waits.set)
+        first.result()
+        second.result()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["k1"]  # no lock file is left
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
