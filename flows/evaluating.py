@@ -174,9 +174,18 @@ def _asked(
         "test_schema": results["test_schema"].key if "test_schema" in results else None,
     }
     key = recipes.digest(whole)
-    if store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key)):
-        housekeeping.remove(housekeeping.Doomed(store.folder(EVALUATIONS, key), 0))
-    return store.make(EVALUATIONS, key, build, whole, lambda: bars.say("another run makes this evaluation; waiting"))
+
+    def broken() -> bool:
+        return store.has(EVALUATIONS, key) and _broken(store.folder(EVALUATIONS, key))
+
+    def waiting() -> None:
+        bars.say("another run makes this evaluation; waiting")
+
+    if broken():
+        with store.locked(EVALUATIONS, key, waiting):
+            if broken():  # else the run that we waited for has made it anew
+                housekeeping.remove(store.folder(EVALUATIONS, key))
+    return store.make(EVALUATIONS, key, build, whole, waiting)
 
 
 def _protocols(recipe: Recipe) -> list[Protocol]:

@@ -40,14 +40,16 @@ def table(listing: dict[str, Any]) -> str:
 def collect(store: Store, days: float, delete: bool) -> Iterator[str]:
     """Remove what nobody needs, or only say what would go; a line for each, then the sum."""
     doomed = housekeeping.doomed(store, days)
-    for entry in doomed:
-        if delete:
-            housekeeping.remove(entry)
+    count = n_bytes = 0
+    for entry, went in housekeeping.collect(store, doomed) if delete else ((entry, False) for entry in doomed):
         where = entry.folder.relative_to(store.root)
+        if delete and not went:
+            yield f"left {where}: it is needed by now, or gone"
+            continue
+        count, n_bytes = count + 1, n_bytes + entry.n_bytes
         yield f"{'removed' if delete else 'would remove'} {where}  {human(entry.n_bytes)}"
-    total = human(sum(entry.n_bytes for entry in doomed))
     hint = "" if delete or not doomed else "; with --delete they go"
-    yield f"{len(doomed)} folders, {total}{hint}"
+    yield f"{count} folders, {human(n_bytes)}{hint}"
 
 
 def damaged(store: Store, say: Callable[[str], None]) -> int:

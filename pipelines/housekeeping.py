@@ -18,7 +18,18 @@ from typing import Any
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
-from pipelines.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store, folders, read_json, require_room, write_json
+from pipelines.store import (
+    DAMAGED,
+    MANIFEST,
+    MIN_FREE_MB,
+    WORK,
+    Store,
+    folders,
+    read_json,
+    require_room,
+    unused,
+    write_json,
+)
 
 RUNS, PINS, GONE = ".runs", "pins.json", ".gone-"
 KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
@@ -27,10 +38,15 @@ Name = tuple[str, str]  # stage, key
 
 @dataclass(frozen=True)
 class Doomed:
-    """Something that nobody needs: a finished stage, or the work folder of a run that is gone."""
+    """Something that nobody needs when one looks: a finished stage, or the work folder of a run that is gone."""
 
     folder: Path
     n_bytes: int
+    touched: int  # when the folder was changed or used last, in ns since 1970
+
+
+class _AtWork(Exception):
+    """Another process has the lock of a stage."""
 
 
 @contextlib.contextmanager
@@ -177,15 +193,23 @@ def _base(store: Store, name: Name) -> Name | None:
 
 
 def doomed(store: Store, days: float) -> list[Doomed]:
-    """What nobody needs and nobody touched for so many days, finished stages and work folders alike."""
+    """What nobody needs and nobody touched for so many days, finished stages and work folders alike.
+
+    What a killed gc left comes first: it is nobody's any more.
+    """
     before = time.time() - days * 86400
     sealed = store.made()
     needed_stages = needed(store, sealed)
-    old = (name for name, when in sealed.items() if name not in needed_stages and when < before)
-    folders = [folder for name in old if (folder := store.folder(*name)).stat().st_mtime < before]  # `Store.note_use`
+    old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
-    folders += [place for place in _hidden(store) if _is_left(place, claims, before)]
-    return [Doomed(folder, _size(folder)) for folder in folders]
+    hidden = [place for place in _hidden(store) if _is_left(place, claims)]
+    entries = []
+    for folder in (*hidden, *old):
+        with contextlib.suppress(FileNotFoundError):  # another gc was first
+            touched = folder.stat().st_mtime_ns  # of a finished stage: `Store.note_use`
+            if folder.name.startswith(GONE) or touched < before * 1e9:
+                entries.append(Doomed(folder, _size(folder), touched))
+    return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))
 
 
 def _hidden(store: Store) -> list[Path]:
@@ -200,20 +224,65 @@ def _hidden(store: Store) -> list[Path]:
     )
 
 
-def _is_left(place: Path, claims: Container[Name], before: float) -> bool:
-    """Whether nobody needs a folder that is no finished stage."""
-    if place.name.startswith(GONE):
-        return True
-    if place.name.startswith(WORK) and ((place.parent.name, place.name.removeprefix(WORK)) in claims or _locked(place)):
+def _is_left(place: Path, claims: Container[Name]) -> bool:
+    """Whether nobody is at work in a folder that is no finished stage."""
+    return not place.name.startswith(WORK) or (_name(place) not in claims and not _locked(place))
+
+
+def _name(folder: Path) -> Name:
+    """The stage that a folder is, or is to be."""
+    return folder.parent.name, folder.name.removeprefix(WORK)
+
+
+def collect(store: Store, entries: Iterable[Doomed]) -> Iterator[tuple[Doomed, bool]]:
+    """Remove what `doomed` listed one by one, each with whether it went: what is needed by now stays.
+
+    The list may be minutes old: a run may have claimed a stage, used it or begun to make it, and a person pinned it.
+    """
+    sealed = store.made()
+    roots: frozenset[Name] | None = None
+    kept: set[Name] = set()
+    for entry in entries:
+        now = frozenset([*((stage, key) for run in live(store) for stage, key in run["stages"]), *pins(store)])
+        if now != roots:
+            roots, kept = now, {*now, *_closure(store, sealed, now)}
+        yield entry, _collected(store, entry, kept)
+
+
+def _collected(store: Store, entry: Doomed, kept: Container[Name]) -> bool:
+    name = _name(entry.folder)
+    try:
+        if entry.folder.name.startswith((GONE, DAMAGED)):
+            remove(entry.folder)
+            return True
+        with store.locked(*name, _refuse):  # no run begins to make it, or sets it aside, meanwhile
+            if name in kept or entry.folder.stat().st_mtime_ns != entry.touched:
+                return False
+            away = _put_away(entry.folder)
+    except (FileNotFoundError, _AtWork):  # another gc was first, or a run is making it
         return False
-    return place.stat().st_mtime < before
+    _clear(away)
+    return True
 
 
-def remove(doomed_folder: Doomed) -> None:
+def _refuse() -> None:
+    raise _AtWork
+
+
+def remove(folder: Path) -> None:
     """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
-    removed = doomed_folder.folder.with_name(f"{GONE}{doomed_folder.folder.name.removeprefix(GONE)}")
-    doomed_folder.folder.rename(removed)
-    shutil.rmtree(removed)
+    _clear(_put_away(folder))
+
+
+def _put_away(folder: Path) -> Path:
+    """Rename to a name that nothing has: a gc that was killed may have left an older making of the same stage."""
+    return folder.rename(unused(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
+
+
+def _clear(folder: Path) -> None:
+    while folder.exists():
+        with contextlib.suppress(FileNotFoundError):  # another gc takes the same remains away
+            shutil.rmtree(folder)
 
 
 def usage(store: Store) -> dict[str, tuple[int, int]]:

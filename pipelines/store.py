@@ -93,11 +93,7 @@ class Store:
         with self.locked(stage, key, lambda: None):
             if not self.has(stage, key) or not self.damage(stage, key, whole):
                 return None
-            for number in itertools.count():
-                aside = self.root / stage / f"{DAMAGED}{key}-{number}"
-                if not aside.exists():
-                    return self.folder(stage, key).rename(aside)
-        return None
+            return self.folder(stage, key).rename(unused(self.root / stage / f"{DAMAGED}{key}"))
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
         """What a finished stage says of itself.
@@ -174,6 +170,12 @@ class Store:
             if not (final / MANIFEST).is_file():
                 raise
             shutil.rmtree(work, ignore_errors=True)
+
+
+def unused(place: Path) -> Path:
+    """The first of the paths PLACE-0, PLACE-1, ... at which nothing is."""
+    paths = (place.with_name(f"{place.name}-{number}") for number in itertools.count())
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def folders(place: Path) -> list[str]:

@@ -142,8 +142,7 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
 
 
 def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
-    for one in housekeeping.doomed(store, 0.0):
-        housekeeping.remove(one)
+    assert all(went for _, went in housekeeping.collect(store, housekeeping.doomed(store, 0.0)))
     assert {"/".join(name) for name in store.names()} == {"data/d2", "sft/s2", "report/r2"}
     assert all(store.damage(*name, whole=True) == [] for name in store.names())
     assert not list(store.root.glob("*/.gone-*"))
@@ -152,9 +151,31 @@ def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
 def test_gc_removes_the_remains_of_a_killed_gc(store: Store) -> None:
     store.folder("sft", "s1").rename(store.root / "sft" / ".gone-s1")
     assert "sft/.gone-s1" in gone(store, days=7)
-    for one in housekeeping.doomed(store, 7.0):
-        housekeeping.remove(one)
+    make(store, "sft", "s1", {"data": "d1"})  # made again, and no longer needed again
+    entries = housekeeping.doomed(store, 0.0)
+    assert entries[0].folder.name == ".gone-s1"
+    list(housekeeping.collect(store, entries[1:]))  # though the remains are there still
+    list(housekeeping.collect(store, entries[:1]))
     assert not list(store.root.glob("*/.gone-*"))
+    assert not store.has("sft", "s1")
+
+
+def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
+    """While folder after folder goes, a run claims a stage, one uses another, and one goes on in a work folder."""
+    for key in ("used", "made"):
+        make(store, "data", key)
+    store.work("sft", "s3").mkdir()
+    entries = housekeeping.doomed(store, 0.0)
+    assert {entry.folder.name for entry in entries} == {"d1", "s1", "r1", "used", "made", ".work-s3"}
+    collecting = housekeeping.collect(store, entries)
+    store.note_use("data", "used")
+    with (
+        housekeeping.claimed(store, [("sft", "s1")], {"recipe": "farms"}),  # and data/d1, which it was made of
+        store.locked("sft", "s3", lambda: None),
+    ):
+        assert {entry.folder.name for entry, went in collecting if went} == {"r1", "made"}
+    assert {"data/d1", "sft/s1", "data/used"} <= {"/".join(name) for name in store.names()}
+    assert store.work("sft", "s3").is_dir()
 
 
 def test_usage_counts_all_bytes_by_kind(store: Store) -> None:
