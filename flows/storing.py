@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipelines import housekeeping
+from pipelines.errors import DataError, SqltrainError
 from pipelines.nightly import travel
 from pipelines.remote import Remote, chosen
 from pipelines.store import Store
@@ -66,31 +67,66 @@ def damaged(store: Store, say: Callable[[str], None]) -> int:
 
 
 def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Upload the finished stages that are not there yet, saying each; without names, the nights too."""
+    """Upload the finished stages that are not there, or are there with other bytes; without names, the nights too.
+
+    Raises:
+        SqltrainError: some are damaged here, said as they are met; the others are there.
+    """
     remote = Remote(url)
     there = set(remote.names())
     wanted = chosen(list(store.names()), names, str(store.root))
-    _copy([name for name in wanted if name not in there], lambda name: remote.push(store, *name), "pushed", say)
+    differing = [name for name in wanted if name not in there or not remote.holds(store, *name)]
+    sound = []
+    for name in differing:
+        if wrong := store.damage(*name, whole=True):
+            say(f"damaged, not pushed: {'/'.join(name)} ({wrong[0]})")
+            continue
+        sound.append(name)
+        remote.push(store, *name)
+        say(f"pushed {'/'.join(name)}")
+    say(_sum(len(sound), "pushed"))
     if not names:
         travel.push(remote, store, say)
+    if damaged := len(differing) - len(sound):
+        raise SqltrainError(f"{_sum(damaged, 'damaged')} here and not pushed", "Run again what made them, then push.")
 
 
 def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Download the finished stages that the store lacks, saying each; without names, the nights too."""
+    """Download the finished stages that the store lacks or has damaged, saying each; without names, the nights too.
+
+    Raises:
+        DataError: some are not as a store writes them, said as they are met; the others came.
+    """
     remote = Remote(url)
-    wanted = [name for name in chosen(remote.names(), names, url) if not store.has(*name)]
-    _copy(wanted, lambda name: remote.pull(store, *name), "pulled", say)
+    failures: list[DataError] = []
+    count = 0
+    for name in chosen(remote.names(), names, url):
+        if store.has(*name):
+            wrong = store.damage(*name, whole=True)
+            aside = store.set_aside(*name, whole=True) if wrong else None
+            if aside is not None:
+                say(f"{'/'.join(name)} is damaged ({wrong[0]}): set aside as {aside.name}")
+            if store.has(*name):
+                continue
+        try:
+            remote.pull(store, *name)
+        except DataError as error:
+            failures.append(error)
+            say(f"not pulled: {'/'.join(name)}: {error.message}")
+            continue
+        count += 1
+        say(f"pulled {'/'.join(name)}")
+    say(_sum(count, "pulled"))
     if not names:
         travel.pull(remote, store, say)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise DataError(f"{_sum(len(failures), 'not pulled')}; the first: {failures[0].message}", failures[0].hint)
 
 
-def _copy(
-    names: Sequence[tuple[str, str]], copy: Callable[[tuple[str, str]], None], done: str, say: Callable[[str], None]
-) -> None:
-    for name in names:
-        copy(name)
-        say(f"{done} {'/'.join(name)}")
-    say(f"{len(names)} stage{'' if len(names) == 1 else 's'} {done}")
+def _sum(count: int, what: str) -> str:
+    return f"{count} stage{'' if count == 1 else 's'} {what}"
 
 
 def human(n_bytes: int) -> str:

@@ -43,6 +43,20 @@ class Remote:
         names = ((parts[-3], parts[-2]) for parts in (str(path).split("/") for path in paths))
         return sorted(name for name in names if all(map(arrival.is_plain, name)))
 
+    def holds(self, store: Store, stage: str, key: str) -> bool:
+        """Whether a stage there has the manifest of the one here, and files of the sizes that it says."""
+        there, manifest = f"{self.root}/{stage}/{key}", store.folder(stage, key) / MANIFEST
+        try:
+            content = manifest.read_bytes()
+            files = arrival.files(json.loads(content), stage, key)
+        except (DataError, ValueError, RecursionError):
+            return False  # it is damaged here
+        sizes = self._sizes(there)
+        wanted = {name: facts["bytes"] for name, facts in files.items()} | {MANIFEST: len(content)}
+        if LINKS not in sizes or any(sizes.get(name) != size for name, size in wanted.items()):
+            return False
+        return bool(self._try(lambda: self.files.cat_file(f"{there}/{MANIFEST}")) == content)
+
     def push(self, store: Store, stage: str, key: str) -> None:
         """Upload a finished stage, its manifest last."""
         folder, there = store.folder(stage, key), f"{self.root}/{stage}/{key}"
@@ -107,7 +121,9 @@ class Remote:
         return bytes(self._try(lambda: self.files.cat_file(f"{self.root}/{name}")))
 
     def _json(self, there: str) -> Any:
-        """A JSON file of the other side; huge ones and broken ones are refused."""
+        """A JSON file of the other side; missing, huge and broken ones are refused."""
+        if not self._try(lambda: self.files.exists(there)):
+            raise arrival.refused(there, "it is missing")
         if self._try(lambda: self.files.size(there)) > arrival.JSON_BYTES:
             raise arrival.refused(there, "it is too long")
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows import storing
-from pipelines.errors import DataError, ResourceError
+from pipelines.errors import DataError, ResourceError, SqltrainError
 from pipelines.remote import Remote, chosen
 from pipelines.store import Store
 
@@ -119,6 +119,56 @@ def test_damage_on_the_way_is_refused_and_leaves_no_stage(tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"data\.txt of data/d1 is damaged"):
         storing.pull(other, url, ["data"], lambda line: None)
     assert not other.has("data", "d1")
+
+
+def test_a_damaged_stage_is_not_pushed_and_the_others_are(tmp_path: Path) -> None:
+    said: list[str] = []
+    here = filled(tmp_path / "here")
+    (here.folder("data", "d1") / "data.txt").write_text("rowz")
+    with pytest.raises(SqltrainError, match="1 stage damaged here and not pushed") as caught:
+        storing.push(here, f"file://{tmp_path}/there", [], said.append)
+    assert caught.value.exit_code == 1
+    assert said == ["damaged, not pushed: data/d1 (data.txt)", "pushed sft/s1", "1 stage pushed"]
+    assert not (tmp_path / "there" / "data").exists()
+
+
+@pytest.mark.parametrize("name", ["data.txt", "manifest.json", "links.json"])
+def test_a_stage_that_differs_there_is_pushed_again(tmp_path: Path, name: str) -> None:
+    said: list[str] = []
+    here, url = filled(tmp_path / "here"), f"file://{tmp_path}/there"
+    storing.push(here, url, [], lambda line: None)
+    path = tmp_path / "there" / "data" / "d1" / name
+    whole = path.read_bytes()
+    path.unlink() if name == "links.json" else path.write_bytes(whole.replace(b"rows", b"row").replace(b"d1", b"d2"))
+    storing.push(here, url, [], said.append)
+    assert said == ["pushed data/d1", "1 stage pushed"]
+    assert path.read_bytes() == whole
+
+
+def test_a_stage_that_cannot_be_pulled_does_not_keep_the_others_from_coming(tmp_path: Path) -> None:
+    said: list[str] = []
+    url, other = f"file://{tmp_path}/there", Store(tmp_path / "other")
+    storing.push(filled(tmp_path / "here"), url, [], lambda line: None)
+    (tmp_path / "there" / "data" / "d1" / "links.json").unlink()
+    with pytest.raises(DataError, match=r"links\.json is refused: it is missing"):
+        storing.pull(other, url, [], said.append)
+    assert said[0].startswith("not pulled: data/d1: ")
+    assert said[1:] == ["pulled sft/s1", "1 stage pulled"]
+    (tmp_path / "there" / "sft" / "s1" / "model" / "weights.bin").unlink()
+    with pytest.raises(DataError, match=r"2 stages not pulled; the first: .*links\.json") as caught:
+        storing.pull(Store(tmp_path / "third"), url, [], said.append)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_stage_is_set_aside_and_pulled(tmp_path: Path) -> None:
+    said: list[str] = []
+    here, url = filled(tmp_path / "here"), f"file://{tmp_path}/there"
+    storing.push(here, url, [], lambda line: None)
+    (here.folder("data", "d1") / "data.txt").write_text("rowz")
+    storing.pull(here, url, [], said.append)
+    aside = "data/d1 is damaged (data.txt): set aside as .damaged-d1-0"
+    assert said == [aside, "pulled data/d1", "1 stage pulled"]
+    assert here.damage("data", "d1", whole=True) == []
 
 
 def test_a_name_that_points_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def store_pin(
 
 @store_app.command("push")
 def store_push(url: Url, names: Names = None, store: Where = None) -> None:
-    """Copy finished stages, and without names the nights too, to object storage; what is there is left alone.
+    """Copy finished stages, and without names the nights too, to object storage; what is there unchanged is left alone.
 
     Examples:
 
@@ -211,7 +211,7 @@ def store_push(url: Url, names: Names = None, store: Where = None) -> None:
 
 @store_app.command("pull")
 def store_pull(url: Url, names: Names = None, store: Where = None) -> None:
-    """Fetch finished stages, and without names the nights too, checked against their manifests.
+    """Fetch finished stages that are lacking or damaged, and without names the nights too, checked against manifests.
 
     Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
     """
