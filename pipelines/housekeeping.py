@@ -171,6 +171,8 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name]) -> It
         manifest = _manifest(store, name)
         todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
         todo += [(stage, key) for stage, key in manifest.get("parts", [])]
+        # `sqltrain evaluate` has no stages of a recipe for inputs; null where there are no links to databases.
+        todo += [(stage, manifest[stage]) for stage in ("test", "test_schema") if isinstance(manifest.get(stage), str)]
         base = _base(store, name)
         if base is not None and base not in seen:  # its weights only: what it was made of is not read again
             yield base

@@ -64,6 +64,17 @@ def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store: Store) -> N
         housekeeping.pin(store, "report/r", True)
 
 
+def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(store: Store) -> None:
+    for stage, key in (("test", "t1"), ("test_schema", "l1"), ("test", "t2")):
+        make(store, stage, key)
+    make(store, "evaluations", "e1", test="t1", test_schema="l1")
+    make(store, "evaluations", "e2", test="t2", test_schema=None)
+    housekeeping.pin(store, "evaluations/e1", True)
+    assert gone(store) & {"test/t1", "test_schema/l1", "test/t2"} == {"test/t2"}
+    housekeeping.pin(store, "evaluations/e2", True)
+    assert "test/t2" not in gone(store)
+
+
 def test_a_champion_and_its_predecessor_keep_theirs_and_older_ones_do_not(store: Store) -> None:
     make(store, "grpo", "g0", {"data": "d0"})
     make(store, "grpo", "g1", {"sft": "s1"})
