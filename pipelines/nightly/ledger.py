@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,7 @@ class Ledger:
 
     def decided(self) -> dict[str, str]:
         """What became of each batch: the last decision about it."""
-        nights = [row for row in self.lines() if row["event"] == "night"]
-        return {name: row["decision"] for row in nights if row["decision"] in TAKEN for name in row["new"]}
+        return decisions(self.lines())
 
     def usable(self) -> list[Path]:
         """The batches that may be trained on, in the order in which they came."""
@@ -163,6 +162,12 @@ class Ledger:
             )
         self.add("rollback", **{"from": former.key, "to": came.key})
         return former, came
+
+
+def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What became of each batch by the lines of a ledger: the last decision about it."""
+    nights = [row for row in lines if row["event"] == "night"]
+    return {name: row["decision"] for row in nights if row["decision"] in TAKEN for name in row["new"]}
 
 
 def ledgers(store: Store) -> Mapping[str, Ledger]:

@@ -5,14 +5,15 @@ A ledger only grows: one that continues another takes its place, and two that ha
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 from pipelines import arrival
 from pipelines.errors import DataError
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
-from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, ledgers
+from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, Overlap, decisions, ledgers
 from pipelines.remote import LINKS, Remote
 from pipelines.store import Store, read_json, write_atomic, write_json
 
@@ -22,17 +23,32 @@ FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which 
 def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
     """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
 
+    A recipe whose night is at work is left out, and a line says so.
+
     Raises:
         DataError: the ledger there is not one that this store's continues.
     """
     for recipe, ledger in ledgers(store).items():
-        there = remote.files_below(f"{HOME}/{recipe}")
-        if LINES in there and not _continues((ledger.folder / LINES).read_bytes(), _lines(remote, recipe), recipe):
-            continue
-        for name, path in _batches(ledger):
-            if name not in there:
-                remote.put(path, f"{HOME}/{recipe}/{name}")
+        try:
+            with ledger.locked():
+                _push(remote, ledger, recipe, say)
+        except Overlap:
+            say(f"not pushed: the nights of {recipe}, of which one is at work; push again when it is over")
+
+
+def _push(remote: Remote, ledger: Ledger, recipe: str, say: Callable[[str], None]) -> None:
+    there = remote.files_below(f"{HOME}/{recipe}")
+    own = (ledger.folder / LINES).read_bytes()
+    lines = _lines(remote, recipe) if LINES in there else b""
+    grown = _continues(own, lines, recipe)
+    if not grown and own != lines:
+        return
+    changed = [(name, path) for name, path in _batches(ledger) if there.get(name) != path.stat().st_size]
+    for name, path in changed:
+        remote.put(path, f"{HOME}/{recipe}/{name}")
+    if grown:
         remote.put(ledger.folder / LINES, f"{HOME}/{recipe}/{LINES}")
+    if grown or changed:
         say(f"pushed {len(ledger.lines())} nights of {recipe}")
 
 
@@ -51,30 +67,39 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         with ledger.locked():
             if own.is_file() and not _continues(lines, own.read_bytes(), recipe):
                 continue
+            decided = _decided(lines, recipe)
             for name, size in sizes.items():
-                _take(remote, ledger, recipe, name, size)
+                _take(remote, ledger, recipe, name, size, decided)
             write_atomic(own, lines.decode("utf-8"))
         say(f"pulled {len(ledger.lines())} nights of {recipe}")
 
 
 def _batches(ledger: Ledger) -> Iterator[tuple[str, Path]]:
-    """The files of every batch by their names beside the ledger; its links to databases as a list of links."""
-    for batch in sorted(ledger.batches.glob("[0-9]*")):
+    """The files of every batch by their names beside the ledger; its links to databases as a list of links.
+
+    Batches about which no night has decided are left out: one may still lose rows, or be refused.
+    """
+    decided = ledger.decided()
+    for batch in sorted(path for path in ledger.batches.glob("[0-9]*") if path.name in decided):
         links = {str(path.relative_to(batch)): os.readlink(path) for path in batch.rglob("*") if path.is_symlink()}
         write_json(batch / LINKS, links)
         files = [name for name in FILES if (batch / name).is_file()]
         yield from ((f"{BATCHES}/{batch.name}/{name}", batch / name) for name in files)
 
 
-def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int) -> None:
-    """One file of a batch that the store lacks, and the links of a batch whose list of links it is."""
+def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int, decided: Container[str]) -> None:
+    """One file of a batch that the store lacks or has otherwise, and the links that it lists if it is such a list.
+
+    Args:
+        decided: names of the batches that the ledger there decided on; others are not taken.
+    """
     owner, _, rest = name.partition("/")
     home, _, place = rest.partition("/")
     batch, _, file = place.partition("/")
     path = ledger.batches / batch / file
-    if (owner, home) != (recipe, BATCHES) or file not in FILES or not arrival.is_plain(batch):
+    if (owner, home) != (recipe, BATCHES) or file not in FILES or not arrival.is_plain(batch) or batch not in decided:
         return
-    if not path.is_file():
+    if not path.is_file() or path.stat().st_size != size:
         _hold_size(f"{HOME}/{name}", size)
         beside = path.with_name(f".{path.name}.partial")
         remote.get(f"{HOME}/{name}", beside)
@@ -90,6 +115,14 @@ def _lines(remote: Remote, recipe: str) -> bytes:
     name = f"{HOME}/{recipe}/{LINES}"
     _hold_size(name, remote.files_below(f"{HOME}/{recipe}")[LINES])
     return remote.read(name)
+
+
+def _decided(lines: bytes, recipe: str) -> Container[str]:
+    """The batches that a ledger from there decided on; a last line that was cut short never happened."""
+    try:
+        return decisions(json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip())
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise arrival.refused(f"{HOME}/{recipe}/{LINES}", "it is no ledger") from None
 
 
 def _hold_size(name: str, size: int) -> None:

@@ -1,5 +1,6 @@
 """Nights on object storage: after a pull the champion is champion, and no row of a batch is new again."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -90,6 +91,66 @@ def test_ledgers_that_have_parted_are_not_mixed(tmp_path: Path, here: Store, rem
     for move in (travel.push, travel.pull):
         with pytest.raises(DataError, match="have parted"):
             move(remote, there, lambda line: None)
+
+
+def collected(tmp_path: Path, store: Store, kind: str) -> Path:
+    """A batch of four new rows."""
+    farms.questions(tmp_path / "inbox", f"{kind}.jsonl", farms.named(kind, 2), [0, 1])
+    batch = inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), Ledger(store, "farms").batches)
+    assert batch is not None
+    return batch
+
+
+def test_a_night_at_work_is_not_pushed_and_the_line_says_so(here: Store, remote: Remote) -> None:
+    said: list[str] = []
+    with Ledger(here, "farms").locked():
+        travel.push(remote, here, said.append)
+    assert said == ["not pushed: the nights of farms, of which one is at work; push again when it is over"]
+    assert remote.files_below("nightly") == {}
+
+
+def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path: Path, here: Store, remote: Remote) -> None:
+    batch = collected(tmp_path, here, "m")
+    travel.push(remote, here, lambda line: None)
+    pushed = {name.split("/")[1] for name in remote.files_below("nightly/farms") if name.startswith("batches/")}
+    assert pushed == {path.name for path in Ledger(here, "farms").batches.glob("0001-*")}
+    Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
+    travel.push(remote, here, lambda line: None)
+    assert remote.read(f"nightly/farms/batches/{batch.name}/rows.json") == (batch / "rows.json").read_bytes()
+
+
+def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(
+    tmp_path: Path, here: Store, remote: Remote
+) -> None:
+    batch, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
+    content = (batch / inbox.QUESTIONS).read_bytes()
+    remote.put(batch / inbox.QUESTIONS, f"nightly/farms/batches/{batch.name}/questions.jsonl")
+    copy = Ledger(there, "farms").batches / batch.name / inbox.QUESTIONS
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(content)
+    assert inbox.leave_out(batch, {json.loads(content.splitlines()[0])["id"]: "held out"})
+    Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
+    travel.push(remote, here, lambda line: None)
+    travel.pull(remote, there, lambda line: None)
+    assert len(copy.read_bytes().splitlines()) == 3
+    assert inbox.left_out(copy.parent) == 1
+
+
+def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path: Path, here: Store, remote: Remote) -> None:
+    refused, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
+    travel.push(remote, here, lambda line: None)
+    for name in ("questions.jsonl", "rows.json"):
+        remote.put(refused / name, f"nightly/farms/batches/{refused.name}/{name}")
+    travel.pull(remote, there, lambda line: None)
+    assert [path.name[:4] for path in Ledger(there, "farms").batches.iterdir()] == ["0001"]
+
+
+@pytest.mark.parametrize("line", ["[]", "{", '{"event": "night"}'])
+def test_what_is_no_ledger_is_refused(tmp_path: Path, remote: Remote, line: str) -> None:
+    (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
+    remote.put(tmp_path / "ledger.jsonl", "nightly/farms/ledger.jsonl")
+    with pytest.raises(DataError, match="it is no ledger"):
+        travel.pull(remote, Store(tmp_path / "there"), lambda line: None)
 
 
 def test_a_reference_to_a_checkpoint_of_the_store_survives_its_move(tmp_path: Path) -> None:
