@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from flows.progress import Bars
@@ -43,11 +46,11 @@ def check(
     stages = {stage.name for stage in graph.active(recipe) if graph.kind_of(stage.name) in ("data", "test")}
     steps = graph.plan(recipe, store, among=stages)
     folders = [graph.execute(step, recipe, store, bars, steps).folder for step in steps]
-    pool = {example.id: example for folder in folders for example in examples(folder, "sft", "rl", "dev", "test")}
-    gold_problems, facts = _gold(recipe, pool, bars)
+    pools = _pools(folders)
+    gold_problems, facts = _gold(recipe, pools, bars)
     say(f"{facts['gold_checked']} gold SQL of {recipe.name}: {facts['gold_full']} earn the full reward")
     if health:
-        facts |= _health(recipe, list(pool.values()), say)
+        facts |= _health(recipe, [*chain(*pools)], say)
     return [*problems, *gold_problems], {"recipes": len(names), "variants": n_variants, **facts}
 
 
@@ -75,30 +78,47 @@ def _note_margin(recipe: Recipe, say: Say) -> None:
         say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
 
 
-def _gold(recipe: Recipe, pool: dict[str, Example], bars: Bars) -> tuple[list[str], dict[str, Any]]:
+def _pools(folders: Sequence[Path]) -> list[list[Example]]:
+    """The questions pool by pool: an id is of one question within a pool alone. One of several pools stands once."""
+    seen: set[tuple[str, ...]] = set()
+    pools: list[list[Example]] = []
+    for folder in folders:
+        for name in ("sft", "rl", "dev", "test"):
+            pools.append([])
+            for example in examples(folder, name):
+                # Each stage links a database in its own folder; what the link leads to is the same.
+                text = (example.id, example.question, example.gold_sql, os.path.realpath(example.database.location))
+                if text not in seen:
+                    seen.add(text)
+                    pools[-1].append(example)
+    return pools
+
+
+def _gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -> tuple[list[str], dict[str, Any]]:
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
     from pipelines.databases.of_recipe import schemas, sql_engine
     from pipelines.rewards.outcome import make_outcomes
     from pipelines.rewards.rubric import Rubric
 
-    answers = [_answer(example) for example in pool.values()]
+    parts = [pool[start : start + 512] for pool in pools for start in range(0, len(pool), 512)]
+    count = sum(map(len, parts))
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
     problems: list[str] = []
     full = 0
-    bars.begin("gold SQL", len(answers), "queries")
+    bars.begin("gold SQL", count, "queries")
     with sql_engine(recipe) as sql:
-        for start in range(0, len(answers), 512):
-            part = answers[start : start + 512]
+        for part in parts:
+            by_id, answers = {example.id: example for example in part}, [_answer(example) for example in part]
             for outcome in make_outcomes(
-                part, pool, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns
+                answers, by_id, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns
             ):
-                example = pool[outcome.example_id]
+                example = by_id[outcome.example_id]
                 why = _without_result(example, sql) if outcome.broken else _short(outcome, rubric)
                 full += not why
                 if why:
                     problems.append(f"gold SQL of {example.id}: {why}: {example.gold_sql}")
             bars.advance(len(part))
-    return problems, {"gold_checked": len(answers), "gold_full": full}
+    return problems, {"gold_checked": count, "gold_full": full}
 
 
 def _answer(example: Example) -> Trajectory:

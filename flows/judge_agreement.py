@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from rich.table import Table
 from rich.text import Text
 
@@ -54,12 +57,8 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
     screen.run(recipe, store, "synthesize")
     there = [step for step in graph.plan(recipe, store) if step.cached]
-    folders = [step.folder for step in there if step.kind in ("data", "test")]
-    pool = {example.id: example for folder in folders for example in examples(folder, "sft", "dev", "test")}
-    sources = [step.folder for step in there if step.kind == "synthesize" or step.kind.startswith("evaluate_")]
-    right, wrong = _choose(
-        recipe, [trajectory for folder in sources for trajectory in trajectories(folder)], pool, count // 2
-    )
+    answers, pool = _answered(there)
+    right, wrong = _choose(recipe, answers, pool, count // 2)
     half = min(len(right), len(wrong))
     if not half:
         raise DataError(
@@ -72,6 +71,27 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     _show(endpoint, agreement)
     screen.say(asker.bill())
     return agreement
+
+
+def _answered(there: Sequence[graph.Step]) -> tuple[list[Trajectory], dict[str, Example]]:
+    """What teachers and evaluated models answered, and the questions by id.
+
+    An id is of one question within a pool alone, so here it begins with the stage that read the question.
+    """
+    answers: list[Trajectory] = []
+    pool: dict[str, Example] = {}
+    for step in there:
+        if step.kind != "synthesize" and not step.kind.startswith("evaluate_"):
+            continue
+        for asked in (other for other in there if other.name in step.needs and other.kind in ("data", "test")):
+            for example in examples(asked.folder, "sft" if asked.kind == "data" else "test"):
+                id = f"{asked.name}/{example.id}"
+                pool[id] = dataclasses.replace(example, id=id)
+            answers += [
+                dataclasses.replace(answer, example_id=f"{asked.name}/{answer.example_id}")
+                for answer in trajectories(step.folder)
+            ]
+    return answers, pool
 
 
 def _choose(

@@ -125,7 +125,7 @@ def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
     """Look through the gold SQL of a recipe's sources that `sqltrain check --data` doubts, until stopped.
 
     Raises:
-        DataError: a source cannot be read, or the place of the result is taken.
+        DataError: a source cannot be read, the place of the result is taken, or questions to correct share an id.
         ResourceError: another review of it is open, or the port is taken.
     """
     places = Places.beside(out or Path("corrections.jsonl"))
@@ -135,7 +135,9 @@ def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
         _listening(port) as listener,
     ):
         listed = items.of_recipe(recipe, Path(folder))
-        doubted = [item for item in _examined(listed, sql) if item.doubts]
+        listed = _examined(listed, sql)
+        items.hold_ids_apart(listed)
+        doubted = [item for item in listed if item.doubts]
         if not doubted:
             screen.say(f"nothing speaks against the gold SQL of {recipe.name}: {len(listed):,} looked at")
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os.path
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -136,16 +137,40 @@ def of_recipe(recipe: Recipe, folder: Path) -> list[Item]:
         DataError: a source cannot be read.
     """
     pools = [base.read(source, recipe.seed, folder).examples for source in sources(recipe)]
-    by_id = {example.id: example for examples in pools for example in base.resolve(examples, folder)}
-    return [Item(_key(example, example.database.id), example) for example in by_id.values()]
+    # By more than the id, which two sources may give to two questions.
+    distinct = {_published(example): example for examples in pools for example in base.resolve(examples, folder)}
+    return list(_apart(Item(_key(example, example.database.id), example) for example in distinct.values()))
+
+
+def _published(example: Example) -> tuple[str, ...]:
+    """What tells a question from others, whatever a source's corrections have made of it."""
+    texts = {"question": example.question, "sql": example.gold_sql, **example.meta.get(corrections.META, {})}
+    return example.id, texts["question"], texts["sql"], os.path.realpath(example.database.location)
 
 
 def examined(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
     """The items with what speaks against their SQL."""
+    with_sql = [item for item in items if item.example.gold_sql]
     doubts: dict[str, list[str]] = {}
-    for finding in health.examine([item.example for item in items if item.example.gold_sql], sql):
-        doubts.setdefault(finding.example_id, []).append(f"{finding.reason.replace('_', ' ')}: {finding.detail}")
-    return [dataclasses.replace(item, doubts=tuple(doubts.get(item.example.id, ()))) for item in items]
+    for finding in health.examine([item.example for item in with_sql], sql):
+        key = with_sql[finding.place].key
+        doubts.setdefault(key, []).append(f"{finding.reason.replace('_', ' ')}: {finding.detail}")
+    return [dataclasses.replace(item, doubts=tuple(doubts.get(item.key, ()))) for item in items]
+
+
+def hold_ids_apart(items: Iterable[Item]) -> None:
+    """A file of corrections names questions by id: what may get an entry needs an id of its own.
+
+    Raises:
+        DataError: two questions that are doubted, or corrected already, have one id.
+    """
+    ids = Counter(item.example.id for item in items if item.doubts or corrections.META in item.example.meta)
+    shared = [id for id, count in ids.items() if count > 1]
+    if shared:
+        raise DataError(
+            f"{len(shared)} ids are of several questions that need corrections; the first: {shared[0]!r}",
+            "Give each question of the recipe's sources an id of its own: a file of corrections names them by it.",
+        )
 
 
 def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:

@@ -34,10 +34,12 @@ class Finding:
     """One thing that is wrong with one gold query.
 
     Attributes:
+        place: of the example among those that were looked at; several may have one id.
         reason: one of `REASONS`.
         detail: the error class, the milliseconds, the tied values: one line.
     """
 
+    place: int
     example_id: str
     reason: str
     detail: str
@@ -60,36 +62,36 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
         findings[key] += _of_ties(probe, result)
     against = _contradictions(examples, sql)
     return [
-        Finding(example.id, reason, detail, example.gold_sql)
-        for example in examples
-        for reason, detail in [*findings[example.database, example.gold_sql], *against.get(example.id, ())]
+        Finding(place, example.id, reason, detail, example.gold_sql)
+        for place, example in enumerate(examples)
+        for reason, detail in [*findings[example.database, example.gold_sql], *against.get(place, ())]
     ]
 
 
-def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[str, list[tuple[str, str]]]:
-    """By example id: where the same question is asked of the same database before, with a gold SQL whose result
+def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, list[tuple[str, str]]]:
+    """By an example's place: where the same question is asked of the same database before, with a gold SQL whose result
     differs, and under which equalities: a prediction can be right for one of them only.
     """
     first: dict[tuple[Database, str], Example] = {}
-    pairs: list[tuple[Example, Example]] = []
-    for example in examples:
+    pairs: list[tuple[int, Example, Example]] = []
+    for place, example in enumerate(examples):
         earlier = first.setdefault((example.database, " ".join(example.question.lower().split())), example)
         if earlier.gold_sql != example.gold_sql:
-            pairs.append((earlier, example))
+            pairs.append((place, earlier, example))
     verdicts = sql.verdicts(
-        [Pair(first_asked.database, first_asked.gold_sql, two.gold_sql) for first_asked, two in pairs], JUDGED
+        [Pair(first_asked.database, first_asked.gold_sql, two.gold_sql) for _, first_asked, two in pairs], JUDGED
     )
-    findings: dict[str, list[tuple[str, str]]] = {}
-    for (first_asked, two), verdict in zip(pairs, verdicts, strict=True):
+    findings: dict[int, list[tuple[str, str]]] = {}
+    for (place, first_asked, _), verdict in zip(pairs, verdicts, strict=True):
         no = [name for name, score in verdict.scores.items() if not score]
         if no and verdict.gold is verdict.predicted is ExecutionStatus.OK:
-            findings[two.id] = [("contradictory", f"another result than {first_asked.id} has, under {', '.join(no)}")]
+            findings[place] = [("contradictory", f"another result than {first_asked.id} has, under {', '.join(no)}")]
     return findings
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
     """How many examples have each reason."""
-    return {reason: len({f.example_id for f in findings if f.reason == reason}) for reason in REASONS}
+    return {reason: len({f.place for f in findings if f.reason == reason}) for reason in REASONS}
 
 
 def lines(findings: Sequence[Finding]) -> Iterator[str]:

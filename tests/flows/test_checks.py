@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from flows import checks
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, Example
+from tests.flows.command_line import sqltrain
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,28 @@ def test_a_gold_sql_that_is_too_large_is_told_from_one_that_fails(sql: str, said
     example = Example("q", "?", Database("harbour", "sqlite", str(tmp_path / "harbour.sqlite")), sql)
     with SqlEngine(Limits(timeout_s=5, max_rows=2)) as engine:
         assert said in checks._without_result(example, engine)
+
+
+def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A training file and a test file both number their questions from 1; the training file's first is empty."""
+    connection = sqlite3.connect(tmp_path / "harbour.sqlite")
+    connection.executescript("CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('a'), ('b'), ('c')")
+    connection.close()
+    asked = {"train": ["SELECT name FROM ship WHERE name > 'c'", "SELECT count(*) FROM ship"]}
+    asked["test"] = ["SELECT min(name) FROM ship", "SELECT max(name) FROM ship", "SELECT name FROM ship"]
+    for pool, queries in asked.items():
+        rows = [
+            {"id": id, "question": f"{sql}?", "database": "harbour.sqlite", "sql": sql}
+            for id, sql in enumerate(queries)
+        ]
+        (tmp_path / f"{pool}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train, test = (f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}" for pool in asked)
+    own = [f"data.sft={train}", f"data.rl=[{train}]", f"data.dev={test}", f"data.test=[{test}]"]
+    code, out, said = sqltrain(
+        monkeypatch, capsys, "check", "miniature", *own, f"store={tmp_path / 's'}", "--data", "--json"
+    )
+    assert code == 0, said
+    facts = json.loads(out.splitlines()[-1])
+    assert (facts["gold_checked"], facts["gold_full"], facts["health"]["empty"]) == (5, 5, 1)

@@ -163,6 +163,29 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
     assert items.corrected(mended) == {"1": lines(places.out)[0]}
 
 
+def test_questions_of_two_sources_with_one_id_are_all_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where both need a correction they are refused, for a file of corrections knows them by their id alone."""
+    monkeypatch.chdir(tmp_path)
+    path, other = shop(tmp_path), tmp_path / "other.jsonl"
+    gone = {"question": "What is gone ?", "sql": "SELECT 1 FROM gone"}
+    other.write_text(json.dumps({"id": "1", "database": "shop.sqlite", **DEAREST}) + "\n")
+    recipe = reading(path)
+    held_out = recipe.data.dev.model_copy(update={"path": str(other)})
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"dev": held_out})})
+    for question, doubted in ((COUNT, [False, True]), (gone, [True, True])):
+        path.write_text(json.dumps({"id": "1", "database": "shop.sqlite", **question}) + "\n")
+        with sql_engine(recipe, 1) as sql:
+            given = items.examined(items.of_recipe(recipe, tmp_path / "stage"), sql)
+        assert [item.is_doubted for item in given] == doubted
+        if all(doubted):
+            with pytest.raises(DataError, match="1 ids are of several questions that need corrections; the first: '1'"):
+                items.hold_ids_apart(given)
+        else:
+            items.hold_ids_apart(given)
+
+
 def test_two_lines_that_say_the_same_are_decided_apart(mine: Path) -> None:
     mine.write_text(2 * (json.dumps({**COUNT, "database": "shop.sqlite"}) + "\n"))
     with reviewing(mine) as running:

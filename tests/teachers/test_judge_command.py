@@ -1,6 +1,8 @@
 """`sqltrain judge` over a real server: what it finds of a judge that is taken in, and that nothing is paid twice."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,27 @@ def test_a_judge_grades_by_the_recipes_own_scale(
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
     assert (found["right_accepted"], found["wrong_accepted"], found["unread"]) == (0, 0, 0)
+
+
+def test_answers_are_judged_by_the_questions_of_their_own_pool(
+    tmp_path: Path, servers: Any, name_endpoint: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    """All answers to the training questions are right; the test file gives their ids to other questions."""
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as shop:
+        shop.executescript("CREATE TABLE item (name TEXT, price INTEGER); INSERT INTO item VALUES ('a', 3), ('b', 5)")
+    asked = [(f"How many cost {price}?", f"SELECT count(*) FROM item WHERE price > {price}") for price in range(2, 6)]
+    pools = []
+    for pool, order in (("train", asked), ("test", asked[::-1])):
+        rows = [{"id": i, "question": q, "database": "shop.sqlite", "sql": sql} for i, (q, sql) in enumerate(order)]
+        (tmp_path / f"{pool}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        pools.append(f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}")
+    own = [f"data.sft={pools[0]}", "data.rl=[]", f"data.dev={pools[1]}", f"data.test=[{pools[1]}]"]
+    own += ["synthesis.teacher.error_rate=0", "contracts.max_leaked=1", f"store={tmp_path / 's'}"]
+    name_endpoint(servers(lambda messages: "2.0"))
+    assert sqltrain(monkeypatch, capsys, "check", "miniature", *own)[0] == 0  # reads both pools
+    code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *own, "--endpoint", "teacher")
+    assert code == 2
+    assert "are all right" in said
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
