@@ -58,6 +58,7 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
     rest, store = split(overrides)
     recipe = recipes.load(str(place), rest)
     recipe_file.trained(recipe)  # it can be adapted
+    nights.guards(str(place), rest, recipe)  # they are asked last: a word that is wrong should not cost a training
     steps = graph.plan(recipe, store)
     _foretell(recipe, steps, counts_of(recipe))
     if plan_only:

@@ -83,6 +83,31 @@ def title(recipe: Recipe, store: Store) -> str:
     return f"{recipe.name} night {nights + 1}"
 
 
+def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Recipe]:
+    """The recipe over the questions of each of its `nightly.guards`, which are not asked for their gold schemas.
+
+    Args:
+        name, overrides: the recipe as the user names it.
+
+    Raises:
+        RecipeError: a guard names no file of `conf/`, or its questions are not there.
+    """
+    guards = {}
+    for include in recipe.nightly.guards:
+        guard = recipes.load(name, [*overrides, f"include={include}"])
+        path = guard.benchmark.path
+        there = bool(path) and ("://" in str(path) or Path(str(path)).expanduser().exists())
+        if guard.benchmark.kind != "miniature" and not there:
+            why = f"nothing is at {path}" if path else "no path to its questions"
+            raise RecipeError(
+                f"nightly.guards: {include}: {why}", "Run: sqltrain data add NAME PATH, and name local/NAME there."
+            )
+        guards[include] = guard.model_copy(
+            update={"stages": tuple(stage for stage in guard.stages if stage != "gold_schema")}
+        )
+    return guards
+
+
 def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, walk: Walk) -> dict[str, Any]:
     """Run one night and return its line of the ledger.
 
@@ -93,6 +118,7 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
         UserError: a broken contract, or something else that the user can mend.
         BoundaryError: a boundary failed for good; the next night goes on from there.
     """
+    guards(name, overrides, recipe)  # they are asked last: a word that is wrong should not cost a training
     site = Site(name, overrides, recipe, store, walk)
     ledger = Ledger(store, recipe.name)
     with ledger.locked():
@@ -258,7 +284,6 @@ def _found(step: graph.Step) -> graph.StageResult:
 def _decided(site: Site, challenger: Challenger, champion: Champion | None, withdrawn: set[str]) -> Verdict:
     """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
     recipe = site.recipe
-    guards = {name: _guard(site, name) for name in recipe.nightly.guards}
     # Before the first champion, the model that training began with has its place: who beats nothing is none.
     before = champion or Model("model", challenger.base)
 
@@ -271,7 +296,7 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
         return Held(old, new, part.headline), len(seen)
 
     test, seen = held(recipe, "")
-    guarded = {name: held(guard, name)[0] for name, guard in guards.items()}
+    guarded = {name: held(guard, name)[0] for name, guard in guards(site.name, site.overrides, recipe).items()}
     if not test.before:
         reason = f"the champion was trained on all {seen} questions that are held out now: nothing can be compared"
         return Verdict("kept", f"{reason} (sqltrain champion rollback {recipe.name} takes its place away)", {})
@@ -291,12 +316,6 @@ def _seen(store: Store, champion: Champion, challenger: Challenger, after: graph
     """The questions of the challenger's evaluation that only the champion was trained on, by their ids."""
     test = store.folder("test", store.manifest(after.name, after.key)["inputs"]["test"])
     return trained_on(store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
-
-
-def _guard(site: Site, include: str) -> Recipe:
-    """A guard's recipe: the same one over other held-out questions, which are not asked for their gold schemas."""
-    recipe = recipes.load(site.name, [*site.overrides, f"include={include}"])
-    return recipe.model_copy(update={"stages": tuple(name for name in recipe.stages if name != "gold_schema")})
 
 
 def evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:

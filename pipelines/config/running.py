@@ -140,8 +140,8 @@ class Nightly(Section):
         table: that table; its columns are named as the fields of a JSONL line.
         start: `champion` trains the champion further, with GRPO on the new questions; `base` trains anew on all.
         replay: old demonstrations for each new one when the champion is trained further; null takes all of them.
-        guards: files of `conf/`, such as data/spider_dk, whose held-out questions (of each, its first benchmark's) must
-            not be answered worse.
+        guards: files of `conf/`, such as local/spider_dk (`sqltrain data add` writes it), whose held-out questions (of
+            each, its first benchmark's) must not be answered worse.
         test: what shows that a challenger is better: the 95 % interval of a paired bootstrap by database lies above 0,
             or McNemar's exact test has p of at most 0.05.
         max_drop: share of EX that a challenger may lose on any hardness level or guard.
