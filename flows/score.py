@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the las
 # Official evaluators know no limit on a result; a cross join that somebody predicted must still end.
 RESULTS = {"max_rows": 5_000_000, "max_bytes": 256_000_000, "memory_mb": 4096}
 MOST_UNAVAILABLE = 0.01  # of the items; a figure of fewer than the others says little
+RECORDS, SUMMARY = "records.jsonl", "summary.json"
+NOTHING_TO_REPORT = "a report needs predictions, and an equality that is no measure of time"
 SHOWN = 12  # item numbers of a disagreement, and left-out items
 
 
@@ -76,20 +79,48 @@ def score(
         items = score_files.with_difficulty(items, difficulty)
     predictions = score_files.read_predictions(pred, items)
     located = _locate(items, databases, engine)
+    _see_writable(out, report, names)
     cores = workers or len(os.sched_getaffinity(0))
     with SqlEngine(Limits(timeout, **RESULTS), cores, audit, tables, hidden=card.hidden()) as sql:
         scored = _verdicts(items, predictions, located, names, sql)
-        if report is not None:
+        if out is not None:
+            _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
+        summary = scoring.summarise(scored, names)
+        rewritten = scoring.rewritten_there(scored, predictions)
+        _show(summary, names, len(items) - len(scored), rewritten)
+        if report is not None:  # last: what was scored is told whatever becomes of it
             _report(report, items, predictions, located, scored, sql)
-    if out is not None:
-        _write(out, "".join(json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored))
-    summary = scoring.summarise(scored, names)
-    rewritten = scoring.rewritten_there(scored, predictions)
-    _show(summary, names, len(items) - len(scored), rewritten)
     if as_json:
         typer.echo(json.dumps({**_facts(summary), "rewritten_there": rewritten}, sort_keys=True))
     if not summary.counts["all"] or summary.unavailable_share > MOST_UNAVAILABLE:
         raise typer.Exit(1)
+
+
+def _see_writable(out: Path | None, report: Path | None, names: Sequence[str]) -> None:
+    """Look, before the first query, whether what will be written can be.
+
+    Raises:
+        UserError: it cannot.
+    """
+    from pipelines.registry import EQUALITIES
+    from pipelines.report import writer
+
+    if report is not None and all(EQUALITIES[name].timed for name in names):
+        raise UserError(f"{report}: {NOTHING_TO_REPORT}")
+    files = [] if out is None else [out]
+    files += [] if report is None else [report / name for name in (RECORDS, SUMMARY, writer.PAGE)]
+    for path in files:
+        if path.is_dir():
+            raise UserError(f"{path} cannot be written: it is a folder")
+    # A pipe or a device is written through: nothing is made in its folder.
+    folders = [path.parent for path in files if path.is_file() or not path.exists()]
+    folders += [] if report is None else [report / writer.TABLES]
+    for folder in dict.fromkeys(folders):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()  # a disk may be full, or read-only whoever asks
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error.strerror}") from None
 
 
 def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Database]:
@@ -160,7 +191,7 @@ def _report(
     predictions = {item.idx: predictions[item.idx] for item in scored}
     judged = [name for name in scored[0].scores if not EQUALITIES[name].timed] if scored else []
     if not judged:
-        raise UserError(f"{folder}: a report needs predictions, and an equality that is no measure of time")
+        raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
     data = as_report(
         folder.resolve().name,
         items,
@@ -173,8 +204,8 @@ def _report(
     system = _writable(data.systems[0])
     data = dataclasses.replace(data, systems=(system,))
     lines = (json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records)
-    _write(folder / "records.jsonl", "".join(lines))
-    _write(folder / "summary.json", json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
+    _write(folder / RECORDS, "".join(lines))
+    _write(folder / SUMMARY, json.dumps(to_dict(data.summaries[0]), sort_keys=True, indent=1) + "\n")
     try:
         if not any(DIALECTS[database.engine].is_server() for database in databases.values()):  # an address is secret
             keep(folder, tuple(data.examples.values()), system)

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from flows.compare import compare
 from flows.score import score
 from pipelines.errors import DataError, UserError
+from pipelines.report import writer
 from pipelines.sql import score_files, scoring, ves
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
@@ -148,15 +149,30 @@ def test_a_report_says_which_gold_queries_had_no_prediction(folder: Path, monkey
     assert "<title>here" in (folder / "here" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("blocked", ["tables", "report.html", "records.jsonl"])
-def test_a_report_that_cannot_be_written_is_one_plain_line(folder: Path, blocked: str) -> None:
+@pytest.mark.parametrize("blocked", ["tables", "report.html", "records.jsonl", "out"])
+def test_what_cannot_be_written_is_one_plain_line_before_a_query_runs(folder: Path, blocked: str) -> None:
     (folder / "mine").mkdir()
     if blocked == "tables":
         (folder / "mine" / blocked).write_text("in the way")
     else:
         (folder / "mine" / blocked).mkdir()
-    with pytest.raises(UserError, match="cannot be written"):
-        run(folder, "--equality", "strict", "--timeout", "1", "--report", str(folder / "mine"))
+    where = ["--out", str(folder / "mine" / "out")] if blocked == "out" else ["--report", str(folder / "mine")]
+    with pytest.raises(UserError, match=f"{blocked} cannot be written: "):
+        run(folder, "--equality", "strict", "--audit", str(folder / "audit.jsonl"), *where)
+    assert not (folder / "audit.jsonl").exists()
+
+
+def test_what_was_scored_stands_where_its_report_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer, "write_all", full)
+    files = ["--gold", str(folder / "gold.sql"), "--pred", str(folder / "pred.sql"), "--equality", "strict"]
+    places = ["--databases", str(folder / "databases"), "--out", str(folder / "out.jsonl")]
+    result = CliRunner().invoke(app, [*files, *places, "--workers", "1", "--report", str(folder / "mine")])
+    assert "No space left on device" in str(result.exception)
+    assert "all (4)" in result.output
+    assert len((folder / "out.jsonl").read_text().splitlines()) == 6
 
 
 def test_reports_over_other_databases_share_nothing_and_those_over_the_same_are_read_on_one_page(folder: Path) -> None:
