@@ -40,13 +40,22 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
         [[item.says, item.expectation, item.column, dict(item.options), item.allowed, item.pools] for item in checks]
     )
     path = result.folder / "contract.json"
-    verdict: dict[str, Any] = read_json(path)
+    verdict = kept(path)
     if verdict.get("terms") != terms:
         verdict = {"stage": result.name, "terms": terms, **evaluate(contract.rows(result.folder), checks)}
         _publish(path, verdict)
     if not verdict["passed"]:
         raise _breach(verdict, path)
     return verdict
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """The verdict of an earlier run; {} where there is none, or its file is damaged: then it is given anew."""
+    try:
+        verdict = read_json(path)
+    except DataError:
+        return {}
+    return verdict if isinstance(verdict, dict) and "passed" in verdict and "checks" in verdict else {}
 
 
 def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from prefect.states import Completed
 from pipelines.config import Recipe
 from pipelines.errors import BoundaryError, ResourceError, StoppedError
 from pipelines.stages import graph
-from pipelines.store import Store, read_json
-from tasks import lineage
+from pipelines.store import Store
+from tasks import contracts, lineage
 from tasks.patience import patiently
 from tasks.step import run_step
 from tasks.summary import contract_markdown
@@ -198,7 +198,7 @@ def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) 
         try:
             result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker, walk.role)
         finally:
-            verdict = read_json(step.folder / "contract.json")
+            verdict = contracts.kept(step.folder / "contract.json")
             if verdict:
                 show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
     lineage.describe(result)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.errors import DataError
 from pipelines.recipes import digest
 from pipelines.registry import DIALECTS
 from pipelines.store import sha256, write_atomic
@@ -35,11 +36,14 @@ class Answers:
         self._folder = folder
 
     def of(self, question: Example) -> dict[int, Trajectory]:
-        """A question's episodes by the number of their sample."""
+        """A question's episodes by the number of their sample; {} where their file is damaged."""
         path = self._path(question)
         if path is None or not path.is_file():
             return {}
-        trajectories = [from_dict(Trajectory, row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        try:
+            trajectories = [from_dict(Trajectory, row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        except (DataError, RecursionError, TypeError, ValueError):
+            return {}  # damaged, as by a disk that lost power: it is asked again, and written anew
         return {trajectory.sample: trajectory for trajectory in trajectories}
 
     def keep(self, question: Example, episodes: Mapping[int, Trajectory]) -> None:

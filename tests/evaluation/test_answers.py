@@ -29,6 +29,18 @@ def test_what_was_answered_is_kept_by_sample(harbour: Database, tmp_path: Path) 
     assert kept.of(dataclasses.replace(question, id="q1")) == {}
 
 
+def test_a_damaged_file_holds_no_answers_and_is_written_anew(harbour: Database, tmp_path: Path) -> None:
+    question, kept = question_of(harbour), Answers(tmp_path / "answers")
+    kept.keep(question, {0: episode(0)})
+    (path,) = (tmp_path / "answers").iterdir()
+    whole = path.read_bytes()
+    for damaged in (whole[:40], b"", b"\0" * len(whole), b"null", b'[{"sample": 0}]', b"[" * 100_000):
+        path.write_bytes(damaged)
+        assert kept.of(question) == {}
+    kept.keep(question, {0: episode(0)})
+    assert kept.of(question) == {0: episode(0)}
+
+
 def test_a_broken_episode_is_no_answer(harbour: Database, tmp_path: Path) -> None:
     question, kept = question_of(harbour), Answers(tmp_path / "answers")
     kept.keep(question, {0: episode(0, StopReason.BROKEN)})

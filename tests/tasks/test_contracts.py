@@ -54,6 +54,14 @@ def read(folder: Path) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.parametrize("text", ['{"checks": [', "", "\0\0", "[]", "{}"])
+def test_a_damaged_verdict_is_given_anew(tmp_path: Path, recipe: Recipe, text: str) -> None:
+    stage = data_stage(tmp_path, POOLS)
+    verdict = contracts.check(stage, recipe)
+    (tmp_path / "contract.json").write_text(text)
+    assert contracts.check(stage, recipe) == verdict == read(tmp_path)
+
+
 def test_good_questions_pass_their_contract(tmp_path: Path, recipe: Recipe) -> None:
     verdict = contracts.check(data_stage(tmp_path, POOLS), recipe)
     assert verdict is not None
