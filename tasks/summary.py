@@ -11,6 +11,7 @@ from pipelines.config import Recipe
 from pipelines.stages.graph import StageResult, Step, seen_by
 
 HEADLINE = ("ex", "ex_sampled", "majority", "pass_at_k")
+_MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|[]!`"})
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d8dee4}
 .ok{color:#1a7f37}.bad{color:#b42318;font-weight:600}code{background:#f3f4f6;padding:0 .2rem}"""
@@ -79,7 +80,7 @@ def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[d
 def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
     """The headline figures of every evaluation as one table; "" where nothing was evaluated."""
     lines = [
-        f"| {result.kind.removeprefix('evaluate_')} | {seen_by(result.name, recipe).benchmark.name} | "
+        f"| {result.kind.removeprefix('evaluate_')} | {_cell(seen_by(result.name, recipe).benchmark.name)} | "
         + " | ".join(f"{result.metrics[key]:.1%}" if key in result.metrics else "" for key in HEADLINE)
         + " |"
         for result in results
@@ -114,5 +115,5 @@ def night_markdown(line: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end its table cell or start markup."""
-    return escape(" ".join(text.split())).replace("|", "\\|")
+    """Text that cannot end its table cell or start markup: no image is loaded, and no link or tag is made."""
+    return escape(" ".join(text.split())).translate(_MARKDOWN)

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from markdown_it import MarkdownIt
 
 from pipelines import frames
 from pipelines.config import Contracts, Recipe
@@ -19,7 +20,7 @@ from pipelines.stages.graph import StageResult
 from pipelines.types import Database, Example
 from tasks import contracts
 from tasks.contract_checks import Check
-from tasks.summary import contract_html, contract_markdown, report_markdown
+from tasks.summary import contract_html, contract_markdown, night_markdown, report_markdown
 
 from .conftest import trajectory
 
@@ -245,6 +246,23 @@ def test_the_artifact_shows_the_rows(tmp_path: Path, recipe: Recipe) -> None:
     with pytest.raises(DataError):
         contracts.check(data_stage(tmp_path, {"sft": [example("q1", " ")]}), recipe)
     assert "| the question is blank | sft/q1 |" in contract_markdown(read(tmp_path))
+
+
+def test_the_text_of_a_question_is_no_markup_in_the_artifact() -> None:
+    """Neither an image, which would tell its server who looks at the page, nor a link, a tag or code."""
+    live = [
+        "![a](http://x.test/a.png)",
+        "[click](http://x.test)",
+        "<img src=http://x.test>",
+        "`a` \\[b](http://x.test)",
+    ]
+    shown = {"row": live[1], "value": " | ".join(live)}
+    check = {"says": live[3], "pool": live[2], "passed": False, "bad": 1, "rows": 4, "share": 0.25, "allowed": 0.0}
+    verdict = {"stage": live[0], "rows": 4, "passed": False, "checks": [{**check, "examples": [shown]}]}
+    page = MarkdownIt().enable("table").render(contract_markdown(verdict))
+    page += MarkdownIt().enable("table").render(night_markdown({"decision": "kept", "reason": live[0], "new": []}))
+    assert page.count("<table>") == 2
+    assert not [tag for tag in ("<img", "<a", "<code") if tag in page]
 
 
 def test_the_report_s_artifact_links_to_what_a_browser_opens() -> None:
