@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import http.client
 import os
+import re
 import socket
 import sqlite3
 import urllib.error
@@ -28,6 +31,8 @@ DEFAULTS = {
 }
 QUIET = {"MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
+# A password may hold anything: all up to the last @ is left out, rather a little too much than a part of it shown.
+_USER = re.compile(r"(?<=://)(?:[^:/?#\s@]*:\S*|[^/?#\s]*)@")
 # Columns of MLflow's own tables that hold the place of artifacts as an absolute URI.
 PLACES = (
     ("experiments", "artifact_location"),
@@ -40,6 +45,11 @@ PLACES = (
 def tracking_uri(store: Path) -> str:
     """Where runs are recorded: `MLFLOW_TRACKING_URI` when the user set it, else a SQLite file in the store."""
     return os.environ.get("MLFLOW_TRACKING_URI") or own_uri(store)
+
+
+def shown(text: str) -> str:
+    """An address, or a text with addresses, as one may print it: without the user and the password before the host."""
+    return _USER.sub("", text)
 
 
 def own_uri(store: Path) -> str:
@@ -58,14 +68,27 @@ def trouble(uri: str) -> str:
         elif parsed.hostname:
             port = parsed.port or PORTS.get(parsed.scheme.partition("+")[0], 80)
             socket.create_connection((parsed.hostname, port), PROBE_S).close()
-    except (OSError, ValueError, sqlite3.Error) as error:
-        return " ".join(str(getattr(error, "reason", error)).split())[:200] or type(error).__name__
+    except (ValueError, http.client.InvalidURL):  # their words quote what may be a part of a password
+        return "it is no address that can be read"
+    except (OSError, http.client.HTTPException, sqlite3.Error) as error:
+        return " ".join(shown(str(getattr(error, "reason", error))).split())[:200] or type(error).__name__
     return ""
 
 
 def _ask(url: str) -> None:
+    """Ask a server for a page; a user and a password in the address are sent as basic authentication.
+
+    Raises:
+        OSError, ValueError, http.client.HTTPException: it does not answer, or it answers that it is out of order.
+    """
+    parts = urllib.parse.urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    if user:
+        key = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+        request.add_header("Authorization", f"Basic {key}")
     try:
-        with urllib.request.urlopen(url, timeout=PROBE_S):
+        with urllib.request.urlopen(request, timeout=PROBE_S):
             pass
     except urllib.error.HTTPError as error:
         if error.code >= 500:  # anything else comes from a server that is up

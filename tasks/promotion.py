@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
-from tasks.connection import connect, tracking_uri, trouble
+from tasks.connection import connect, shown, tracking_uri, trouble
 from tasks.recording import said
 from tasks.registry import find, model_name
 
@@ -26,7 +26,7 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     uri = tracking_uri(store.root)
     reason = trouble(uri)
     if reason:
-        say(f"the registry in {uri} was not told: {reason}")
+        say(f"the registry in {shown(uri)} was not told: {reason}")
         return
     try:
         client = connect(uri, store.root)
@@ -42,7 +42,7 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     except ImportError:
         say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
     except Exception as error:  # a decision that is made stands, whatever the tracking server does
-        say(f"the registry in {uri} was not told: {said(error)}")
+        say(f"the registry in {shown(uri)} was not told: {said(error)}")
 
 
 def _mark(client: MlflowClient, recipe: str, key: str, alias: str, tags: Mapping[str, str]) -> None:

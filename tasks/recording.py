@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from tasks.connection import forget_connections, trouble
+from tasks.connection import forget_connections, shown, trouble
 
 RETRY_S = 15.0  # between two looks at a server that does not answer
 TRIES = 3  # of one note by a server that answers
@@ -67,7 +67,7 @@ class Recorder:
                 counts = Counter(what.partition(":")[0] for what in self._missed)
                 names = ", ".join(f"{name} {count}" for name, count in counts.items())
                 self.say(
-                    f"not recorded in MLflow at {self.uri}: {len(self._missed)} of {total} notes ({names}); "
+                    f"not recorded in MLflow at {shown(self.uri)}: {len(self._missed)} of {total} notes ({names}); "
                     "their numbers and files are in the store"
                 )
             self._missed.clear()
@@ -109,7 +109,7 @@ class Recorder:
             self._wait(f"could not write {what} ({reason})")
             return False
         if not self._refused and not (self._closing and self._away):  # that is said already, and counted in a moment
-            self.say(f"MLflow at {self.uri} refused {what} ({reason}); the run goes on")
+            self.say(f"MLflow at {shown(self.uri)} refused {what} ({reason}); the run goes on")
         self._refused = True
         self._missed.append(what)
         return True
@@ -117,15 +117,15 @@ class Recorder:
     def _wait(self, trouble: str) -> None:
         self._next_look = time.monotonic() + RETRY_S
         if not self._away:
-            self.say(f"MLflow at {self.uri} {trouble}; the run goes on, its notes wait")
+            self.say(f"MLflow at {shown(self.uri)} {trouble}; the run goes on, its notes wait")
         self._away = True
 
 
 def said(error: BaseException) -> str:
-    """What an error says, on one line; of a database's, without the statement and its values."""
+    """What an error says, on one line, without passwords; of a database's, without the statement and its values."""
     text, statement, _ = str(error).partition("\n[SQL:")
     lines = text.splitlines() if statement else [text]
-    return " ".join(lines[-1].split())[:300] if text else repr(error)
+    return shown(" ".join(lines[-1].split()) if text else repr(error))[:300]
 
 
 def _passing(error: Exception) -> bool:

@@ -94,7 +94,7 @@ class Tracker:
         """The address of the run's page on an MLflow server; "" where it has none that a browser reaches."""
         if not (self.run_id and self.uri.startswith("http")):
             return ""
-        return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return f"{connection.shown(self.uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     def begin(self) -> None:
         """Open the parent run, unless it is open, and note what was found finished before.

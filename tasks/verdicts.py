@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import BoundaryError, SqltrainError
 from pipelines.serving.feedback import Feedback
-from tasks.connection import connect, destination, experiment, tracking_uri, trouble
+from tasks.connection import connect, destination, experiment, shown, tracking_uri, trouble
 from tasks.recording import said
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def tell(feedback: Feedback, store: Path) -> None:
     uri = tracking_uri(store)
     reason = trouble(uri)
     if reason:
-        raise BoundaryError(f"{uri} does not answer: {reason}")
+        raise BoundaryError(f"{shown(uri)} does not answer: {reason}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         try:
@@ -50,7 +50,7 @@ def tell(feedback: Feedback, store: Path) -> None:
         except SqltrainError:
             raise
         except Exception as error:  # MLflow's stores have error trees of their own
-            raise BoundaryError(f"{uri} refuses: {said(error)}") from error
+            raise BoundaryError(f"{shown(uri)} refuses: {said(error)}") from error
 
 
 def _log(trace: str, row: dict[str, Any]) -> None:
