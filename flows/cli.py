@@ -96,6 +96,10 @@ def _mistake(error: Exception) -> str | None:
         return f"{error.name} is not installed. Run: pip install 'sqltrain[ops]'"
     if isinstance(error, OSError) and error.errno in OF_FILES:
         return f"cannot use {error.filename or 'a file'}: {error.strerror}"
+    # Prefect's, when it is imported: an address that is none, a number that is text
+    if isinstance(error, ValueError) and getattr(error, "title", None) == "Settings":
+        why = "; ".join(part["msg"] for part in getattr(error, "errors", list)())  # without the values: one is a key
+        return f"Prefect's settings cannot be read: {why}. Look at the variables PREFECT_..."
     # pathlib's, for ~nobody/x and for a link that leads to itself
     if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
         return str(error)

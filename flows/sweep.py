@@ -111,7 +111,9 @@ def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
 
     if engine == "workers":
         from flows.sweep_workers import ask
+        from tasks.server import see_server
 
+        see_server()
         return dataclasses.replace(
             empty, cells=tuple(sweeping.gather(cells, store, ask(cells, store, screen.say), screen.say))
         )

@@ -91,6 +91,10 @@ def main() -> None:
     for address in (options.notify, options.reload):
         if address is not None and not address.startswith(("http://", "https://")):
             parser.error(f"{address!r} is no address; write http://HOST/PATH or https://HOST/PATH")
+    try:
+        timedelta(minutes=options.stuck)
+    except (OverflowError, ValueError):  # inf, nan, more than a calendar has
+        parser.error(f"--stuck {options.stuck:g} is no time to wait")
     if options.stuck < SHORTEST_MINUTES:
         parser.error(f"--stuck {options.stuck:g} is too short; Prefect takes {SHORTEST_MINUTES:.3g} minutes or more")
     server = PREFECT_API_URL.value()

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 
 from pipelines.errors import ResourceError
 from pipelines.processes import die_with_parent, free_port
+from tasks.connection import shown
 
+ANSWER_S = 20.0  # a loaded server is slow; one that is not there would be waited for a minute
 STARTUP_S = 180.0  # 20 s, Prefect's own default, failed on a loaded machine
 
 
@@ -27,11 +29,12 @@ def prefect_server() -> Iterator[None]:
     server. Its database is Prefect's usual one: past runs show in `prefect server start`.
 
     Raises:
-        ResourceError: the server did not come up.
+        ResourceError: the server did not come up; or the user's does not answer, or refuses the key.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     if PREFECT_API_URL.value():
+        see_server()
         yield
         return
     port = free_port()
@@ -61,6 +64,49 @@ def prefect_server() -> Iterator[None]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def see_server() -> None:
+    """See that the server of `PREFECT_API_URL`, where it is set, answers and takes the key; each is asked for once.
+
+    Raises:
+        ResourceError: it does not.
+    """
+    import httpx
+    from prefect.client.base import ServerType
+    from prefect.client.orchestration import get_client
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        return
+    place = shown(url)
+    hint = "Look at PREFECT_API_URL; without it a run brings a server of its own."
+    at_once = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: ANSWER_S}
+    try:
+        with temporary_settings(at_once), get_client(sync_client=True) as client:
+            error = client.api_healthcheck()
+            if error is not None:
+                raise error
+            if client.server_type is not ServerType.CLOUD:  # the cloud tells no version
+                client.api_version()
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in (401, 403):
+            message = f"no Prefect server answers at {place}: what is there says {error.response.status_code}"
+            raise ResourceError(message, hint) from None
+        raise ResourceError(
+            f"the Prefect server at {place} refuses the key",
+            "Set PREFECT_API_AUTH_STRING to the server's, USER:PASSWORD.",
+        ) from None
+    except httpx.InvalidURL:  # its words may quote a part of a password
+        raise ResourceError(f"no Prefect server answers at {place}: it is no address that can be read", hint) from None
+    except (httpx.HTTPError, ValueError) as error:  # the second: what is there answers, but not JSON
+        raise ResourceError(f"no Prefect server answers at {place}: {shown(str(error)).rstrip('.')}", hint) from None
 
 
 def _drain() -> None:

@@ -9,9 +9,11 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import pydantic
 import pytest
 from command_line import sqltrain
 
+from flows import cli
 from pipelines import recipes
 
 ROOT = recipes.CONF.parent
@@ -197,3 +199,16 @@ def test_an_error_of_our_own_keeps_its_traceback(
     monkeypatch.setattr("flows.cli.app", fail)
     with pytest.raises(KeyError, match="ours"):
         sqltrain(monkeypatch, capsys, "recipes")
+
+
+def test_a_setting_of_prefect_that_cannot_be_read_is_one_line_without_its_values() -> None:
+    class Settings(pydantic.BaseModel):
+        key: str
+        port: int
+
+    with pytest.raises(pydantic.ValidationError) as error:
+        Settings.model_validate({"key": "s3cret", "port": "s3cret"})
+    line = cli._mistake(error.value)
+    assert line is not None
+    assert line.startswith("Prefect's settings cannot be read: Input should be a valid integer")
+    assert "s3cret" not in line

@@ -20,6 +20,8 @@ NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listen
         (["--notify", "http://x/y"], None, "PREFECT_API_URL is not set"),
         (["--notify", "x/y"], NOBODY, "'x/y' is no address"),
         (["--reload", "http://x/y", "--stuck", "0.1"], NOBODY, "--stuck 0.1 is too short"),
+        (["--notify", "http://x/y", "--stuck", "nan"], NOBODY, "--stuck nan is no time to wait"),
+        (["--notify", "http://x/y", "--stuck", "inf"], NOBODY, "--stuck inf is no time to wait"),
         ([], NOBODY, "pass --notify, --reload, or both"),
     ],
 )
