@@ -136,26 +136,27 @@ def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
 
 HEAD = """# The laboratory: which of the papers' claims hold in miniature?
 
-The five papers make twelve claims that one thing is better than another. Each claim that this world can test is tested
-by arms (runs) that differ in what the claim is about, on three seeds that chose none of the settings; claims 2 and 3 on
-six. `python benchmarks/laboratory.py` runs what is missing and writes this page, its figures and
-[laboratory.csv](laboratory.csv); a claim by itself: `sqltrain sweep claims/NAME`. What must come out for a claim to hold
-is in `conf/tables/claims/NAME.yaml`.
+The five papers make twelve claims that one thing is better than another. Each claim that this world can test is
+tested by arms (runs) that differ in what the claim is about, on three seeds that chose none of the settings; claims 2
+and 3 on six. `python benchmarks/laboratory.py` runs what is missing and writes this page, its figures and
+[laboratory.csv](laboratory.csv); a claim by itself: `sqltrain sweep claims/NAME`. What must come out for a claim to
+hold is in `conf/tables/claims/NAME.yaml`.
 
 **The rule.** Each seed draws its own world, model and episodes. A difference is taken question by question within a
-seed, or step by step for a training curve. Its 95 % interval is the wider of two (`pipelines/evaluation/seeds.py`): one
-redraws databases and seeds, each for itself; the other is Student's t of the seeds' means, for seeds differ, and three
-say little of how much. A claim of "better" **holds** where the interval lies on its side of 0; it **does not hold** where
-the interval lies on the other side, or below the smallest difference that its file says would matter; else it **cannot
-be told**. A claim of "no worse" holds where the interval lies above minus the margin that its file states; it does not
-hold where the whole interval lies below 0; else it cannot be told. A claim of several contrasts holds if all do, and does
-not hold if one does not. "Could be shown" is the smallest true difference that a test with an interval of this width would
-detect in about 80 % of cases (`pipelines/evaluation/claims.py`).
+seed, or step by step for a training curve. Its 95 % interval is the wider of two (`pipelines/evaluation/seeds.py`):
+one redraws databases and seeds, each for itself; the other is Student's t of the seeds' means, for seeds differ, and
+three say little of how much. A claim of "better" **holds** where the interval lies on its side of 0; it **does not
+hold** where the interval lies on the other side, or below the smallest difference that its file says would matter;
+else it **cannot be told**. A claim of "no worse" holds where the interval lies above minus the margin that its file
+states; it does not hold where the whole interval lies below 0; else it cannot be told. A claim of several contrasts
+holds if all do, and does not hold if one does not. "Could be shown" is the smallest true difference that a test with
+an interval of this width would detect in about 80 % of cases (`pipelines/evaluation/claims.py`).
 
-**What was changed after a first look.** Contrasts, margins and smallest differences were written before anything was run,
-but for the second contrast of claim 2: at first its two policies were asked in different ways, now both in the same. What
-the page says under a verdict was partly written afterwards. The rule had no Student's t: by that first rule claim 9 did
-not hold (its three seeds lost 10, 0 and 24 points). Seeds 7 to 9 of claims 2 and 3 were added when 4 to 6 had been seen.
+**What was changed after a first look.** Contrasts, margins and smallest differences were written before anything was
+run, but for the second contrast of claim 2: at first its two policies were asked in different ways, now both in the
+same. What the page says under a verdict was partly written afterwards. The rule had no Student's t: by that first
+rule claim 9 did not hold (its three seeds lost 10, 0 and 24 points). Seeds 7 to 9 of claims 2 and 3 were added when 4
+to 6 had been seen.
 
 **What a reader may conclude.** A model of one million parameters, a generated world of a few hundred words, thirty or
 forty steps of GRPO where the papers take hundreds: a claim that holds here does so without the papers' scale, and one
