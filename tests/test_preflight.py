@@ -45,7 +45,7 @@ def look(store: Path, *overrides: str, until: str | None = None) -> None:
         (["protocol.prompt=nope"], "nope"),
         (["rewards.exec.options.foo=1"], "foo"),
         (["protocol.schema_view=filtered"], "needs a linker"),
-        (["difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
+        (["difficulty.explore=10", "difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
         (["model.lora={bits: 4}", "hardware.deepspeed=zero3"], "no base of 4 bits"),
         (["synthesis.teacher.kind=policy"], "the tiny one has learned nothing.*model.source"),
         (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),

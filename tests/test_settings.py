@@ -182,6 +182,7 @@ GIVEN: dict[str, Any] = {
     "sft.optimizer.options": {"lr_rest": 1.0},
     "synthesis.teacher.guesses": {"country": 0.5},
     "synthesis.mix.guesses": {"country": 0.5},
+    "difficulty.explore_parts": [30, 30],  # which add up to what the miniature explores
     "filter.drop": ["malformed"],
     "evaluation.metrics": ["turns"],
     "grpo.drop": ["no_answer"],
