@@ -104,7 +104,7 @@ def test_they_do_not_count_when_a_challenger_is_held_against_it(
 
     monkeypatch.setattr(nights, "evaluated", evaluated)
     monkeypatch.setattr(nights, "decide", lambda test, *_: nights.Verdict("promoted", say(test), {}))
-    site = SimpleNamespace(store=store, recipe=recipes.load("miniature"))
+    site = SimpleNamespace(name="miniature", overrides=(), store=store, recipe=recipes.load("miniature"))
     challenger = nights.Challenger("sft", "challenger", "base", ())
     verdict = nights._decided(site, challenger, Champion("sft", "champion", (), 1), set())  # type: ignore[arg-type]
     assert verdict.decision == decision
