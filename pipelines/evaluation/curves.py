@@ -16,10 +16,10 @@ def series(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, 
 
 
 def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, float]]:
-    """The mean of the last `window` points at each step; of fewer at the beginning."""
+    """The mean over the last `window` steps at each point; what is measured more rarely than that stays as it is."""
     smooth = []
     for index, (step, _) in enumerate(points):
-        part = [value for _, value in points[max(0, index + 1 - window) : index + 1]]
+        part = [value for at, value in points[max(0, index + 1 - window) : index + 1] if at > step - window]
         smooth.append((step, math.fsum(part) / len(part)))
     return smooth
 

@@ -117,7 +117,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "report",
-        9,
+        10,
         ("name", "title", "benchmark.name"),
         (
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),

@@ -30,6 +30,12 @@ def test_the_threshold_is_reached_by_the_mean_of_a_whole_window() -> None:
     assert steps_to([], 0.0) is None
 
 
+def test_the_mean_is_of_steps_so_a_number_that_is_measured_rarely_stays_as_it_is() -> None:
+    held_out = [(1.0, 0.7), (21.0, 0.94), (41.0, 0.95)]
+    assert moving_average(held_out) == held_out
+    assert moving_average([(1.0, 0.0), (6.0, 1.0), (11.0, 0.5)]) == [(1.0, 0.0), (6.0, 0.5), (11.0, 0.75)]
+
+
 def test_two_trainings_are_compared_by_the_steps_that_they_need() -> None:
     """SkyRL-SQL's figure 6 in small: 60 % is reached 2.8 times sooner."""
     fast, slow = ([(float(step), min(1.0, step / reach)) for step in range(1, 101)] for reach in (25, 70))
