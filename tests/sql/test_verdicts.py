@@ -15,7 +15,7 @@ from pipelines.config import Execution
 from pipelines.errors import RecipeError
 from pipelines.registry import EQUALITIES
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.sandbox import wire
+from pipelines.sql.sandbox import pool, wire
 from pipelines.types import Database, ExecutionStatus
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
@@ -83,7 +83,12 @@ def test_no_prediction_is_wrong_and_not_broken(engine: SqlEngine, shop: Database
     assert verdict.scores == {"strict": 0.0}
 
 
-def test_a_gold_query_runs_once_and_a_prediction_once_a_group(shop: Database, tmp_path: Path) -> None:
+def test_a_gold_query_runs_once_and_a_prediction_once_a_group(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a machine that stands still for a moment, a spare worker would take over, which has no gold results.
+    monkeypatch.setattr(pool, "STUCK_SECONDS", float("inf"))
+    monkeypatch.setattr(pool, "STUCK_WORK", float("inf"))
     audit = tmp_path / "audit.jsonl"
     group = [Pair(shop, "SELECT 1", sql) for sql in ("SELECT 1 ", "SELECT 2", "SELECT 2", "SELECT 1")]
     with SqlEngine(Limits(), audit=audit) as engine:
