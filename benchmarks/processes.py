@@ -1,6 +1,6 @@
 """Training the miniature with two processes and with one, in turns: seconds a step, and whether both learn the same.
 
-    python benchmarks/main_job.py --store store
+    python benchmarks/processes.py --store store
 
 Each round trains a part of SFT and the first steps of GRPO with two processes, then the same with one, on a machine
 that should do nothing else. The store gives what comes before; what it lacks is made first, up to difficulty scoring.
@@ -71,11 +71,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     command([], "difficulty", options.store)
-    before = {step.name: step for step in graph.plan(recipes.load("miniature"), Store(options.store))}
     print(f"{os.cpu_count()} processors; seconds a step", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        for step in before.values():
+        for step in graph.plan(recipes.load("miniature"), Store(options.store)):
             if step.cached:
                 shutil.copytree(step.folder, store / step.kind / step.key)
         for stage in PARTS:
