@@ -5,8 +5,9 @@
 Each seed draws its own world, model and episodes. All arms begin with the same SFT on few demonstrations, and each
 spends about the same processor time beyond it: the miniature's difficulty scoring and GRPO; more passes over the same
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
-ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, by bootstrap over databases.
-What is finished is taken from the store. The tables go between the markers of docs/learning.md.
+ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
+laboratory (`pipelines/evaluation/seeds.py`). What is finished is taken from the store. The tables go between the
+markers of docs/learning.md.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import recipes
+from pipelines.evaluation import seeds
 from pipelines.evaluation.metrics import by_question
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.evaluation.stats import Paired, estimate, paired
+from pipelines.evaluation.seeds import Scores
 from pipelines.stages import graph
 from pipelines.stages.evaluate import records
 from pipelines.stages.inputs import examples
 from pipelines.store import Store
+from pipelines.types import read_lines
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 EQUALITY = "strict"
-Means = dict[tuple[int, str], tuple[float, str]]  # (seed, question) -> (mean score, database)
+Runs = dict[int, Scores]  # by seed
 
 
 @dataclass(frozen=True)
@@ -92,40 +96,35 @@ def seconds(file: Path) -> dict[str, float]:
     return table
 
 
-def means(folders: dict[int, Path], name: str, value: Callable[[EpisodeRecord], float] | None = None) -> Means:
-    """Mean score of each question of all seeds, from the episodes of one pass."""
+def answers(folders: dict[int, Path], name: str, value: Callable[[EpisodeRecord], float] | None = None) -> Runs:
+    """The mean score of each question, seed by seed, from the episodes of one pass."""
     score = value or (lambda record: record.score(EQUALITY))
     return {
-        (seed, question): (sum(map(score, group)) / len(group), group[0].database)
+        seed: {
+            question: (group[0].database, sum(map(score, group)) / len(group))
+            for question, group in by_question(records(folder, name)).items()
+        }
         for seed, folder in folders.items()
-        for question, group in by_question(records(folder, name)).items()
     }
 
 
-def only(scores: Means, names: Iterable[tuple[int, str]]) -> Means:
+def only(runs: Runs, names: dict[int, set[str]]) -> Runs:
     """The scores of some questions."""
-    wanted = set(names)
-    return {key: value for key, value in scores.items() if key in wanted}
+    return {
+        seed: {question: score for question, score in scores.items() if question in names[seed]}
+        for seed, scores in runs.items()
+    }
 
 
-def shown(scores: Means) -> str:
-    """A mean in percent with its interval, resampled by database of each seed."""
-    found = estimate([s for s, _ in scores.values()], [(seed, db) for (seed, _), (_, db) in scores.items()])
+def shown(runs: Runs) -> str:
+    """A mean in percent with its interval."""
+    found = seeds.mean(list(runs.values()), min(runs))
     return "-" if found is None else f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
-def difference(before: Means, after: Means) -> Paired | None:
-    """The change from `before` to `after` over the questions of both."""
-    both = [key for key in before if key in after]
-    return paired(
-        [before[key][0] for key in both],
-        [after[key][0] for key in both],
-        [(key[0], before[key][1]) for key in both],
-    )
-
-
-def points(found: Paired | None) -> str:
-    """A difference in points with its interval."""
+def points(before: Runs, after: Runs) -> str:
+    """The change from `before` to `after` in points, question by question, with its interval."""
+    found = seeds.difference(list(before.values()), list(after.values()), min(before))
     if found is None:
         return "-"
     return f"{100 * found.difference:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
@@ -138,21 +137,24 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
         arms: arm -> seed -> the folder of its evaluation.
         tests: seed -> the folder of the questions.
     """
-    greedy = {name: means(folders, "greedy") for name, folders in arms.items()}
-    sampled = {name: means(folders, "sampled") for name, folders in arms.items()}
+    greedy, sampled = (
+        {name: answers(folders, part) for name, folders in arms.items()} for part in ("greedy", "sampled")
+    )
     lines = ["| model | EX greedy | EX sampled (T = 1) | per seed, greedy | sampled |", "|---|---|---|---|---|"]
-    for name, folders in arms.items():
-        by_seed = [
-            ", ".join(_mean(means({seed: folder}, part)) for seed, folder in folders.items())
-            for part in ("greedy", "sampled")
-        ]
-        lines.append(f"| {name} | {shown(greedy[name])} | {shown(sampled[name])} | {by_seed[0]} | {by_seed[1]} |")
+    for name in arms:
+        cells = [shown(greedy[name]), shown(sampled[name]), _by_seed(greedy[name]), _by_seed(sampled[name])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "| difference, in points | EX greedy | EX sampled |", "|---|---|---|"]
     pairs = [("SFT", name) for name in arms if name != "SFT"] + [(name, "GRPO") for name in RIVALS]
     for before, after in (pair for pair in pairs if set(pair) <= arms.keys()):
-        changes = [points(difference(part[before], part[after])) for part in (greedy, sampled)]
+        changes = [points(part[before], part[after]) for part in (greedy, sampled)]
         lines.append(f"| {after} over {before} | {changes[0]} | {changes[1]} |")
     return [*lines, "", *_probing(arms, tests)]
+
+
+def _by_seed(runs: Runs) -> str:
+    """Each seed's own mean in percent."""
+    return ", ".join(f"{100 * statistics.fmean(value for _, value in scores.values()):.1f}" for scores in runs.values())
 
 
 def _probing(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]:
@@ -164,31 +166,37 @@ def _probing(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[s
     ]
     sides = [_needing(tests, guessed, hasty) for hasty in (False, True)]
     for name, folders in arms.items():
-        probes = means(folders, "greedy", lambda record: float(record.tool_calls > 0))
-        right = means(folders, "greedy")
-        cells = [shown(only(scores, names)) for names in sides for scores in (probes, right)]
+        probes = answers(folders, "greedy", lambda record: float(record.tool_calls > 0))
+        right = answers(folders, "greedy")
+        cells = [shown(only(runs, names)) for names in sides for runs in (probes, right)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def _needing(tests: dict[int, Path], guessed: set[str], hasty: bool) -> list[tuple[int, str]]:
-    """The questions that need a probe of a column that the teacher guesses, or of none such."""
-    return [
-        (seed, example.id)
+def _needing(tests: dict[int, Path], guessed: set[str], hasty: bool) -> dict[int, set[str]]:
+    """The questions that need a probe of a column that the teacher guesses, or of none such; by seed."""
+    return {
+        seed: {
+            example.id
+            for example in examples(folder, "test")
+            if example.meta["needs_probe"]
+            and hasty == bool(guessed & {step["column"] for step in example.meta["filters"]})
+        }
         for seed, folder in tests.items()
-        for example in examples(folder, "test")
-        if example.meta["needs_probe"] and hasty == bool(guessed & {step["column"] for step in example.meta["filters"]})
-    ]
-
-
-def _mean(scores: Means) -> str:
-    return f"{100 * sum(score for score, _ in scores.values()) / len(scores):.1f}" if scores else "-"
+    }
 
 
 def spent(name: str, folders: dict[str, Path], store: Path) -> float:
-    """Processor seconds of an arm's own stages."""
+    """Processor seconds of an arm's own stages: a training knows those of its steps, also where another run made it."""
     known = seconds(store / "seconds.json")
-    return sum(known.get(folders[stage].name, float("nan")) for stage in ARMS[name].spends)
+    total = 0.0
+    for folder in map(folders.__getitem__, ARMS[name].spends):
+        timing = folder / "timing.jsonl"
+        if timing.is_file():
+            total += sum(line["cpu_seconds"] for _, line in read_lines(timing))
+        else:
+            total += known.get(folder.name, float("nan"))
+    return total
 
 
 def main() -> None:
