@@ -296,6 +296,6 @@ def _line(row: Row, name: str) -> Line | None:
 
 
 def smoothed(values: Points) -> Points:
-    """The moving average of a number that every step logs, over a fifth of a short run; a rarer one stays as it is."""
-    dense = len(values) > 1 and values[-1][0] - values[0][0] == len(values) - 1
-    return moving_average(values, min(SMOOTH, max(1, len(values) // 5))) if dense else values
+    """The moving average of a number, over a fifth of a short run."""
+    steps = values[-1][0] - values[0][0] + 1 if values else 0
+    return moving_average(values, min(SMOOTH, max(1, int(steps) // 5)))

@@ -187,11 +187,13 @@ def test_curves_are_means_over_seeds_with_the_range_of_the_seeds() -> None:
     assert [line.row for line in drawn["reward"]] == ["none", "no_turns"]
 
 
-def test_smoothing_leaves_rare_numbers_as_they_are() -> None:
+def test_smoothing_counts_steps_and_leaves_rare_numbers_as_they_are() -> None:
     rare = [(40.0, 1.0), (80.0, 3.0)]
     assert sweep.smoothed(rare) == rare
     dense = [(float(step), float(step % 2)) for step in range(50)]
     assert sweep.smoothed(dense)[-1] == (49.0, 0.5)
+    every_fourth = [(float(step), float(step % 8)) for step in range(4, 44, 4)]  # 4, 0, 4, 0, ...
+    assert sweep.smoothed(every_fourth)[-1] == (40.0, 2.0)  # a fifth of 37 steps, 7, holds two of them
 
 
 class Tags(html.parser.HTMLParser):
