@@ -158,8 +158,9 @@ same. What the page says under a verdict was partly written afterwards. The rule
 rule claim 9 did not hold (its first three seeds lost 10, 0 and 24 points). Seeds 7 to 9 of claims 2, 3 and 9 were added
 when 4 to 6 had been seen.
 
-**Run again.** Seed 4 of claim 12 was made again from nothing on the same machine: the same weights to the byte after
-SFT and after both trainings, and the same figures.
+**Run again.** Two runs were made again from nothing on the same machine, by later code: seed 4 of claim 12, and seed 4
+of claim 1's row "SFT, then RL". The weights after each training are the same to the byte, and so are the claims'
+figures.
 
 **What a reader may conclude.** A model of one million parameters, a generated world of a few hundred words, thirty or
 forty steps of GRPO where the papers take hundreds: a claim that holds here does so without the papers' scale, and one
