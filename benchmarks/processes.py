@@ -117,7 +117,8 @@ def compare(numbers: Sequence[int], stores: Path) -> None:
     for seed in numbers:
         two, one = (whole(seed, processes, stores) for processes in (2, 1))
         cells = [f"{run.minutes:.1f} | {100 * run.busy:.0f} %" for run in (two, one)]
-        print(f"| {seed} | {' | '.join(cells)} | {two.minutes / one.minutes:.2f} |", flush=True)
+        row = f"| {seed} | {' | '.join(cells)} | {two.minutes / one.minutes:.2f} |"
+        print(row.replace("nan %", "–").replace("nan", "–"), flush=True)
         pairs.append((one.answers, two.answers))
     for name in ("greedy", "sampled", "turns"):
         of = measure(name)
