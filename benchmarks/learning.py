@@ -14,29 +14,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import recipes
 from pipelines.evaluation import seeds
-from pipelines.evaluation.metrics import by_question
-from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.measures import Run, measure
 from pipelines.evaluation.seeds import Scores
 from pipelines.stages import graph
 from pipelines.stages.evaluate import records
 from pipelines.stages.inputs import examples
 from pipelines.store import Store
-from pipelines.types import read_lines
+from pipelines.training import watch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-EQUALITY = "strict"
-Runs = dict[int, Scores]  # by seed
+Scored = dict[int, Scores]  # by seed
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,10 @@ def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
 
 def _timed(words: Sequence[str], key: str, file: Path) -> None:
     """Run the miniature up to a stage; the processor seconds that it took are added to those of the stage's key."""
-    before = os.times()
+    before = sum(os.times()[2:4])  # of programs that have ended, in user and in system mode
     subprocess.run([sys.executable, "-m", "flows.cli", "run", "miniature", *words], check=True)
-    after = os.times()
+    took = sum(os.times()[2:4]) - before
     spent = seconds(file)
-    took = after.children_user + after.children_system - before.children_user - before.children_system
     spent[key] = round(spent.get(key, 0.0) + took, 1)
     file.write_text(json.dumps(spent, indent=1), encoding="utf-8")
 
@@ -96,33 +94,26 @@ def seconds(file: Path) -> dict[str, float]:
     return table
 
 
-def answers(folders: dict[int, Path], name: str, value: Callable[[EpisodeRecord], float] | None = None) -> Runs:
-    """The mean score of each question, seed by seed, from the episodes of one pass."""
-    score = value or (lambda record: record.score(EQUALITY))
-    return {
-        seed: {
-            question: (group[0].database, sum(map(score, group)) / len(group))
-            for question, group in by_question(records(folder, name)).items()
-        }
-        for seed, folder in folders.items()
-    }
+def scores(runs: dict[int, Run], name: str) -> Scored:
+    """What each question's answers are worth by a measure, seed by seed."""
+    return {seed: measure(name).scores(run) for seed, run in runs.items()}
 
 
-def only(runs: Runs, names: dict[int, set[str]]) -> Runs:
+def only(scored: Scored, names: dict[int, set[str]]) -> Scored:
     """The scores of some questions."""
     return {
-        seed: {question: score for question, score in scores.items() if question in names[seed]}
-        for seed, scores in runs.items()
+        seed: {question: score for question, score in own.items() if question in names[seed]}
+        for seed, own in scored.items()
     }
 
 
-def shown(runs: Runs) -> str:
+def shown(scored: Scored) -> str:
     """A mean in percent with its interval."""
-    found = seeds.mean(list(runs.values()), min(runs))
+    found = seeds.mean(list(scored.values()), min(scored))
     return "-" if found is None else f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
-def points(before: Runs, after: Runs) -> str:
+def points(before: Scored, after: Scored) -> str:
     """The change from `before` to `after` in points, question by question, with its interval."""
     found = seeds.difference(list(before.values()), list(after.values()), min(before))
     if found is None:
@@ -137,9 +128,11 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
         arms: arm -> seed -> the folder of its evaluation.
         tests: seed -> the folder of the questions.
     """
-    greedy, sampled = (
-        {name: answers(folders, part) for name, folders in arms.items()} for part in ("greedy", "sampled")
-    )
+    runs = {
+        name: {seed: Run(tuple(records(folder, "greedy", "sampled")), seed=seed) for seed, folder in folders.items()}
+        for name, folders in arms.items()
+    }
+    greedy, sampled = ({name: scores(own, part) for name, own in runs.items()} for part in ("greedy", "sampled"))
     lines = ["| model | EX greedy | EX sampled (T = 1) | per seed, greedy | sampled |", "|---|---|---|---|---|"]
     for name in arms:
         cells = [shown(greedy[name]), shown(sampled[name]), _by_seed(greedy[name]), _by_seed(sampled[name])]
@@ -149,15 +142,15 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
     for before, after in (pair for pair in pairs if set(pair) <= arms.keys()):
         changes = [points(part[before], part[after]) for part in (greedy, sampled)]
         lines.append(f"| {after} over {before} | {changes[0]} | {changes[1]} |")
-    return [*lines, "", *_probing(arms, tests)]
+    return [*lines, "", *_probing(runs, tests)]
 
 
-def _by_seed(runs: Runs) -> str:
+def _by_seed(scored: Scored) -> str:
     """Each seed's own mean in percent."""
-    return ", ".join(f"{100 * statistics.fmean(value for _, value in scores.values()):.1f}" for scores in runs.values())
+    return ", ".join(f"{100 * statistics.fmean(value for _, value in own.values()):.1f}" for own in scored.values())
 
 
-def _probing(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]:
+def _probing(runs: dict[str, dict[int, Run]], tests: dict[int, Path]) -> list[str]:
     """What looking is worth: the questions that need it, by whether the teacher shows a look at their columns."""
     guessed = set(recipes.load("miniature").synthesis.teacher.guesses)
     lines = [
@@ -165,10 +158,13 @@ def _probing(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[s
         "|---|---|---|---|---|",
     ]
     sides = [_needing(tests, guessed, hasty) for hasty in (False, True)]
-    for name, folders in arms.items():
-        probes = answers(folders, "greedy", lambda record: float(record.tool_calls > 0))
-        right = answers(folders, "greedy")
-        cells = [shown(only(runs, names)) for names in sides for runs in (probes, right)]
+    for name, own in runs.items():
+        probes = {
+            seed: {question: (database, float(calls > 0)) for question, (database, calls) in called.items()}
+            for seed, called in scores(own, "tool calls").items()
+        }
+        right = scores(own, "greedy")
+        cells = [shown(only(scored, names)) for names in sides for scored in (probes, right)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
@@ -187,16 +183,15 @@ def _needing(tests: dict[int, Path], guessed: set[str], hasty: bool) -> dict[int
 
 
 def spent(name: str, folders: dict[str, Path], store: Path) -> float:
-    """Processor seconds of an arm's own stages: a training knows those of its steps, also where another run made it."""
+    """Processor seconds of an arm's own stages."""
     known = seconds(store / "seconds.json")
-    total = 0.0
-    for folder in map(folders.__getitem__, ARMS[name].spends):
-        timing = folder / "timing.jsonl"
-        if timing.is_file():
-            total += sum(line["cpu_seconds"] for _, line in read_lines(timing))
-        else:
-            total += known.get(folder.name, float("nan"))
-    return total
+    return sum(_took(folders[stage], known) for stage in ARMS[name].spends)
+
+
+def _took(folder: Path, known: dict[str, float]) -> float:
+    """Processor seconds of a stage: a training wrote those of its steps, also where another run made it."""
+    steps = watch.read(folder).timing
+    return sum(line["cpu_seconds"] for line in steps) if steps else known.get(folder.name, math.nan)
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,7 +26,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipelines import recipes
 from pipelines.evaluation import seeds
@@ -34,22 +33,11 @@ from pipelines.evaluation.measures import Run, measure
 from pipelines.stages import graph
 from pipelines.stages.evaluate import records
 from pipelines.store import Store
-from pipelines.types import read_lines
+from pipelines.training import watch
+from pipelines.training.watch import Curves
 
 PARTS = {"sft": ("sft.epochs=0.2",), "grpo": ("grpo.steps=12", "grpo.held_out=0")}
 COMPARED = {"sft": ("loss", "accuracy"), "grpo": ("loss", "reward", "ex", "turns")}
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stage that was trained for a few steps: each step's curves, and its wall-clock seconds."""
-
-    curves: list[dict[str, Any]]
-    seconds: list[float]
-
-    def a_step(self) -> float:
-        """Mean seconds of a step, without the first."""
-        return sum(self.seconds[1:]) / len(self.seconds[1:])
 
 
 def command(words: Sequence[str], store: Path) -> None:
@@ -63,30 +51,37 @@ def with_processes(number: int) -> list[str]:
     return [f"hardware.processes={number}", f"rollout.processes={number}"]
 
 
-def train(stage: str, processes: int, store: Path) -> Part:
+def train(stage: str, processes: int, store: Path) -> Curves:
     """Train a part of a stage with a number of processes; nothing of it stays in the store."""
     command([*PARTS[stage], *with_processes(processes), "--until", stage], store)
     steps = graph.plan(recipes.load("miniature", list(PARTS[stage])), Store(store))
     folder = next(step.folder for step in steps if step.name == stage)
-    seconds = [float(line["seconds"]) for _, line in read_lines(folder / "timing.jsonl")]
-    part = Part([line for _, line in read_lines(folder / "curves.jsonl")], seconds)
+    part = watch.read(folder)
     shutil.rmtree(folder)
     return part
 
 
-def furthest(stage: str, two: Part, one: Part) -> str:
+def a_step(part: Curves) -> float:
+    """Mean wall-clock seconds of a step, without the first."""
+    return statistics.fmean(line["seconds"] for line in part.timing[1:])
+
+
+def furthest(stage: str, two: Curves, one: Curves) -> str:
     """The largest difference of each compared figure over the steps."""
-    pairs = list(zip(two.curves, one.curves, strict=True))
+    pairs = list(zip(two.lines, one.lines, strict=True))
     return ", ".join(f"{name} {max(abs(a[name] - b[name]) for a, b in pairs):.1e}" for name in COMPARED[stage])
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole miniature on one seed: what GRPO's model answers; wall-clock minutes, and the share of processors."""
+    """The whole miniature on one seed: what GRPO's model answers; wall-clock minutes, and the share of processors.
+
+    The times are None where the run was not timed.
+    """
 
     answers: Run
-    minutes: float
-    busy: float
+    minutes: float | None = None
+    busy: float | None = None
 
 
 def whole(seed: int, processes: int, stores: Path) -> Whole:
@@ -95,16 +90,20 @@ def whole(seed: int, processes: int, stores: Path) -> Whole:
     times, recipe = store / f"seed{seed}.json", recipes.load("miniature", words)
     steps = graph.plan(recipe, Store(store))
     if not steps[-1].cached:
-        begun, before = time.perf_counter(), os.times()
+        begun, before = time.perf_counter(), sum(os.times()[2:4])  # of programs that have ended, user and system mode
         command(words, store)
-        wall, after = time.perf_counter() - begun, os.times()
-        spent = after.children_user + after.children_system - before.children_user - before.children_system
+        wall, spent = time.perf_counter() - begun, sum(os.times()[2:4]) - before
         if not any(step.cached for step in steps):
             times.write_text(json.dumps({"minutes": wall / 60, "busy": spent / wall / (os.cpu_count() or 1)}))
     known = json.loads(times.read_text(encoding="utf-8")) if times.is_file() else {}
     folder = next(step.folder for step in steps if step.name == "evaluate_grpo")
     answers = Run(tuple(records(folder, "greedy", "sampled")), equality=recipe.headline, seed=recipe.seed)
-    return Whole(answers, known.get("minutes", math.nan), known.get("busy", math.nan))
+    return Whole(answers, **known)
+
+
+def shown(value: float | None, form: str) -> str:
+    """A figure in a form such as "{:.1f}"; a dash where there is none."""
+    return "–" if value is None else form.format(value)
 
 
 def compare(numbers: Sequence[int], stores: Path) -> None:
@@ -116,9 +115,11 @@ def compare(numbers: Sequence[int], stores: Path) -> None:
     pairs = []
     for seed in numbers:
         two, one = (whole(seed, processes, stores) for processes in (2, 1))
-        cells = [f"{run.minutes:.1f} | {100 * run.busy:.0f} %" for run in (two, one)]
-        row = f"| {seed} | {' | '.join(cells)} | {two.minutes / one.minutes:.2f} |"
-        print(row.replace("nan %", "–").replace("nan", "–"), flush=True)
+        ratio = two.minutes / one.minutes if two.minutes and one.minutes else None
+        cells = [
+            f"{shown(run.minutes, '{:.1f}')} | {shown(run.busy, '{:.0%}').replace('%', ' %')}" for run in (two, one)
+        ]
+        print(f"| {seed} | {' | '.join(cells)} | {shown(ratio, '{:.2f}')} |", flush=True)
         pairs.append((one.answers, two.answers))
     for name in ("greedy", "sampled", "turns"):
         of = measure(name)
@@ -154,9 +155,9 @@ def main() -> None:
         for stage in PARTS:
             for turn in range(1, options.rounds + 1):
                 two, one = train(stage, 2, store), train(stage, 1, store)
-                took = [part.a_step() for part in (two, one)]
+                took = [a_step(part) for part in (two, one)]
                 times = f"2 processes {took[0]:.3f}, 1 process {took[1]:.3f}, ratio {took[0] / took[1]:.2f}"
-                print(f"{stage} round {turn}: {len(two.seconds)} steps, {times}", flush=True)
+                print(f"{stage} round {turn}: {len(two.timing)} steps, {times}", flush=True)
                 print(f"  largest difference of a step: {furthest(stage, two, one)}", flush=True)
 
 

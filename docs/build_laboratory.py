@@ -32,7 +32,7 @@ from pipelines.report import formats
 from pipelines.report import sweep as report
 from pipelines.stages import graph
 from pipelines.store import Store
-from pipelines.types import read_lines
+from pipelines.training import watch
 
 DOCS = Path(__file__).resolve().parent
 PAGE, DATA, IMAGES = DOCS / "laboratory.md", DOCS / "laboratory.csv", DOCS / "images" / "laboratory"
@@ -128,9 +128,8 @@ def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
     spent = {}
     for steps in plans:
         for step in steps:
-            timing = step.folder / "timing.jsonl"
-            if step.kind in ("sft", "grpo") and timing.is_file():
-                spent[step.folder] = sum(line["cpu_seconds"] for _, line in read_lines(timing))
+            if step.kind in ("sft", "grpo") and (timing := watch.read(step.folder).timing):
+                spent[step.folder] = sum(line["cpu_seconds"] for line in timing)
     return spent
 
 
