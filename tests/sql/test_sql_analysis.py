@@ -66,6 +66,10 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
             "SELECT name FROM customer c WHERE EXISTS (SELECT 1 FROM purchase WHERE customer_id = c.id)",
             items("customer.name", "customer.id", "purchase.customer_id"),
         ),
+        (
+            "WITH top AS (SELECT customer_id FROM purchase) SELECT name FROM customer WHERE id IN top",
+            items("customer.name", "customer.id", "purchase.customer_id"),
+        ),
         ("WITH z AS (SELECT city, credit FROM customer) SELECT city FROM z", items("customer.city", "customer.credit")),
         ("SELECT x FROM (SELECT name AS x FROM customer)", items("customer.name")),
         ("SELECT name AS n FROM customer ORDER BY n", items("customer.name")),
@@ -108,6 +112,16 @@ def test_what_is_no_query_has_no_items(shop: Database, schema: Schema, sql: str)
 def test_the_authorizer_answers_for_sqlite_only(shop: Database) -> None:
     assert read_items(Database("x", "duckdb", shop.location), "SELECT 1") is None
     assert read_items(Database("x", "sqlite", shop.location + ".gone"), "SELECT 1") is None
+
+
+def test_the_name_of_a_table_after_in_is_a_table(schema: Schema) -> None:
+    found = schema_items("SELECT name FROM customer WHERE (id, name, city, credit) NOT IN Customer", schema)
+    assert found == items(*ALL)
+    assert schema_items("SELECT name FROM customer WHERE id IN gone", schema) == SchemaItems(
+        frozenset({"customer", "gone"}), frozenset({("customer", "name"), ("customer", "id")})
+    )
+    in_a_list = schema_items("SELECT name FROM customer WHERE id IN credit", schema, "duckdb")
+    assert in_a_list == items("customer.name", "customer.id", "customer.credit")  # DuckDB looks in a column's list
 
 
 def test_schema_items_speak_other_dialects(schema: Schema) -> None:

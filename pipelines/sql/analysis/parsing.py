@@ -43,7 +43,19 @@ def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expr | None:
         return None
     if isinstance(trees[0], exp.Select) and not trees[0].expressions:  # a bare "SELECT"
         return None
+    if engine == "sqlite":
+        _spell_out_tables_of_in(trees[0])
     return trees[0]
+
+
+def _spell_out_tables_of_in(tree: exp.Expr) -> None:
+    """Turn SQLite's `x IN t` into `x IN (SELECT * FROM t)`, which says the same; sqlglot takes t for a column."""
+    for node in list(tree.find_all(exp.In)):
+        name = node.args.get("field")
+        if isinstance(name, exp.Column):
+            table = exp.Table(this=name.this, db=name.args.get("table"))
+            node.set("field", None)
+            node.set("query", exp.select("*").from_(table).subquery())
 
 
 def _counting(dialect: Dialect) -> Parser:
