@@ -15,7 +15,7 @@ from pipelines.config.running import MERGE
 from pipelines.data import base
 from pipelines.data.linked import GOLD
 from pipelines.databases import addresses, card
-from pipelines.errors import DataError, RecipeError
+from pipelines.errors import DataError, RecipeError, ResourceError
 from pipelines.protocols.ask import SCRIPTED, Ask
 from pipelines.recipes import digest
 from pipelines.registry import PROTOCOLS
@@ -66,10 +66,11 @@ class Digests:
         return [Path(file) for file in names]
 
     def save(self) -> None:
-        """Keep what is new."""
+        """Keep what is new; a store that cannot be written is only read, so the files are read again the next time."""
         if self._new and self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
+            with contextlib.suppress(OSError, ResourceError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
 
     @staticmethod
     def _key(path: Path) -> tuple[str, bool]:

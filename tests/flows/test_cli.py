@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -98,6 +99,22 @@ def test_stages_says_why_and_json_is_the_last_line(
     stages = json.loads(out.splitlines()[-1])["stages"]
     assert [stage["name"] for stage in stages][:4] == ["data", "test", "leakage", "synthesize"]
     assert all(not stage["cached"] and stage["why"] == "not made yet" for stage in stages)
+
+
+def test_stages_answers_where_the_store_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a recipe with files, whose digests a store remembers. Nobody may make a folder in /sys, root included."""
+    with sqlite3.connect(tmp_path / "shop.sqlite") as db:
+        db.execute("CREATE TABLE item (id)")
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "How many?", "database": "shop.sqlite", "sql": "SELECT count(*) FROM item"}\n')
+    for path in tmp_path.iterdir():
+        os.utime(path, (1e9, 1e9))  # a file that has just changed is not remembered
+    own = f"data.test=[{{kind: jsonl, path: {questions}}}]"
+    code, out, err = sqltrain(monkeypatch, capsys, "stages", "miniature", own, "store=/sys/store", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out.splitlines()[-1])["stages"][1]["why"] == "not made yet"
 
 
 def test_show_prints_a_recipe_that_can_be_run_again(
