@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines import recipes
+from pipelines import housekeeping, recipes
 from pipelines.config import Recipe, Source
-from pipelines.errors import DataError, RecipeError
+from pipelines.errors import BoundaryError, DataError, RecipeError
 from pipelines.nightly import inbox
 from pipelines.nightly.drift import drift
 from pipelines.nightly.ledger import Champion, Ledger
@@ -299,7 +299,7 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     guarded = {name: held(guard, name)[0] for name, guard in guards(site.name, site.overrides, recipe).items()}
     if not test.before:
         reason = f"the champion was trained on all {seen} questions that are held out now: nothing can be compared"
-        return Verdict("kept", f"{reason} (sqltrain champion rollback {recipe.name} takes its place away)", {})
+        return Verdict("kept", f"{reason} (hold out others that it has not learned: data.test)", {})
     verdict = decide(test, guarded, recipe.nightly, recipe.seed)
     if seen:
         reason = f"{verdict.reason}; {seen} that the champion was trained on do not count"
@@ -319,10 +319,23 @@ def _seen(store: Store, champion: Champion, challenger: Challenger, after: graph
 
 
 def evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
-    """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
+    """A checkpoint's evaluation on held-out questions; that of an earlier night is there.
+
+    Raises:
+        BoundaryError: databases or endpoints broke too many of its episodes; the next night asks them again.
+    """
     name = f"evaluate_{who.stage}"
     needed = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names
     alone = recipe.model_copy(update={"stages": (*(stage for stage in recipe.stages if stage in needed), "evaluate")})
     among = ("test", "test_schema", who.stage, name)
     steps = graph.plan(alone, site.store, name, {who.stage: who.key}, among)
-    return site.make(alone, steps, role)[name]
+    result = site.make(alone, steps, role)[name]
+    greedy = records(result.folder, "greedy")
+    broken = [record for record in greedy if record.broken]
+    if len(broken) > recipe.contracts.max_broken * len(greedy):
+        housekeeping.remove(result.folder)
+        raise BoundaryError(
+            f"{len(broken)} of {len(greedy)} held-out questions of {recipe.benchmark.name} broke: {broken[0].failure}",
+            "Nothing is decided. Mend the database or the endpoint; the next night asks these questions again.",
+        )
+    return result

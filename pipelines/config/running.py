@@ -118,7 +118,7 @@ class Contracts(Section):
     Attributes:
         max_duplicates: share of a pool's questions that are asked twice of one database.
         max_leaked: share of a pool's held-out questions that a training pool asks of the same database.
-        max_broken: share of teacher episodes that a database or an endpoint broke.
+        max_broken: share of teacher episodes, or of a night's held-out ones, that a database or an endpoint broke.
         min_accepted: share of teacher trajectories that the filter must let through.
         min_solved: share of the scored questions that the policy must solve at least once before GRPO begins.
         max_drift: how far a night's questions may lie from those learned so far (`pipelines/nightly/drift.py`).

@@ -97,11 +97,11 @@ class Ledger:
 
     def champions(self) -> list[Champion]:
         """The champion and those before it that a rollback goes back to, the current one last."""
-        stack: list[Champion] = []
-        for number, row in enumerate(self.lines()):
-            if row["event"] == "night" and row["decision"] == "promoted":
-                challenger = row["challenger"]
-                stack.append(Champion(challenger["stage"], challenger["key"], tuple(row["learned"]), number))
+        lines = self.lines()
+        promoted, stack = champions(lines), list[Champion]()
+        for number, row in enumerate(lines):
+            if number in promoted:
+                stack.append(promoted[number])
             elif row["event"] == "rollback" and stack:
                 stack.pop()
         return stack
@@ -162,6 +162,15 @@ class Ledger:
             )
         self.add("rollback", **{"from": former.key, "to": came.key})
         return former, came
+
+
+def champions(lines: Iterable[Mapping[str, Any]]) -> dict[int, Champion]:
+    """Those that the nights of a ledger promoted, by the numbers of their lines, whatever a rollback took back later."""
+    return {
+        number: Champion(row["challenger"]["stage"], row["challenger"]["key"], tuple(row["learned"]), number)
+        for number, row in enumerate(lines)
+        if row["event"] == "night" and row["decision"] == "promoted"
+    }
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -49,8 +49,9 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
     whole = _compare(test, seed)
     parts = {f"level/{level}": _level(test, level) for level in HARDNESS_LEVELS}
     parts |= {f"guard/{name}": pairs for name, pairs in guards.items()}
-    by_part = {name: _difference(pairs, seed) for name, pairs in parts.items() if pairs.before and pairs.after}
+    by_part = {name: _difference(pairs, seed) for name, pairs in parts.items()}
     differences = {name: value for name, value in by_part.items() if value is not None}
+    unmeasured = ", ".join(name for name in guards if f"guard/{name}" not in differences)
     numbers = {**_numbers(whole), **differences}
     lost = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
     change = f"{100 * whole.accuracy_before:.1f} to {100 * whole.accuracy_after:.1f} % of {whole.paired.n} questions"
@@ -61,6 +62,9 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
         where = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in lost.items())
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
         return Verdict("kept", f"it loses on {where} ({bound}); {change}", numbers)
+    if unmeasured:
+        why = "champion and challenger share no question there that counts"
+        return Verdict("kept", f"whether it loses on {unmeasured} cannot be told: {why}; {change}", numbers)
     if not _sure(whole, settings, +1):
         return Verdict("kept", f"not shown to be better: {change} ({how})", numbers)
     return Verdict("promoted", f"better: {change} ({how})", numbers)
@@ -80,6 +84,8 @@ def _level(pairs: Held, level: str) -> Held:
 
 def _difference(pairs: Held, seed: int) -> float | None:
     """None where no question of the part was answered on both sides."""
+    if not (pairs.before and pairs.after):
+        return None
     comparison = compare(pairs.before, pairs.after, pairs.equality, ("champion", "challenger"), seed=seed)
     return None if comparison is None else comparison.paired.difference
 

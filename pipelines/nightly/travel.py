@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines import arrival
 from pipelines.errors import DataError
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
-from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, Overlap, decisions, ledgers
+from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, Overlap, champions, decisions, ledgers
 from pipelines.remote import LINKS, Remote
 from pipelines.store import Store, read_json, write_atomic, write_json
 
@@ -68,8 +68,8 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
             if own.is_file() and not _continues(lines, own.read_bytes(), recipe):
                 continue
             decided = _decided(lines, recipe)
-            for name, size in sizes.items():
-                _take(remote, ledger, recipe, name, size, decided)
+            for name, size in sorted(sizes.items(), key=lambda item: item[0].endswith(f"/{LINKS}")):
+                _take(remote, ledger, recipe, name, size, decided)  # links come last: no file is written through one
             write_atomic(own, lines.decode("utf-8"))
         say(f"pulled {len(ledger.lines())} nights of {recipe}")
 
@@ -102,13 +102,30 @@ def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int, dec
     if not path.is_file() or path.stat().st_size != size:
         _hold_size(f"{HOME}/{name}", size)
         beside = path.with_name(f".{path.name}.partial")
+        beside.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
         remote.get(f"{HOME}/{name}", beside)
         beside.replace(path)
-    for link, target in (read_json(path) if file == LINKS else {}).items():
+    for link, target in (_links(path) if file == LINKS else {}).items():
         spot = arrival.inside(path.parent, link)
         spot.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(spot):
-            spot.symlink_to(str(target))
+            spot.symlink_to(target)
+
+
+def _links(path: Path) -> dict[str, str]:
+    """The links of a batch to its databases.
+
+    Raises:
+        DataError: they are no mapping of texts, or one has a name that the batch's own files have or may have.
+    """
+    links = read_json(path)
+    if not isinstance(links, dict) or not all(isinstance(to, str) and "\0" not in to for to in links.values()):
+        raise arrival.refused(f"{path.parent.name}/{LINKS}", "its links are no mapping of texts")
+    for name in links:
+        parts = name.split("/")
+        if parts[0] in FILES or any(part.startswith(".") for part in parts):
+            raise arrival.refused(f"{path.parent.name}/{LINKS}", f"the link {name!r} stands where a file is to lie")
+    return links
 
 
 def _lines(remote: Remote, recipe: str) -> bytes:
@@ -120,9 +137,13 @@ def _lines(remote: Remote, recipe: str) -> bytes:
 def _decided(lines: bytes, recipe: str) -> Container[str]:
     """The batches that a ledger from there decided on; a last line that was cut short never happened."""
     try:
-        return decisions(json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip())
+        rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
+        names = [name for champion in champions(rows).values() for name in (champion.stage, champion.key)]
+        if all(map(arrival.is_plain, [*names, *(row["from"] for row in rows if row["event"] == "rollback")])):
+            return decisions(rows)
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise arrival.refused(f"{HOME}/{recipe}/{LINES}", "it is no ledger") from None
+        pass
+    raise arrival.refused(f"{HOME}/{recipe}/{LINES}", "it is no ledger")
 
 
 def _hold_size(name: str, size: int) -> None:

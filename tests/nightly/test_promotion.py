@@ -56,6 +56,16 @@ def test_a_few_questions_more_are_no_proof() -> None:
     assert decide(held(NONE, six), {}, Nightly(test="mcnemar"), 0).decision == "promoted"  # 0.03125
 
 
+def test_a_guard_that_compares_nothing_lets_nobody_be_promoted() -> None:
+    """Every answer of the challenger broke there, or the champion was trained on all of its questions."""
+    broken = [dataclasses.replace(record, broken=True) for record in records(ALL)]
+    for guard in (Held(records(HALF), broken, "strict"), Held([], [], "strict")):
+        verdict = decide(held(HALF, ALL), {"farms": held(HALF, ALL), "ports": guard}, Nightly(), 0)
+        assert verdict.decision == "kept"
+        assert verdict.reason.startswith("whether it loses on ports cannot be told")
+        assert verdict.numbers["guard/farms"] == 0.5
+
+
 def test_a_level_that_loses_more_than_the_bound_stops_a_better_challenger() -> None:
     before = [index % 4 == 3 for index in range(48)]  # only the extra ones
     after = [index % 4 != 3 or index < 40 for index in range(48)]  # all others, and 10 of 12 extra ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 
 from flows import nights
 from pipelines import frames, recipes
+from pipelines.errors import BoundaryError
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.frames import DATA
 from pipelines.nightly.ledger import Champion
@@ -109,6 +111,27 @@ def test_they_do_not_count_when_a_challenger_is_held_against_it(
     verdict = nights._decided(site, challenger, Champion("sft", "champion", (), 1), set())  # type: ignore[arg-type]
     assert verdict.decision == decision
     assert verdict.reason.startswith(said)
+
+
+@pytest.mark.parametrize(("broken", "share", "stops"), [(3, 0.05, True), (1, 0.05, True), (1, 0.5, False)])
+def test_nothing_is_decided_by_an_evaluation_that_a_boundary_broke(
+    store: Store, broken: int, share: float, stops: bool
+) -> None:
+    """It is asked again the next night: kept in the store, it would decide on every night to come."""
+    made = [record(id, True) for id, _, _ in TEST]
+    made[:broken] = [dataclasses.replace(row, broken=True, failure="connection") for row in made[:broken]]
+    text = "".join(json.dumps({"pass": "greedy", "record": to_dict(row)}) + "\n" for row in made)
+    store.make("evaluate_sft", "e", partial(write_text, text), {}, pytest.fail)
+    result = StageResult("evaluate_sft", "e", store.folder("evaluate_sft", "e"), {}, False)
+    site = SimpleNamespace(store=store, make=lambda recipe, steps, role: {"evaluate_sft": result})
+    recipe = recipes.load("miniature", [f"contracts.max_broken={share}"])
+    challenger = nights.Challenger("sft", "challenger", "base", ())
+    if stops:
+        with pytest.raises(BoundaryError, match=f"{broken} of 3 held-out questions of miniature_test broke: connec"):
+            nights.evaluated(site, recipe, challenger, "")  # type: ignore[arg-type]
+    else:
+        assert nights.evaluated(site, recipe, challenger, "") == result  # type: ignore[arg-type]
+    assert store.has("evaluate_sft", "e") is not stops
 
 
 def say(test: nights.Held) -> str:

@@ -145,7 +145,50 @@ def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path: Pat
     assert [path.name[:4] for path in Ledger(there, "farms").batches.iterdir()] == ["0001"]
 
 
-@pytest.mark.parametrize("line", ["[]", "{", '{"event": "night"}'])
+@pytest.mark.parametrize(
+    "links", ['{".questions.jsonl.partial": "%s"}', '{"questions.jsonl": "%s"}', '{"a/.b": "%s"}', '["%s"]', '{"a": 1}']
+)
+def test_the_links_of_a_batch_lead_no_file_out_of_it(tmp_path: Path, here: Store, remote: Remote, links: str) -> None:
+    """Whoever can write to the remote must not be able to write a file of the user's."""
+    own, there = tmp_path / "own.txt", Store(tmp_path / "there")
+    own.write_text("mine")
+    travel.push(remote, here, lambda line: None)
+    (batch,) = Ledger(here, "farms").batches.glob("0001-*")
+    (tmp_path / "links.json").write_text(links.replace("%s", str(own)))
+    remote.put(tmp_path / "links.json", f"nightly/farms/batches/{batch.name}/links.json")
+    for _ in range(2):
+        with pytest.raises(DataError, match="is refused"):
+            travel.pull(remote, there, lambda line: None)
+    assert own.read_text() == "mine"
+    assert Ledger(there, "farms").lines() == []
+
+
+def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(
+    tmp_path: Path, here: Store, remote: Remote
+) -> None:
+    own, there = tmp_path / "own.txt", Store(tmp_path / "there")
+    own.write_text("mine")
+    travel.push(remote, here, lambda line: None)
+    (batch,) = Ledger(here, "farms").batches.glob("0001-*")
+    left = Ledger(there, "farms").batches / batch.name / ".questions.jsonl.partial"
+    left.parent.mkdir(parents=True)
+    left.symlink_to(own)
+    travel.pull(remote, there, lambda line: None)
+    assert own.read_text() == "mine"
+    assert (left.parent / "questions.jsonl").read_bytes() == (batch / "questions.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "{",
+        '{"event": "night"}',
+        '{"event": "night", "decision": "promoted", "learned": [], "new": []}',
+        '{"event": "night", "decision": "promoted", "learned": [], "new": [], "challenger": {"stage": "..", "key": "k"}}',
+        '{"event": "rollback"}',
+    ],
+)
 def test_what_is_no_ledger_is_refused(tmp_path: Path, remote: Remote, line: str) -> None:
     (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
     remote.put(tmp_path / "ledger.jsonl", "nightly/farms/ledger.jsonl")
