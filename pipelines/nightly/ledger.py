@@ -165,7 +165,7 @@ class Ledger:
 
 
 def champions(lines: Iterable[Mapping[str, Any]]) -> dict[int, Champion]:
-    """Those that the nights of a ledger promoted, by the numbers of their lines, whatever a rollback took back later."""
+    """Those that a ledger's nights promoted, by the numbers of their lines; a rollback may have taken them back."""
     return {
         number: Champion(row["challenger"]["stage"], row["challenger"]["key"], tuple(row["learned"]), number)
         for number, row in enumerate(lines)

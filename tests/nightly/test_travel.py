@@ -185,7 +185,7 @@ def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(
         "{",
         '{"event": "night"}',
         '{"event": "night", "decision": "promoted", "learned": [], "new": []}',
-        '{"event": "night", "decision": "promoted", "learned": [], "new": [], "challenger": {"stage": "..", "key": "k"}}',
+        '{"event": "night", "decision": "promoted", "learned": [], "new": [], "challenger": {"stage": "..", "key": 0}}',
         '{"event": "rollback"}',
     ],
 )

@@ -72,6 +72,16 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
         ),
         ("WITH z AS (SELECT city, credit FROM customer) SELECT city FROM z", items("customer.city", "customer.credit")),
         ("SELECT x FROM (SELECT name AS x FROM customer)", items("customer.name")),
+        ("WITH c AS (SELECT * FROM customer) SELECT name FROM c WHERE city = 'Paris'", items(*ALL)),
+        ("SELECT item FROM (SELECT * FROM customer), purchase", items(*ALL, "purchase.item")),
+        (
+            "SELECT city FROM (SELECT x.* FROM (SELECT * FROM customer UNION SELECT * FROM customer) AS x)",
+            items(*ALL),
+        ),
+        (
+            "WITH RECURSIVE r AS (SELECT * FROM customer UNION ALL SELECT * FROM r WHERE 0) SELECT name FROM r",
+            items(*ALL),
+        ),
         ("SELECT name AS n FROM customer ORDER BY n", items("customer.name")),
         ("SELECT name FROM customer UNION SELECT item FROM purchase", items("customer.name", "purchase.item")),
         ("SELECT 'x' FROM customer WHERE name = \"Ada\"", items("customer.name")),
@@ -97,6 +107,7 @@ def test_a_name_that_does_not_exist_is_kept_and_marked(shop: Database, schema: S
     assert schema_items("SELECT nope FROM customer", schema) == nope
     assert schema_items("SELECT c.nope FROM customer c", schema) == items("customer.nope")
     assert schema_items("SELECT a FROM nope", schema) == SchemaItems(frozenset({"nope"}), frozenset({("", "a")}))
+    assert schema_items("SELECT nope FROM (SELECT * FROM purchase)", schema).columns >= {("", "nope")}  # type: ignore[union-attr]
     assert read_items(shop, "SELECT nope FROM customer") is None
 
 

@@ -60,12 +60,29 @@ class _Resolver:
                     if qualifier or name in self._known.get(source.name.lower(), ()):
                         self.columns.add((source.name.lower(), name))
                         return
-                elif qualifier or name in outputs(source):
+                elif qualifier or name in self._outputs(source):
                     return  # the column of a subquery: what it reads is found in its own scope
             level = level.parent
         if not column.table and (_is_alias(scope, name) or column.this.args.get("quoted") or name in ("rowid", "oid")):
             return
         self.columns.add(("", name))
+
+    def _outputs(self, query: Scope, within: tuple[Scope, ...] = ()) -> set[str]:
+        """The names of a subquery's columns, what its stars stand for included."""
+        names = outputs(query)
+        if "*" not in names or query in within:
+            return names
+        first = query
+        while first.set_operation_scopes:  # the first query of a set operation names its columns
+            first = first.set_operation_scopes[0]
+        stars = set(_own_stars(first))
+        for alias, source in sources(first):
+            if stars & {"", alias.lower()}:
+                if isinstance(source, exp.Table):
+                    names |= self._known.get(source.name.lower(), set())
+                else:
+                    names |= self._outputs(source, (*within, query))
+        return names
 
     def _star(self, scope: Scope, qualifier: str) -> None:
         for alias, source in sources(scope):

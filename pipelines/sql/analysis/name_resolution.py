@@ -106,7 +106,7 @@ class _Resolver:
 
     def _sources(self, select: exp.Select) -> dict[str, _Source]:
         sources: dict[str, _Source] = {}
-        for node in _from_items(select):
+        for node in from_items(select):
             alias = node.alias_or_name.lower() or f"?{len(sources)}"
             sources[alias] = self._source(node)
         return sources
@@ -187,10 +187,12 @@ class _Resolver:
             return
         if not isinstance(column.this, exp.Star):
             column.set("this", exp.to_identifier(column.name.lower()))
+        elif source is None or source.table is None:
+            return  # the star of a subquery keeps its alias, which says of which one
         column.set("table", exp.to_identifier(source.table) if source is not None and source.table else None)
 
 
-def _from_items(select: exp.Select) -> Iterator[exp.Expr]:
+def from_items(select: exp.Select) -> Iterator[exp.Expr]:
     """The tables and subqueries of FROM and JOIN, parentheses opened."""
     start = select.args.get("from_")
     items = [start.this] if start is not None else []

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
-from pipelines.sql.analysis.name_resolution import Item, Resolved, columns_of, resolve
+from pipelines.sql.analysis.name_resolution import Item, Resolved, columns_of, from_items, resolve
 from pipelines.sql.schema import Schema
 from pipelines.types import EngineName
 
@@ -160,29 +160,57 @@ def _equated(tree: exp.Expr) -> Iterator[tuple[Item, Item]]:
 
 
 def _shown(selects: list[exp.Select], resolved: Resolved, schema: Schema) -> Iterator[Item]:
-    """The columns that a `*` or `t.*` in a result stands for."""
-    for projection in (projection for select in selects for projection in select.expressions):
-        if projection.is_star and not isinstance(projection, exp.Count):
-            yield from _starred(projection, resolved, schema)
+    """The base columns that a `*` or `t.*` in a result stands for; those of a subquery are shown in that subquery."""
+    for select in selects:
+        for projection in select.expressions:
+            if _is_star(projection):
+                for node in _starred(projection, select):
+                    yield from _columns(node, resolved, schema)
 
 
-def _starred(star: exp.Expr, resolved: Resolved, schema: Schema) -> Iterator[Item]:
-    only = star.table if isinstance(star, exp.Column) else ""
-    for table, columns in columns_of(schema).items():
-        if table in resolved.tables and only in ("", table):
-            yield from ((table, column) for column in columns)
+def _is_star(projection: exp.Expr) -> bool:
+    return projection.is_star and not isinstance(projection, exp.Count)
+
+
+def _starred(star: exp.Expr, select: exp.Select) -> Iterator[exp.Expr]:
+    """What a star stands for in FROM and JOIN: tables, CTEs and subqueries."""
+    only = star.table.lower() if isinstance(star, exp.Column) else ""
+    return (node for node in from_items(select) if only in ("", node.alias_or_name.lower(), node.name.lower()))
+
+
+def _ctes(resolved: Resolved) -> dict[str, exp.CTE]:
+    return {cte.alias.lower(): cte for cte in resolved.tree.find_all(exp.CTE)}
+
+
+def _columns(node: exp.Expr, resolved: Resolved, schema: Schema) -> list[Item]:
+    """The columns of a base table in FROM; [] for anything else there."""
+    name = node.name.lower()
+    if not isinstance(node, exp.Table) or (name in _ctes(resolved) and not node.db):
+        return []
+    return [(name, column) for column in columns_of(schema).get(name, ())]
 
 
 def _output(selects: list[exp.Select], resolved: Resolved, schema: Schema) -> tuple[str, ...]:
     """The result's columns: those of the first query of the text that is not nested in another one."""
     outer = next((select for select in selects if select.find_ancestor(exp.Select, exp.CTE) is None), None)
-    output: list[str] = []
-    for projection in outer.expressions if outer is not None else ():
-        if projection.is_star and not isinstance(projection, exp.Count):
-            output.extend(".".join(item) for item in _starred(projection, resolved, schema))
-        else:
-            output.append(_text(projection.unalias()))
-    return tuple(output)
+    return () if outer is None else tuple(_outputs(outer, resolved, schema, ()))
+
+
+def _outputs(select: exp.Select, resolved: Resolved, schema: Schema, within: tuple[exp.Select, ...]) -> Iterator[str]:
+    """What each column of a query is; what a star stands for is looked up in the subquery that it is of."""
+    for projection in select.expressions:
+        if not _is_star(projection):
+            yield _text(projection.unalias())
+            continue
+        for node in _starred(projection, select):
+            columns = _columns(node, resolved, schema)
+            yield from map(".".join, columns)
+            if columns:
+                continue
+            query = node.this if isinstance(node, exp.Subquery) else _ctes(resolved).get(node.name.lower())
+            inner = query.find(exp.Select) if query is not None else None
+            if inner is not None and all(inner is not other for other in (*within, select)):  # a recursive one
+                yield from _outputs(inner, resolved, schema, (*within, select))
 
 
 def _set_name(node: exp.SetOperation) -> str:
