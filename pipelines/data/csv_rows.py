@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,45 @@ def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dic
         with file.open(encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
             stream.seek(0)
-            reader = csv.reader(stream, delimiter=max(DELIMITERS, key=first.count))
-            header = [name.strip().lower() for name in next(reader, [])]
+            records = _records(stream, max(DELIMITERS, key=first.count))
+            header = [name.strip().lower() for name in next(records, (1, []))[1]]
             _check(file, header, needed)
-            yield from ((reader.line_num, _row(header, cells)) for cells in reader if any(map(str.strip, cells)))
+            yield from ((line, _row(header, cells)) for line, cells in records if any(map(str.strip, cells)))
     except UnicodeDecodeError:
         raise DataError(f"{file.name} is not UTF-8", "Save it as “CSV UTF-8”.") from None
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}") from None
     except csv.Error as error:
         raise DataError(f"{file.name} is not CSV: {error}", HINT) from None
+
+
+def _records(stream: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row with the line that it ends in.
+
+    Raises:
+        csv.Error: the file ends within quotes: what follows the first of them was read as one cell.
+    """
+    lines: list[str] = []  # of the row that is read
+
+    def kept() -> Iterator[str]:
+        for line in stream:
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(kept(), delimiter=delimiter)
+    for cells in reader:
+        if "".join(lines).count('"') % 2 and _is_open(lines, delimiter):
+            raise csv.Error(f"a quote that opens in line {reader.line_num - len(lines) + 1} is never closed")
+        yield reader.line_num, cells
+        lines.clear()
+
+
+def _is_open(lines: Sequence[str], delimiter: str) -> bool:
+    try:
+        list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return "unexpected end of data" in str(error)
+    return False
 
 
 def _check(file: Path, header: Sequence[str], needed: Sequence[Sequence[str]]) -> None:

@@ -121,7 +121,10 @@ def stream(path: Path) -> Iterator[tuple[int, Any]]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", HINT) from None
     with file:
-        yield from _items(file, path)
+        try:
+            yield from _items(file, path)
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is not UTF-8", HINT) from None
 
 
 def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Any]]:

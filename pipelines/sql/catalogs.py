@@ -18,6 +18,7 @@ from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 from pipelines.types import Database, Scalar
 
 VIEW_SECONDS = 60.0  # for one statement of a view, and in engines that count no work for all views of a database
+_HIDDEN = 1  # a column of a virtual table that `*` does not show
 _Told = tuple[str, str, bool]  # a column: name, type, whether it is of the primary key
 
 
@@ -67,7 +68,8 @@ def _of_sqlite(opened: Catalog, values: int) -> Schema:
     tables = []
     for name, kind in query(_SQLITE_TABLES):
         try:
-            declared = [(row[1], row[2], bool(row[5])) for row in query(f"PRAGMA table_info({quoted(name)})")]
+            rows = query(f"PRAGMA table_xinfo({quoted(name)})")  # table_info leaves generated columns out
+            declared = [(row[1], row[2], bool(row[5])) for row in rows if row[6] != _HIDDEN]
         except Exception:  # of a view whose query does not run, nothing is known, and nobody can ask it
             if kind != "view":
                 raise
@@ -82,7 +84,8 @@ def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
     rows = sorted(query(f"PRAGMA foreign_key_list({quoted(table)})"), key=lambda row: (row[0], row[1]))
     for _, position, to_table, column, to_column, *_ in rows:
         if to_column is None:  # "REFERENCES t" means t's primary key
-            primary = [row[1] for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5]]
+            parts = sorted((row[5], row[1]) for row in query(f"PRAGMA table_info({quoted(to_table)})") if row[5])
+            primary = [name for _, name in parts]  # in the key's own order
             to_column = primary[position] if position < len(primary) else column
         keys.append(ForeignKey(column, to_table, to_column))
     return tuple(keys)
@@ -91,12 +94,12 @@ def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
 def _of_others(dialect: type[Dialect], opened: Catalog, values: int) -> Schema:
     query = opened.query
     keys = list(query(dialect.keys_query))
-    primary = {(_bare(row[0]), name) for row in keys if row[1] == "PRIMARY KEY" for name in row[2]}
+    primary = {(row[0], name) for row in keys if row[1] == "PRIMARY KEY" for name in row[2]}
     foreign: dict[str, list[ForeignKey]] = {}
     for table, kind, columns, to_table, to_columns in keys:
         if kind == "FOREIGN KEY":
             pairs = zip(columns, to_columns, strict=True)
-            foreign.setdefault(_bare(table), []).extend(ForeignKey(a, _bare(to_table), b) for a, b in pairs)
+            foreign.setdefault(table, []).extend(ForeignKey(a, to_table, b) for a, b in pairs)
     by_table: dict[str, list[_Told]] = {}
     for table, name, kind in query(dialect.columns_query):
         by_table.setdefault(table, []).append((name, str(kind).upper(), (table, name) in primary))
@@ -106,11 +109,6 @@ def _of_others(dialect: type[Dialect], opened: Catalog, values: int) -> Schema:
         columns = _with_values(opened, name, name in views, columns_of_table, values)
         tables.append(Table(name, columns, tuple(foreign.get(name, ()))))
     return Schema(tuple(tables))
-
-
-def _bare(name: str) -> str:
-    """A table's name without its schema and quotes, as PostgreSQL's regclass writes it."""
-    return name.rpartition(".")[2].strip('"')
 
 
 def _with_values(opened: Catalog, table: str, view: bool, columns: Sequence[_Told], count: int) -> tuple[Column, ...]:

@@ -22,8 +22,8 @@ SHOWN = 10
 REASONS = ("failing", "too_large", "empty", "slow", "order_ambiguous", "nondeterministic", "contradictory")
 JUDGED = ("strict", "bird", "test_suite")
 _CHANGING = re.compile(
-    r"\b(random|randomblob|rand|gen_random_uuid|uuid|now|clock_timestamp|current_(date|time|timestamp)|localtime(stamp)?)\b"
-    r"|'now'|\btablesample\b",
+    r"\b(random|randomblob|rand|gen_random_uuid|uuid|now|clock_timestamp)(?=\s*\()"  # a column may have that name
+    r"|\b(current_(date|time|timestamp)|localtime(stamp)?|tablesample)\b|'now'",
     re.IGNORECASE,
 )
 _TEXT = re.compile(r"'(?!now')(?:[^']|'')*'", re.IGNORECASE)

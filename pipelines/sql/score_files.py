@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def _gold_record(path: Path, number: int, row: Any) -> Gold:
         question, evidence = (text_field(row, name, required=False) for name in ("question", "evidence"))
         if "is_impossible" in row:
             sql = ehrsql.repaired(sql)  # as published, some of EHRSQL's queries do not run
-        return Gold(sql, db_id, level, question, evidence, str(row.get("id") or ""), answerable)
+        return Gold(sql, db_id, level, question, evidence, "" if row.get("id") is None else str(row["id"]), answerable)
     except BadRow as bad:
         raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
 
@@ -113,6 +114,9 @@ def read_predictions(path: Path, gold: Sequence[Gold]) -> dict[int, str]:
         value = _json(path, text)
         ids = {question.id: number for number, question in enumerate(gold) if question.id}
         if isinstance(value, dict) and value and ids.keys() >= value.keys():
+            twice = [id for id, count in Counter(question.id for question in gold if question.id).items() if count > 1]
+            if twice:
+                raise DataError(f"{path} names questions by their ids, and {twice[0]!r} is the id of several")
             return {idx: _bird_sql(path, id, value.get(id, MISSING)) for id, idx in ids.items()}
         return _bird_predictions(path, value, count)
     lines = [line.strip().split("\t")[0] for line in text.split("\n")]

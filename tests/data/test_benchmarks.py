@@ -238,6 +238,13 @@ def test_synsql_rows_are_the_same_however_the_file_is_cut(synthetic, tmp_path, m
     assert reasons(loaded) == [("data.json[40]", "not_an_object")]
 
 
+def test_a_synsql_file_in_another_encoding_is_told_in_one_line(synthetic, tmp_path):
+    data = synthetic / "data.json"
+    data.write_bytes(data.read_bytes().replace(b"Norway", b"Norv\xe8ge"))
+    with pytest.raises(DataError, match="data.json is not UTF-8"):
+        read("synsql", synthetic, tmp_path / "stage", "train")
+
+
 def test_synsql_levels_and_a_seeded_sample(synthetic, tmp_path):
     options = {"complexity": ["Moderate", "Complex"]}
     every = read("synsql", synthetic, tmp_path / "stage", "train", options=options).examples

@@ -52,6 +52,12 @@ def own(count: int = 60) -> list[Example]:
     return made[:count]
 
 
+def test_quotes_within_a_cell_that_has_none_around_it_close_nothing(folder: Path) -> None:
+    (folder / "own.csv").write_text('question,sql\nhow long is a 5" pen,SELECT 1\n"a ""5"" inch pen",SELECT 2\n')
+    loaded = read(folder / "own.csv", database="shop.sqlite")
+    assert [one.question for one in loaded.examples] == ['how long is a 5" pen', 'a "5" inch pen']
+
+
 @pytest.mark.parametrize("sign", [",", ";", "\t"])
 def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder: Path, sign: str) -> None:
     lines = [
@@ -76,6 +82,8 @@ def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder: Path,
         ("question,answer\na,b\n", "own.csv has no column sql; its columns: question, answer. Its first line names"),
         ("frage;sql\na;b\n", "own.csv has no column question; its columns: frage, sql"),
         ("", "own.csv has no column question and no column sql; its columns: none"),
+        ('question,sql\na,SELECT 1\n"b,SELECT 2\nc,SELECT 3\n', "own.csv is not CSV: a quote that opens in line 3 is"),
+        ('question,"sql\na,SELECT 1\n', "own.csv is not CSV: a quote that opens in line 1 is never closed"),
         ("question,sql\n\xe4,b\n".encode("latin-1"), "own.csv is not UTF-8. Save it as “CSV UTF-8”."),
     ],
 )

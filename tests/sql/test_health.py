@@ -29,7 +29,10 @@ FLAWS = {
     "SELECT city FROM customer ORDER BY city LIMIT 2": set(),
     "SELECT name FROM customer ORDER BY random()": {"nondeterministic"},
     "SELECT date('now')": {"nondeterministic"},
+    "SELECT random  () > 0 FROM customer": {"nondeterministic"},
+    "SELECT current_date": {"nondeterministic"},
     "SELECT count(*) FROM customer WHERE name = 'random'": set(),
+    "SELECT count(*) AS now FROM customer AS rand": set(),
 }
 
 
@@ -47,7 +50,7 @@ def test_the_report(findings: list[health.Finding]) -> None:
     found = health.counts(findings)
     assert found["failing"] == 2
     assert found["empty"] == 1
-    assert found["nondeterministic"] == 2
+    assert found["nondeterministic"] == 4
     text = list(health.lines(findings))
     assert text[0] == "failing: 2 gold queries"
     assert any("no_such_column" in line and "SELECT nope" in line for line in text)

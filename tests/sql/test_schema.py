@@ -84,6 +84,32 @@ def test_a_key_without_a_column_means_the_primary_key(tmp_path: Path) -> None:
     assert '"odd ""name"' in render(schema, "ddl")
 
 
+def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "odd.sqlite")
+    connection.executescript(
+        "CREATE TABLE o (price, n, total GENERATED ALWAYS AS (price * n), twice AS (n * 2) STORED);"
+        "CREATE TABLE p (a, b, PRIMARY KEY (b, a));"
+        "CREATE TABLE c (x, y, FOREIGN KEY (x, y) REFERENCES p);"
+        "CREATE VIRTUAL TABLE words USING fts5 (word);"
+    )
+    connection.close()
+    tables = {table.name: table for table in introspect(Database("odd", "sqlite", str(tmp_path / "odd.sqlite"))).tables}
+    assert [column.name for column in tables["o"].columns] == ["price", "n", "total", "twice"]
+    assert [column.name for column in tables["words"].columns] == ["word"]
+    assert tables["c"].foreign_keys == (ForeignKey("x", "p", "b"), ForeignKey("y", "p", "a"))
+
+
+def test_a_point_in_a_name_parts_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "odd.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute('CREATE TABLE "a.b" (id INTEGER PRIMARY KEY)')
+        connection.execute("CREATE TABLE b (id INTEGER)")
+        connection.execute('CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))')
+    tables = {table.name: table for table in introspect(Database("odd", "duckdb", str(path))).tables}
+    assert [name for name, table in tables.items() if table.columns[0].primary_key] == ["a.b"]
+    assert tables["c"].foreign_keys == (ForeignKey("id", "a.b", "id"),)
+
+
 def test_a_missing_database_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         introspect(Database("gone", "sqlite", str(tmp_path / "gone.sqlite")))

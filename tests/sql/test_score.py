@@ -384,6 +384,17 @@ def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
     }
 
 
+def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path: Path) -> None:
+    rows = [{"id": id, "query": f"SELECT {id}", "db_id": "shop"} for id in (2, 0, 1)]
+    (tmp_path / "g.json").write_text(json.dumps(rows))
+    gold = score_files.read_gold(tmp_path / "g.json")
+    (tmp_path / "p.json").write_text('{"0": "SELECT 0", "1": "SELECT 1", "2": "SELECT 2"}')
+    assert score_files.read_predictions(tmp_path / "p.json", gold) == {0: "SELECT 2", 1: "SELECT 0", 2: "SELECT 1"}
+    (tmp_path / "g.json").write_text(json.dumps([*rows, rows[1]]))
+    with pytest.raises(DataError, match="'0' is the id of several"):
+        score_files.read_predictions(tmp_path / "p.json", score_files.read_gold(tmp_path / "g.json"))
+
+
 def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
     (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
     assert score_files.read_gold(tmp_path / "g.sql") == [score_files.Gold("SELECT\t1", "shop")]

@@ -129,10 +129,11 @@ SELECT table_name, column_name, data_type FROM (
 """
     # information_schema tells constraints to their owner only; the catalog tells them to every reader.
     keys_query = """
-SELECT c.conrelid::regclass::text, CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
+SELECT (SELECT relname::text FROM pg_class WHERE oid = c.conrelid),
+    CASE c.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'FOREIGN KEY' END,
     ARRAY(SELECT a.attname::text FROM unnest(c.conkey) WITH ORDINALITY k(n, o)
         JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.n ORDER BY k.o),
-    c.confrelid::regclass::text,
+    (SELECT relname::text FROM pg_class WHERE oid = c.confrelid),
     ARRAY(SELECT a.attname::text FROM unnest(c.confkey) WITH ORDINALITY k(n, o)
         JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n ORDER BY k.o)
 FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
