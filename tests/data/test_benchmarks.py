@@ -241,7 +241,7 @@ def test_synsql_rows_are_the_same_however_the_file_is_cut(synthetic, tmp_path, m
 def test_a_synsql_file_in_another_encoding_is_told_in_one_line(synthetic, tmp_path):
     data = synthetic / "data.json"
     data.write_bytes(data.read_bytes().replace(b"Norway", b"Norv\xe8ge"))
-    with pytest.raises(DataError, match="data.json is not UTF-8"):
+    with pytest.raises(DataError, match=r"data\.json is not UTF-8"):
         read("synsql", synthetic, tmp_path / "stage", "train")
 
 
