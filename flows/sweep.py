@@ -78,8 +78,10 @@ def sweep(
         emit({"cells": to_make, "sum": foretold[-1]})
     if plan:
         return
+    folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(empty.baseline)])
+    with sweeping.writing_to(folder):  # said before the first cell is made
+        folder.mkdir(parents=True, exist_ok=True)
     sweep = _made(cells, empty, store, engine)
-    folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(sweep.baseline)])
     sweeping.write(sweep, folder)
     _conclude(sweep, folder, as_json)
 

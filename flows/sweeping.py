@@ -6,6 +6,7 @@ that fails leaves its error in the table, and the same command goes on after a k
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -304,7 +305,7 @@ def write(sweep: Sweep, folder: Path) -> None:
     """
     source = table(sweep)
     decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
             ("sweep.md", formats.markdown(source) + decided),
@@ -314,6 +315,17 @@ def write(sweep: Sweep, folder: Path) -> None:
         ):
             # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
             write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say in one line that a folder cannot be written.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}", "Name another folder with --out.") from None
 

@@ -62,6 +62,17 @@ def test_a_finished_sweep_prints_its_tables_line_by_line(
     assert any(line.startswith("| EX | difference |") for line in out.splitlines())
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_a_cell_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("")
+    words = ("sweep", "miniature", "seed=0..1", "--out", str(tmp_path / "taken"), f"store={tmp_path / 'store'}")
+    code, _, err = sqltrain(monkeypatch, capsys, *words)
+    assert code == 2
+    assert "taken cannot be written: File exists. Name another folder with --out." in err
+    assert not (tmp_path / "store").exists()
+
+
 def test_workers_are_asked_for_no_recipe_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
