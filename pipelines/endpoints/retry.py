@@ -47,7 +47,8 @@ class Breaker:
     """Keeps requests from an endpoint where nothing works, and gives up when that lasts.
 
     After `TRIP` failures in a row it is open: one request at a time goes out as a probe, ever more rarely; the first
-    answer closes it.
+    answer closes it. Once it has given up, who asks later is still let out as the next probe: a process that lives on
+    finds an endpoint again that was down for hours.
 
     Args:
         name: the endpoint's.
@@ -59,6 +60,7 @@ class Breaker:
         self._failures = 0
         self._since = self._next_probe = 0.0
         self._pause = FIRST_DELAY_S
+        self._gave_up = False  # the last probe failed after the patience was over
 
     @property
     def open(self) -> bool:
@@ -69,27 +71,44 @@ class Breaker:
         """Wait until a request may go out.
 
         Raises:
-            ResourceError: nothing has worked for `patience_s`.
+            ResourceError: nothing has worked for `patience_s`, and it is not yet time for another probe.
         """
+        came = self._clock()
         while self.open:
             now = self._clock()
-            if now - self._since > self._patience:
-                raise ResourceError(
-                    f"endpoint {self._name!r} is down: {self._failures} requests failed in {now - self._since:.0f} s",
-                    "Start it and run again: nothing that was answered is asked again.",
-                )
             if now >= self._next_probe:
                 self._pause = min(self._pause * 2, MOST_DELAY_S)
                 self._next_probe = now + self._pause
+                self._gave_up = False
                 return
+            if self._gave_up or (not self._is_over(came) and self._is_over(now)):  # who came later awaits the probe
+                raise self._down(now)
             await asyncio.sleep(min(self._next_probe - now, 1.0))
 
     def worked(self) -> None:
         """An answer came, be it a refusal: the endpoint lives."""
-        self._failures, self._pause = 0, FIRST_DELAY_S
+        self._failures, self._pause, self._gave_up = 0, FIRST_DELAY_S, False
 
     def failed(self) -> None:
-        """A request failed at the boundary."""
+        """A request failed at the boundary.
+
+        Raises:
+            ResourceError: it was a probe, and nothing has worked for `patience_s`.
+        """
+        now = self._clock()
         if self._failures == 0:
-            self._since = self._clock()
+            self._since = now
+        self._gave_up = self.open and self._is_over(now)
         self._failures += 1
+        if self._gave_up:
+            raise self._down(now)
+
+    def _is_over(self, now: float) -> bool:
+        """Whether the patience is."""
+        return now - self._since > self._patience
+
+    def _down(self, now: float) -> ResourceError:
+        return ResourceError(
+            f"endpoint {self._name!r} is down: {self._failures} requests failed in {now - self._since:.0f} s",
+            "Start it and run again: nothing that was answered is asked again.",
+        )

@@ -200,6 +200,22 @@ def test_a_dead_endpoint_trips_the_breaker_and_says_so(
     assert len(server.asked) < 60  # 16 open it, each of 16 in flight may be one more, then probes
 
 
+def test_an_endpoint_that_comes_back_after_ones_patience_is_found_again(
+    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same asker, as `serve` has it: what it once called down answers again."""
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(retry, "MOST_DELAY_S", 0.05)
+    replies = [refused(503, "no")]
+    server = serve(lambda body: replies[-1])
+    asker = Asker(Endpoint(base_url=server.url, model="m", patience_s=0.2, retries=30), "t", tmp_path)
+    with pytest.raises(ResourceError, match="'t' is down"):
+        asker.ask_all([(("user", "q"),)])
+    replies.append(whole(content="x"))
+    time.sleep(0.3)
+    assert [answer.text for answer in asker.ask_all([(("user", "q"),)])] == ["x"]
+
+
 def test_a_wait_beyond_ones_patience_stops_the_run(tmp_path: Path, serve: Any) -> None:
     server = serve(lambda body: refused(429, "tomorrow", **{"Retry-After": "86400"}))
     with pytest.raises(ResourceError, match="wants 86400 s without requests"):

@@ -66,13 +66,58 @@ def test_a_breaker_lets_probes_through_and_gives_up_after_its_patience() -> None
     clock.now += 1.1
     asyncio.run(breaker.admit())  # the next probe, a second later
     clock.now += 100
-    with pytest.raises(
-        ResourceError, match=r"'teacher' is down: 16 requests failed in 101 s.*nothing that was answered"
-    ):
+    asyncio.run(breaker.admit())  # the last one
+    down = r"'teacher' is down: 17 requests failed in 101 s.*nothing that was answered"
+    with pytest.raises(ResourceError, match=down):
+        breaker.failed()
+    with pytest.raises(ResourceError, match=down):
         asyncio.run(breaker.admit())
     breaker.worked()
     assert not breaker.open
     asyncio.run(breaker.admit())
+
+
+def test_who_waits_when_the_patience_ends_gives_up_though_a_probe_is_still_on_its_way() -> None:
+    clock = Clock()
+    breaker = retry.Breaker("teacher", patience_s=0.5, clock=clock)
+    for _ in range(retry.TRIP):
+        breaker.failed()
+
+    async def scene() -> None:
+        await breaker.admit()  # a probe that hangs
+        waiting = asyncio.create_task(breaker.admit())
+        await asyncio.sleep(0)
+        clock.now += 0.6
+        with pytest.raises(ResourceError, match="is down"):
+            await waiting
+
+    asyncio.run(scene())
+
+
+def test_an_endpoint_that_was_down_for_hours_is_asked_again() -> None:
+    """`serve` and `mcp` live on: without another probe they would say that it is down until they are restarted."""
+    clock = Clock()
+    breaker = retry.Breaker("teacher", patience_s=100, clock=clock)
+    for _ in range(retry.TRIP):
+        breaker.failed()
+        clock.now += 600
+    for _ in range(3):
+        asyncio.run(breaker.admit())  # it is time for a probe, whatever the patience
+        with pytest.raises(ResourceError, match="is down"):
+            breaker.failed()
+        with pytest.raises(ResourceError, match="is down"):
+            asyncio.run(breaker.admit())  # at once, until the next one
+        clock.now += retry.MOST_DELAY_S
+
+    async def scene() -> None:
+        await breaker.admit()
+        other = asyncio.create_task(breaker.admit())  # waits for what this probe brings
+        await asyncio.sleep(0)
+        breaker.worked()
+        await other
+
+    asyncio.run(scene())
+    assert not breaker.open
 
 
 def test_a_rate_is_never_exceeded_in_any_minute() -> None:
