@@ -155,11 +155,17 @@ class Store:
             with self.locked(stage, key, waiting):
                 if not self.has(stage, key):
                     work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
+                    self._make_way(stage, key)
                     build(work)
                     _seal(work, {"stage": stage, "key": key, **about})
                     self._publish(work, self.folder(stage, key))
                     shutil.rmtree(self.folder(stage, key) / SHARDS, ignore_errors=True)
         return self.folder(stage, key)
+
+    def _make_way(self, stage: str, key: str) -> None:
+        """Set aside what an interrupted `rm -r` or a half copied store left, with no manifest, in a stage's place."""
+        if os.path.lexists(final := self.folder(stage, key)):
+            final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
 
     @staticmethod
     def _publish(work: Path, final: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import DataError, ResourceError
-from pipelines.store import MANIFEST, Store, require_room
+from pipelines.store import DAMAGED, MANIFEST, Store, require_room
 
 
 def nothing() -> None:
@@ -75,6 +75,20 @@ def test_a_failed_making_leaves_no_stage_and_what_it_had_done_is_found_again(tmp
     store.make("data", "k1", lambda folder: seen.append((folder / "shard").read_text()), {}, nothing)
     assert seen == ["done"]
     assert store.has("data", "k1")
+
+
+def test_what_is_left_of_a_stage_without_its_manifest_is_set_aside_before_the_stage_is_made(tmp_path: Path) -> None:
+    """An interrupted `rm -r` leaves it so: the new stage could not be renamed into its place."""
+    store = Store(tmp_path)
+    for number in range(2):
+        (make(store, text=f"making {number}") / MANIFEST).unlink()
+    folder = make(store, text="whole")
+    assert (store.has("data", "k1"), (folder / "data.txt").read_text()) == (True, "whole")
+    aside = sorted(path for path in folder.parent.iterdir() if path.name.startswith(DAMAGED))
+    assert [(path.name, (path / "data.txt").read_text()) for path in aside] == [
+        (f"{DAMAGED}k1-0", "making 0"),
+        (f"{DAMAGED}k1-1", "making 1"),
+    ]
 
 
 def _slow(root: Path, started: Path) -> None:
