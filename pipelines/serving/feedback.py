@@ -22,6 +22,7 @@ from pipelines.store import write_atomic
 FILE, INBOX = "feedback.sqlite", Path("inbox", "serve.jsonl")
 DAY_S = 86_400
 BUSY_S = 20.0  # that another process may take
+TRIM_MS = 50  # for readers to end before the log is emptied: meanwhile nobody can write, and a server would stand still
 # What a question leaves goes with it; its trace in MLflow is noted as one to delete.
 TABLES = """
 CREATE TABLE IF NOT EXISTS asked (
@@ -124,11 +125,15 @@ class Feedback:
         return right is not None
 
     def export(self, user: str | None = None) -> Iterator[dict[str, Any]]:
-        """All that is kept of a user, or of all users: each question with what was said of it."""
-        for row in self._read("SELECT * FROM asked WHERE ? IS NULL OR user = ? ORDER BY at, id", user, user):
-            verdicts = self._read("SELECT at, good, sql FROM verdict WHERE id = ? ORDER BY number", row["id"])
-            user_verdicts = [{**verdict, "good": bool(verdict["good"])} for verdict in verdicts]
-            yield {**row, "events": json.loads(row["events"]), "verdicts": user_verdicts}
+        """All that is kept of a user, or of all users: each question with what was said of it.
+
+        However slowly the rows are taken, no reading is left open: it would keep what is deleted meanwhile in the log.
+        """
+        for asked in self._read("SELECT id FROM asked WHERE ? IS NULL OR user = ? ORDER BY at, id", user, user):
+            for row in self._read("SELECT * FROM asked WHERE id = ?", asked["id"]):  # none if it is deleted by now
+                verdicts = self._read("SELECT at, good, sql FROM verdict WHERE id = ? ORDER BY number", row["id"])
+                user_verdicts = [{**verdict, "good": bool(verdict["good"])} for verdict in verdicts]
+                yield {**row, "events": json.loads(row["events"]), "verdicts": user_verdicts}
 
     def delete(self, user: str) -> int:
         """Remove all that is kept of a user, from the inbox too; returns the number of questions.
@@ -138,8 +143,13 @@ class Feedback:
         return self._remove("user = ?", user)
 
     def prune(self) -> int:
-        """Remove what is older than `days`, from the inbox too; returns the number of questions."""
-        return 0 if self.days is None else self._remove("at < ?", stamp(self._clock() - self.days * DAY_S))
+        """Remove what is older than `days`, from the inbox too, and what a reader has kept in the log of all that was
+        deleted before; returns the number of questions.
+        """
+        if self.days is not None and (count := self._remove("at < ?", stamp(self._clock() - self.days * DAY_S))):
+            return count
+        self._trim()
+        return 0
 
     def has_news(self) -> bool:
         """Whether there is something that MLflow was not told."""
@@ -173,13 +183,24 @@ class Feedback:
         with self._change(inbox=True) as db:
             count = db.execute(f"DELETE FROM asked WHERE {condition}", (value,)).rowcount
         if count:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the log still holds what was deleted
+            self._trim()
         return count
 
-    def _read(self, sql: str, *values: str | None) -> Iterator[dict[str, Any]]:
+    def _trim(self) -> None:
+        """Empty the log, which still holds what was deleted; where somebody reads just now, the next `prune` does."""
+        log = self.folder / f"{FILE}-wal"
+        if not log.is_file() or not log.stat().st_size:
+            return
+        with _said(self.folder):
+            self._db.execute(f"PRAGMA busy_timeout={TRIM_MS}")
+            try:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout={int(BUSY_S * 1000)}")
+
+    def _read(self, sql: str, *values: str | None) -> list[dict[str, Any]]:
         with _said(self.folder), closing(self._db.execute(sql, values)) as rows:
-            for row in rows:
-                yield dict(row)
+            return [dict(row) for row in rows]
 
     @contextmanager
     def _change(self, inbox: bool = False) -> Iterator[sqlite3.Connection]:

@@ -1,9 +1,12 @@
 """What users asked and said: kept for its days, exported, deleted, handed to the night, and told to MLflow."""
 
 import json
+import sqlite3
 import subprocess
 import sys
+import time
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,10 @@ def lines(folder: Path) -> list[str]:
     return [json.loads(line)["id"] for line in (folder / INBOX).read_text().splitlines()]
 
 
+def holds(folder: Path, words: bytes) -> bool:
+    return any(words in path.read_bytes() for path in folder.iterdir() if path.is_file())
+
+
 def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(tmp_path: Path) -> None:
     clock = Clock()
     feedback = Feedback(tmp_path, days=30, clock=clock)
@@ -54,7 +61,7 @@ def test_feedback_goes_when_its_days_are_over_from_the_file_and_from_the_inbox(t
     clock.days = 30.1
     assert (feedback.prune(), lines(tmp_path)) == (1, ["new"])
     assert [row["id"] for row in feedback.export()] == ["new"]
-    assert not [path for path in tmp_path.iterdir() if path.is_file() and b"the-old-words" in path.read_bytes()]
+    assert not holds(tmp_path, b"the-old-words")
     with pytest.raises(DataError, match="no such question"):
         feedback.decide("old", "ada", False, None)
 
@@ -101,6 +108,37 @@ def test_the_commands_print_and_delete_what_is_kept_while_a_server_writes(
     assert [row["id"] for row in feedback.export()] == ["b", "d"]
     code, _, err = sqltrain(monkeypatch, capsys, "feedback", "export", str(tmp_path / "none"))
     assert (code, len(err.splitlines()), "no feedback in" in err) == (2, 1, True)
+
+
+def test_what_is_deleted_while_somebody_reads_is_gone_soon_and_nobody_waits(tmp_path: Path) -> None:
+    """A server deletes between its users' questions: a wait for a reader would be everybody's."""
+    feedback = Feedback(tmp_path)
+    keep(feedback, "a", question="the-old-words ?")
+    keep(feedback, "b", "bo")
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM asked").fetchone() == (2,)
+        began = time.monotonic()
+        assert feedback.delete("ada") == 1
+        assert feedback.prune() == 0
+        keep(feedback, "c", "bo")
+        assert time.monotonic() - began < 10
+        assert holds(tmp_path, b"the-old-words")
+        reader.execute("COMMIT")
+        assert feedback.prune() == 0  # it deletes nothing, and finishes what was deleted before
+        assert not holds(tmp_path, b"the-old-words")
+    assert [row["id"] for row in feedback.export()] == ["b", "c"]
+
+
+def test_an_export_that_is_read_slowly_keeps_nothing_that_is_deleted(tmp_path: Path) -> None:
+    feedback, command = Feedback(tmp_path), Feedback(tmp_path)
+    for id in ("a", "b", "c"):
+        keep(feedback, id, "bo" if id == "c" else "ada", question=f"the-words-of-{id} ?")
+    rows = command.export()
+    assert next(rows)["id"] == "a"
+    assert feedback.delete("ada") == 2
+    assert not holds(tmp_path, b"the-words-of-b")
+    assert [row["id"] for row in rows] == ["c"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_plain_line(tmp_path: Path) -> None:
