@@ -70,7 +70,8 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
                     yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row
                 continue
             try:
-                with path.open(encoding="utf-8", errors="replace") as lines:  # `splitlines` would cut at a U+2028
+                # Windows' editors begin a file with a byte order mark; `splitlines` would cut at a U+2028.
+                with path.open(encoding="utf-8-sig", errors="replace") as lines:
                     yield from ((path.stem, _parse(line.rstrip("\n"))) for line in lines if line.strip())
             except OSError as error:
                 raise DataError(f"cannot read {path}: {error.strerror}", "Take it out of the inbox.") from None

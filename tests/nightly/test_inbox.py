@@ -61,6 +61,14 @@ def test_a_line_that_is_no_json_is_passed_on_for_the_data_stage_to_set_aside(tmp
     assert (batch / QUESTIONS).read_text().splitlines()[1] == '{"question": "half'
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_question(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    write(tmp_path / "inbox" / "a.jsonl", "\ufeff" + json.dumps(ROW), {**ROW, "question": "two ?"})
+    batch = collect(Nightly(inbox=str(tmp_path / "inbox")), tmp_path / "batches")
+    assert batch is not None
+    assert [row["question"] for row in lines(batch)] == ["how many ?", "two ?"]
+
+
 def test_rows_of_a_table_are_new_questions_too(tmp_path: Path) -> None:
     path = tmp_path / "new.sqlite"
     with closing(sqlite3.connect(path)) as file, file:
