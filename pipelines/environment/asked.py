@@ -52,7 +52,11 @@ class Asked:
             )
         if not isinstance(name := row.get("database"), str) or "record" in row:
             raise DataError("the row's field 'database' is missing or is no text")
-        file = (self._databases / name).resolve()
-        if not file.is_relative_to(self._databases) or not file.is_file():
-            raise DataError(f"there is no database {name!r} in the server's folder")
+        try:
+            file = (self._databases / name).resolve()
+            is_there = file.is_relative_to(self._databases) and file.is_file()
+        except (ValueError, OSError, RuntimeError):  # a name no file bears: NUL, 300 characters, a ring of links
+            is_there = False
+        if not is_there:
+            raise DataError(f"there is no database {name[:100]!r} in the server's folder")
         return example_of({**row, "database": str(file)})

@@ -45,8 +45,9 @@ def test_a_clients_row_names_only_files_of_the_folder(
     asked = Asked(environment, folder)
     found = asked.example({**row, "database": "shop.sqlite"})
     assert found.database.location == str(folder / "shop.sqlite")
+    (folder / "ring.sqlite").symlink_to(folder / "ring.sqlite")
     outside = ("../secret.sqlite", str(tmp_path / "secret.sqlite"), "link.sqlite", "none.sqlite", "postgresql://h/d", 3)
-    for database in outside:
+    for database in (*outside, "a\0b", "x" * 300, "ring.sqlite", "half \ud800.sqlite"):
         with pytest.raises(DataError):
             asked.example({**row, "database": database})
     with pytest.raises(DataError):
