@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -45,25 +46,41 @@ def run_lock(store: Store, flow_run: str) -> Iterator[None]:
 def reap(store: Store, say: Callable[[str], None]) -> None:
     """Mark the flow runs of this store whose process is gone as crashed; where the server is away, another run does."""
     for path in sorted((store.root / FLOWS).glob("*.json")):
-        if not _is_held(path):
+        with _left(path) as file:
+            if file is None:
+                continue
             try:
                 _crash(path, say)
             except Exception as error:
                 if not is_away(error):
                     raise
                 return
-            path.unlink(missing_ok=True)
+            if _is_at(path, file):
+                path.unlink(missing_ok=True)
 
 
-def _is_held(path: Path) -> bool:
+@contextlib.contextmanager
+def _left(path: Path) -> Iterator[IO[str] | None]:
+    """The file whose holder is gone, with its lock, so that no other run reaps it too; None where its holder lives.
+
+    A flow run that is started again does not wait for that lock: it puts a file of its own in this one's place.
+    """
+    with contextlib.ExitStack() as stack:
+        try:  # another user's file can be locked, too; some file systems lock for writers alone
+            file = stack.enter_context(path.open("r+" if os.access(path, os.W_OK) else "r", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):  # it is held, or has just ended
+            yield None
+            return
+        yield file if _is_at(path, file) else None
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Whether a path still leads to an open file."""
     try:
-        with path.open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:  # it has just ended
-        return True
-    return False
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _crash(path: Path, say: Callable[[str], None]) -> None:

@@ -1,5 +1,6 @@
 """A server that is away is waited for, and a run whose process is gone is told from one that lives."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -41,17 +42,22 @@ def test_a_server_that_says_no_is_not_asked_again() -> None:
         patience.patiently(refuse, "the slot", pytest.fail)
 
 
-def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
+def killed_run(store: Store) -> None:
+    """What `kill -9` leaves of the flow run "killed"."""
     code = f"""
 import os, signal, sys
 from pathlib import Path
 from pipelines.store import Store
 from tasks.reaper import run_lock
-with run_lock(Store(Path({str(tmp_path)!r})), "killed"):
+with run_lock(Store(Path({str(store.root)!r})), "killed"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+
+
+def test_only_the_run_whose_process_was_killed_is_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    killed_run(store)
     crashed: list[str] = []
     monkeypatch.setattr(reaper, "_crash", lambda path, say: crashed.append(path.stem))
     with reaper.run_lock(store, "living"):
@@ -59,6 +65,30 @@ with run_lock(Store(Path({str(tmp_path)!r})), "killed"):
     assert crashed == ["killed"]
     reaper.reap(store, pytest.fail)
     assert crashed == ["killed"]  # once
+
+
+def test_a_run_that_is_started_again_while_its_end_is_noted_keeps_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a later run would not know that this one lives, or that it was killed."""
+    store = Store(tmp_path)
+    killed_run(store)
+    crashed: list[str] = []
+
+    with contextlib.ExitStack() as again:
+
+        def crash(path: Path, say: object) -> None:
+            crashed.append(path.stem)
+            reaper.reap(store, pytest.fail)  # another run's, at the same time: it is at work here already
+            again.enter_context(reaper.run_lock(store, path.stem))
+
+        monkeypatch.setattr(reaper, "_crash", crash)
+        reaper.reap(store, pytest.fail)
+        assert crashed == ["killed"]
+        assert [path.name for path in (tmp_path / reaper.FLOWS).iterdir()] == ["killed.json"]
+        reaper.reap(store, pytest.fail)
+        assert crashed == ["killed"]
+    assert not list((tmp_path / reaper.FLOWS).iterdir())
 
 
 @pytest.mark.parametrize(
