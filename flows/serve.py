@@ -9,6 +9,7 @@ import importlib.util
 import ipaddress
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,13 +53,15 @@ def serve(database: str, options: Options, overrides: Sequence[str], store: Stor
     """Serve until stopped.
 
     Raises:
-        UserError: there is no such database, model or key file; or anybody could reach it without a key.
+        UserError: there is no such database, model or key file; anybody could reach it without a key; or it cannot
+            listen there.
     """
     import uvicorn
 
     where = named.find(database)
     access = Access(read_keys(options.keys) if options.keys else {}, options.per_minute, options.at_once)
     check_address(options.host, access)
+    check_place(options.host, options.port)
     served = Served(options.policy or _champion(store), options.recipe, overrides, store)
     folder = store.root / "serve" / where.database.id
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
@@ -132,6 +135,27 @@ def check_address(host: str, access: Access) -> None:
         is_local = host == "localhost"
     if access.is_open and not is_local:
         raise UserError(f"{host} can be reached from other machines", "Pass --keys FILE with a line USER: KEY each.")
+
+
+def check_place(host: str, port: int) -> None:
+    """Refuse an address that this machine cannot listen at, before anything is loaded and announced.
+
+    Raises:
+        UserError: no such host, it is another machine's, or another program listens there.
+    """
+    reason = ""
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as door:
+                    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    door.bind(place)
+                return
+            except OSError as error:
+                reason = reason or error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # a name that is none, such as one of 100 letters
+        reason = getattr(error, "strerror", None) or "no such host"
+    raise UserError(f"cannot listen at {plain(host)}, port {port}: {reason}", "Pass another --host or --port.")
 
 
 def _champion(store: Store) -> str:

@@ -150,13 +150,14 @@ def serve(
     """Serve until stopped.
 
     Raises:
-        UserError: there is no such recipe, or anybody could reach it without a key.
+        UserError: there is no such recipe, or anybody could reach it without a key; or it cannot listen there.
     """
     import uvicorn
 
-    from flows.serve import check_address
+    from flows.serve import check_address, check_place
 
     check_address(host, access)
+    check_place(host, port)
     with Environment(recipe, overrides, workers) as environment:
         app = Sessions(environment, Asked(environment, databases), access, limits).app()
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -14,14 +14,15 @@ pytest.importorskip("uvicorn", reason="the serve extra is not installed")
 
 import httpx
 import openai
-from served import COUNT, Site, events, scripted, site
+from served import COUNT, Site, events, people, scripted, site
 
-from flows.serve import check_address
+from flows.serve import check_address, check_place
 from pipelines.config import Source
 from pipelines.data import jsonl
 from pipelines.errors import DataError, UserError
 from pipelines.serving.access import Access, Denied, read_keys
 from pipelines.serving.agent import Budget
+from tests.flows.command_line import sqltrain
 
 QUESTION = "How many people by city ?"
 KEYS = {"ada": "a-key-of-ada-1234567", "bo": "a-key-of-bo-12345678"}
@@ -199,6 +200,27 @@ def test_an_address_that_others_reach_wants_keys() -> None:
         check_address(host, Access(KEYS))
         with pytest.raises(UserError, match="can be reached from other machines"):
             check_address(host, Access({}))
+
+
+@pytest.mark.parametrize("host", ["no such host", "x" * 100, "192.0.2.1"])  # the last is set aside for examples
+def test_an_address_that_is_not_this_machines_is_one_plain_line(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    people(tmp_path)
+    scripted(tmp_path)
+    (tmp_path / "keys.yaml").write_text("ada: ada-0123456789abcdef\n")
+    options = ("--policy", f"script:{tmp_path / 'script.jsonl'}", "--keys", str(tmp_path / "keys.yaml"))
+    place = f"store={tmp_path / 'store'}"
+    told = sqltrain(
+        monkeypatch, capsys, "serve", str(tmp_path / "people.sqlite"), place, *options, f"--host={host}", "--port=8099"
+    )
+    assert (told[0], told[1], len(told[2].splitlines())) == (2, "", 1), told
+    assert f"cannot listen at {host}, port 8099" in told[2]
+
+
+def test_a_port_that_another_program_has_is_said(running: Site) -> None:
+    with pytest.raises(UserError, match=r"cannot listen at 127\.0\.0\.1, port .*in use"):
+        check_place("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
 
 
 def test_keys_are_read_and_bad_ones_named(tmp_path: Path) -> None:
