@@ -164,7 +164,7 @@ class Store:
 
     def _make_way(self, stage: str, key: str) -> None:
         """Set aside what an interrupted `rm -r` or a half copied store left, with no manifest, in a stage's place."""
-        if os.path.lexists(final := self.folder(stage, key)):
+        if os.path.lexists(final := self.folder(stage, key)) and not (final / MANIFEST).is_file():
             final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
 
     @staticmethod
