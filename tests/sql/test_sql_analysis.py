@@ -75,6 +75,11 @@ ALL = ("customer.id", "customer.name", "customer.city", "customer.credit")
         ("WITH c AS (SELECT * FROM customer) SELECT name FROM c WHERE city = 'Paris'", items(*ALL)),
         ("SELECT item FROM (SELECT * FROM customer), purchase", items(*ALL, "purchase.item")),
         (
+            "WITH c (n, place) AS (SELECT name, city FROM customer) SELECT n FROM c",
+            items("customer.name", "customer.city"),
+        ),
+        ("WITH c (a, b, d, e) AS (SELECT * FROM customer) SELECT a FROM c", items(*ALL)),
+        (
             "SELECT city FROM (SELECT x.* FROM (SELECT * FROM customer UNION SELECT * FROM customer) AS x)",
             items(*ALL),
         ),

@@ -137,8 +137,9 @@ def _own_stars(scope: Scope) -> Iterator[str]:
 
 
 def outputs(source: Scope) -> set[str]:
-    """The lower-cased names of a subquery's columns; "*" where it says none."""
-    return {name.lower() for name in getattr(source.expression, "named_selects", [])} or {"*"}
+    """The lower-cased names of a subquery's columns, those of its alias before its own; "*" where it says none."""
+    names = source.outer_columns or getattr(source.expression, "named_selects", [])
+    return {name.lower() for name in names} or {"*"}
 
 
 def _is_alias(scope: Scope, name: str) -> bool:
