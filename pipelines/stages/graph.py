@@ -64,8 +64,8 @@ class Stage:
 
 
 GRAPH: tuple[Stage, ...] = (
-    Stage("data", 5, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
-    Stage("test", 3, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
+    Stage("data", 6, (*LEARNED, *READING), (), "data:build", "read and check the questions", ("sqlglot",)),
+    Stage("test", 4, (*ASKED, *READING), (), "data:build_test", "the questions of a benchmark", ("sqlglot",), True),
     Stage(
         "leakage",
         3,
@@ -75,17 +75,17 @@ GRAPH: tuple[Stage, ...] = (
         "training questions that a benchmark repeats",
         by_benchmark=True,
     ),
-    Stage("synthesize", 4, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
+    Stage("synthesize", 5, ("synthesis", *SAMPLING), ("data",), "synthesize:build", "teacher trajectories"),
     Stage("filter", 2, ("filter", *SAMPLING), ("data", "synthesize"), "curate:filter_trajectories", "keep the right"),
-    Stage("gold_schema", 2, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
+    Stage("gold_schema", 3, ("gold_schema",), ("data",), "curate:gold_schema", "schema consensus", ("sqlglot",)),
     Stage(
-        "test_schema", 2, ("gold_schema",), ("test",), "curate:test_schema", "that of a benchmark", ("sqlglot",), True
+        "test_schema", 3, ("gold_schema",), ("test",), "curate:test_schema", "that of a benchmark", ("sqlglot",), True
     ),
     Stage("model", 1, ("model", "protocol", "seed"), ("data", "filter"), "train:model", "the base model"),
-    Stage("sft", 1, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
+    Stage("sft", 2, ("sft", "seed"), ("filter", "model"), "train:sft", "supervised fine-tuning", ("trl",)),
     Stage(
         "difficulty",
-        3,
+        4,
         ("difficulty", *SAMPLING),
         ("data", "filter", "model", "sft"),
         "difficulty:build",
@@ -94,7 +94,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         "grpo",
-        10,
+        11,
         ("grpo", "rewards", *SAMPLING),
         ("data", "gold_schema", "model", "sft", "difficulty"),
         "train:grpo",
@@ -105,7 +105,7 @@ GRAPH: tuple[Stage, ...] = (
     *(
         Stage(
             f"evaluate_{name}",
-            12,
+            13,
             (*VERDICTS, *SAMPLING),
             ("test", "test_schema", name),
             "evaluate:build",
