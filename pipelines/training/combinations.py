@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.config import Recipe
+from pipelines.config import Recipe, RewardTerm
 from pipelines.errors import RecipeError
+from pipelines.protocols import knowledge
+from pipelines.protocols.base import Protocol, build
 from pipelines.registry import POLICIES, REWARDS
+from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 IN_PROCESS = "transformers"  # the policy that is the network under training itself
+SCHEMA = "schema"  # the track up to the proposed schema
+ANSWER, PROPOSAL = "SELECT 1", knowledge.proposal(["t"], {})
 
 
 def check(recipe: Recipe) -> None:
@@ -17,7 +22,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RecipeError: two settings contradict one another; it says what to set.
     """
-    for what, do in (*_estimator(recipe), *_corrections(recipe), *_ahead(recipe), *_parts(recipe)):
+    for what, do in (*_estimator(recipe), *_corrections(recipe), *_ahead(recipe), *_parts(recipe), *_earned(recipe)):
         raise RecipeError(what, do)
 
 
@@ -28,8 +33,11 @@ def _estimator(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "grpo.baseline=batch learns from groups of equal rewards, whose own deviation, grpo.scale=group, is 0",
             "Set grpo.scale=batch (REINFORCE++) or grpo.scale=none.",
         )
-    if grpo.lambda_schema and not any(term.track == "schema" for term in recipe.rewards):
-        yield "grpo.lambda_schema is set, but no reward term pays the schema track", "Set track: schema."
+    if grpo.lambda_schema and not any(term.track == SCHEMA and term.weight for term in recipe.rewards):
+        yield (
+            "grpo.lambda_schema is set, but no reward term pays the schema track",
+            "Set track: schema and a weight other than 0, or grpo.lambda_schema=0.",
+        )
     if grpo.credit == "turn":
         yield from _credit(recipe)
     if grpo.order != "shuffled" and "difficulty" not in recipe.stages:
@@ -111,3 +119,49 @@ def _parts(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "hardware.micro_tokens cuts micro-batches that DeepSpeed counts, and that grpo.loss=bnpo averages over",
             "Lower grpo.micro_batch instead.",
         )
+
+
+def _earned(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Rewards that no episode of the protocol can earn: training would go on without them and say nothing."""
+    protocol, lambda_schema = build(recipe.protocol), recipe.grpo.lambda_schema
+    if lambda_schema and SCHEMA not in protocol.track_turns(_proposing(protocol)):
+        yield (
+            f"grpo.lambda_schema={lambda_schema} weighs a schema track, and no turn of the protocol {protocol.name} "
+            "proposes a schema",
+            "Set grpo.lambda_schema=0, or give the protocol its proposal (protocol.options).",
+        )
+    for term in recipe.rewards:
+        if term.weight and (term.track != SCHEMA or lambda_schema):
+            yield from _missing(term, protocol)
+
+
+def _missing(term: RewardTerm, protocol: Protocol) -> Iterator[tuple[str, str]]:
+    """The actions that a term asks for and that the protocol has not."""
+    if term.term == "trust_schema" and not _has(protocol, ActionKind.PROPOSE):
+        yield (
+            f"reward term trust_schema pays a proposed schema, and the protocol {protocol.name} has no turn for one",
+            "Set rewards.trust_schema.weight=0, or give the protocol its proposal (protocol.options).",
+        )
+    if term.term == "trust_format":
+        phases = term.options.get("phases", tuple(knowledge.PHASES))
+        missing = [phase for phase in phases if not _has(protocol, knowledge.PHASES[phase])]
+        if missing:
+            yield (
+                f"reward term trust_format asks for phases that the protocol {protocol.name} has not: "
+                f"{', '.join(missing)}",
+                "Set rewards.trust_format.options.phases to those that it has, or rewards.trust_format.weight=0.",
+            )
+
+
+def _has(protocol: Protocol, kind: ActionKind) -> bool:
+    """Whether the protocol has words for an action, if not for this one's content."""
+    try:
+        return bool(protocol.blocks(Action(kind, PROPOSAL if kind is ActionKind.PROPOSE else ANSWER)))
+    except ValueError:
+        return True
+
+
+def _proposing(protocol: Protocol) -> Trajectory:
+    """An episode that proposes a schema and answers."""
+    turns = (Turn("", Action(ActionKind.PROPOSE, PROPOSAL)), Turn("", Action(ActionKind.SOLUTION, ANSWER)))
+    return Trajectory("", 0, "", protocol.name, (), turns, ANSWER, StopReason.SOLUTION)

@@ -27,6 +27,10 @@ from pipelines.training import combinations
             "as the difficulty stage ranks them",
         ),
         (["grpo.lambda_schema=0.25"], "no reward term pays the schema track"),
+        (["grpo.lambda_schema=0.25", "rewards=[{term: exec}, {term: format, weight: 0, track: schema}]"], "no reward"),
+        (["grpo.lambda_schema=0.25", "rewards=[{term: exec}, {term: trust_schema, track: schema}]"], "react proposes"),
+        (["rewards=[{term: exec}, {term: trust_schema}]"], "react has no turn for one"),
+        (["rewards=[{term: trust_format}]"], r"react has not: explore, propose, generate\."),
         (["grpo.staleness=1", "hardware.deepspeed=zero2"], "a copy of the weights that DeepSpeed cuts up"),
         (["hardware.micro_tokens=4096", "hardware.deepspeed=zero2"], "micro-batches that DeepSpeed counts"),
         (["hardware.micro_tokens=4096", "grpo.loss=bnpo"], "that grpo.loss=bnpo averages over"),
@@ -45,10 +49,27 @@ def test_what_contradicts_itself_is_refused(overrides, words):
         ["grpo.staleness=1", "grpo.bounds=[0.5, 2]", "grpo.importance_level=sequence"],
         ["grpo.staleness=1", "grpo.sampling.top_p=0.99", "grpo.importance_cap=null"],
         ["rollout.policy=vllm", "grpo.bounds=[0.5, 2]", "grpo.sampling.top_p=0.99"],
+        ["rewards=[{term: exec}, {term: trust_schema}]", "protocol.options.scout=true"],
+        ["rewards=[{term: exec}, {term: trust_schema, weight: 0}, {term: trust_format, weight: 0}]"],
+        ["rewards=[{term: exec}, {term: trust_schema, track: schema}]"],  # whose track weighs nothing
+        ["rewards=[{term: trust_format, options: {phases: [confirm]}}]"],
     ],
 )
 def test_what_goes_together_is_not(overrides):
     combinations.check(recipes.load("miniature", overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["variant=egc", "grpo.lambda_schema=0.25"], "no turn of the protocol phases proposes"),
+        (["variant=egc", "rewards.trust_schema.track=full"], "phases has no turn for one"),
+        (["protocol.options.phases=[explore, propose, confirm]"], r"phases has not: generate\."),
+    ],
+)
+def test_phases_that_the_protocol_lacks_earn_nothing(overrides, words):
+    with pytest.raises(RecipeError, match=words):
+        combinations.check(recipes.load("trust_sql", overrides))
 
 
 def test_every_recipe_and_variant_goes_together():
