@@ -1,5 +1,6 @@
 """Reading recipes: composition, overrides, variants, and mistakes that are named in one line."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_another_reader_takes_nothing_over_from_the_one_that_it_replaces() -> No
         ("grpo.grup=3", r"unknown key 'grpo.grup'. Did you mean 'grpo.group'\?"),
         ("grop.group=3", r"unknown key 'grop'. Did you mean 'grpo'\?"),
         ("grpo.group=many", r"grpo.group: Input should be a valid integer"),
-        ("grpo.group=0", r"grpo.group: Input should be greater than 0"),
+        ("grpo.group=0", r"grpo.group: Input should be greater than or equal to 2"),
         ("grpo.sampling.top_p=1.5", r"grpo.sampling.top_p"),
         ("execution.equality=strikt", r"execution.equality: there is no equality 'strikt'. Did you mean 'strict'"),
         ("grpo", r"'grpo' is not an override"),
@@ -87,6 +88,36 @@ def test_another_reader_takes_nothing_over_from_the_one_that_it_replaces() -> No
 def test_a_mistake_names_the_key(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipes.load(write(tmp_path, "seed: 1\n"), [override])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "grpo.group=1",
+        "grpo.clip_low=-0.1",
+        "grpo.clip_high=-0.1",
+        "grpo.beta=-0.04",
+        "grpo.lambda_schema=-0.25",
+        "grpo.bounds=[2, 0.5]",
+        "grpo.bounds=[-0.5, 2]",
+        "grpo.optimizer.lr=-1e-6",
+        "sft.optimizer.betas=[0.9, 1.0]",
+        "sft.optimizer.betas=[-0.1, 0.95]",
+        "sft.optimizer.weight_decay=-0.01",
+        "sft.optimizer.clip=-1",
+    ],
+)
+def test_a_number_that_would_train_something_else_is_refused(tmp_path: Path, override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(RecipeError, match=re.escape(key)):
+        recipes.load(write(tmp_path, "seed: 1\n"), [override])
+
+
+def test_the_least_numbers_are_accepted(tmp_path: Path) -> None:
+    changes = ["grpo.group=2", "grpo.bounds=[0.5, 0.5]", "sft.optimizer={lr: 0, betas: [0, 0], clip: 0}"]
+    recipe = recipes.load(write(tmp_path, "seed: 1\n"), changes)
+    assert (recipe.grpo.group, recipe.grpo.bounds) == (2, (0.5, 0.5))
+    assert (recipe.sft.optimizer.lr, recipe.sft.optimizer.betas, recipe.sft.optimizer.clip) == (0.0, (0.0, 0.0), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pipelines.registry import EQUALITIES, FILTER_RULES, UNSUITED_NAME
 
 Positive = Annotated[int, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
+Amount = Annotated[float, pydantic.Field(ge=0.0)]
 Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
 

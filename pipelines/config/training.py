@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from pipelines.config.base import Count, FilterRule, Positive, Sampling, Section, Share
+from pipelines.config.base import Amount, Count, FilterRule, Positive, Sampling, Section, Share
 from pipelines.registry import OPTIMIZERS, REWARDS
+
+Decay = Annotated[float, pydantic.Field(ge=0.0, lt=1.0)]
 
 
 class TinyModel(Section):
@@ -79,20 +81,20 @@ class Optimizer(Section):
             of its option `lr_rest`: for tiny models from scratch.
         options: what only that kind knows.
         lr: the highest rate.
-        betas: AdamW's two decay rates.
+        betas: AdamW's two decay rates, each below 1.
         weight_decay: of each step, times the rate.
         warmup_ratio: share of the steps in which the rate rises from 0.
-        clip: the norm that gradients are cut at.
+        clip: the norm that gradients are cut at; 0 cuts nothing.
         schedule: how the rate falls after the warm-up.
     """
 
     kind: Annotated[str, pydantic.AfterValidator(OPTIMIZERS.check)] = "adamw"
     options: Annotated[dict[str, Any], pydantic.AfterValidator(OPTIMIZERS.options_of("kind"))] = {}
-    lr: float = 1e-5
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.01
+    lr: Amount = 1e-5
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    weight_decay: Amount = 0.01
     warmup_ratio: Share = 0.1
-    clip: float = 1.0
+    clip: Amount = 1.0
     schedule: Literal["cosine", "constant", "linear"] = "cosine"
 
 
@@ -162,11 +164,17 @@ class RewardTerm(Section):
     options: Annotated[dict[str, Any], pydantic.AfterValidator(REWARDS.options_of("term"))] = {}
 
 
+def _in_order(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"the lower bound, {bounds[0]}, is above the upper one, {bounds[1]}")
+    return bounds
+
+
 class Grpo(Section):
     """Multi-turn GRPO.
 
     Attributes:
-        group: episodes a question.
+        group: episodes a question: at least two, for one says nothing about another.
         questions_per_step: prompts of one generation; each is expanded `group` times.
         updates_per_rollout: optimiser steps on one generation (1 is on-policy).
         steps: optimiser steps in all, where `epochs` is null.
@@ -207,21 +215,21 @@ class Grpo(Section):
         save_steps: a checkpoint every so many steps.
     """
 
-    group: Positive = 6
+    group: Annotated[int, pydantic.Field(ge=2)] = 6
     questions_per_step: Positive = 16
     updates_per_rollout: Positive = 1
     steps: Positive = 100
     epochs: Annotated[float, pydantic.Field(gt=0)] | None = None
     micro_batch: Positive = 8
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    beta: float = 0.0
+    clip_low: Amount = 0.2
+    clip_high: Amount = 0.28
+    beta: Amount = 0.0
     baseline: Literal["group", "others", "batch"] = "group"
     scale: Literal["group", "batch", "none"] = "group"
     credit: Literal["episode", "turn"] = "episode"
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo"] = "dapo"
     level: Literal["token", "sequence"] = "token"
-    lambda_schema: float = 0.0
+    lambda_schema: Amount = 0.0
     drop: tuple[FilterRule, ...] = ()
     drop_zero_variance: bool = False
     resample: Count = 0
@@ -230,7 +238,7 @@ class Grpo(Section):
     partial: Literal["wait", "carry"] = "wait"
     importance_cap: Annotated[float, pydantic.Field(ge=1.0)] | None = 2.0
     importance_level: Literal["token", "sequence"] = "token"
-    bounds: tuple[float, float] | None = None
+    bounds: Annotated[tuple[Amount, Amount], pydantic.AfterValidator(_in_order)] | None = None
     sampling: Sampling = Sampling(top_p=0.99)
     optimizer: Optimizer = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)
     held_out: Count = 64

@@ -38,6 +38,11 @@ def _estimator(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "grpo.lambda_schema is set, but no reward term pays the schema track",
             "Set track: schema and a weight other than 0, or grpo.lambda_schema=0.",
         )
+    if grpo.sampling.temperature == 0:
+        yield (
+            "grpo.sampling.temperature=0 draws the same episode for a whole group, whose rewards are then all equal",
+            "Set a temperature above 0, such as 1.",
+        )
     if grpo.credit == "turn":
         yield from _credit(recipe)
     if grpo.order != "shuffled" and "difficulty" not in recipe.stages:

@@ -14,6 +14,7 @@ from pipelines.training import combinations
     [
         (["grpo.baseline=batch", "grpo.drop_zero_variance=false"], r"deviation, grpo.scale=group, is 0"),
         (["grpo.baseline=batch", "grpo.scale=batch"], "drop_zero_variance=false"),
+        (["grpo.sampling.temperature=0"], "the same episode for a whole group"),
         (["grpo.importance_level=sequence"], "importance_level corrects"),
         (["grpo.bounds=[0.5, 2]"], "bounds corrects"),
         (["grpo.bounds=[0.5, 2]", "grpo.staleness=1", "grpo.importance_cap=null"], "bounds corrects"),
