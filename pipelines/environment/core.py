@@ -32,6 +32,7 @@ from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
 from pipelines.protocols.stops import close_tag, cut
 from pipelines.registry import DIALECTS
+from pipelines.rewards.judge import endpoint_of
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
@@ -304,12 +305,11 @@ def _refuse_endpoints(recipe: Recipe) -> None:
     Raises:
         RecipeError: the recipe's linker or its judge is one.
     """
-    judges = {str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge"}
+    judge = endpoint_of(recipe.rewards)
     if recipe.data.linker not in (None, GOLD):
         raise RecipeError(f"the environment asks no linker ({recipe.data.linker})", "Set data.linker=null, or gold.")
-    if judges - {"static"}:
-        names = ", ".join(sorted(judges - {"static"}))
-        raise RecipeError(f"the environment asks no judge ({names})", "Set rewards.judge.options.by=static.")
+    if judge is not None:
+        raise RecipeError(f"the environment asks no judge ({judge})", "Set rewards.judge.options.by=static.")
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipelines.config import RewardTerm
 from pipelines.errors import RecipeError
 from pipelines.registry import REWARDS
+from pipelines.rewards.judge import STATIC
 from pipelines.types import Outcome
 
 
@@ -80,6 +82,11 @@ class Rubric:
         return margin
 
 
+def _options(term: RewardTerm) -> Mapping[str, Any]:
+    """A term's options; a judge that weighs nothing is never asked, and the program's grade is shown in its place."""
+    return term.options if term.weight or term.term != "judge" else {**term.options, "by": STATIC}
+
+
 def _by_turn(term: RewardTerm, outcome: Outcome) -> list[float]:
     """What a term pays for each turn, before its weight; for the last one alone, where it pays for the whole episode.
 
@@ -87,7 +94,7 @@ def _by_turn(term: RewardTerm, outcome: Outcome) -> list[float]:
         ValueError: a term that pays by turn gave another number of values.
     """
     entry, turns = REWARDS[term.term], max(1, len(outcome.trajectory.turns))
-    paid = entry.pay(outcome, **term.options)
+    paid = entry.pay(outcome, **_options(term))
     values = list(paid) if entry.by_turn else [0.0] * (turns - 1) + [paid]
     if len(values) != turns:
         raise ValueError(f"reward term {term.term!r} paid for {len(values)} turns of {turns}")

@@ -72,7 +72,8 @@ def judge(outcome: Outcome, by: str = "static", scale: Annotated[float, Field(gt
     """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
 
     Args:
-        by: "static" (a program, `static_grade`) or an endpoint's name: its grades come with the outcome.
+        by: "static" (a program, `static_grade`) or an endpoint's name: its grades come with the outcome. With a weight
+            of 0 no endpoint is asked.
         scale: the top of the judge's own scale: the paper's prompt grades 0 to 2, its algorithm uses 0 to 1.
 
     Raises:

@@ -19,6 +19,7 @@ from pipelines.errors import DataError, RecipeError, ResourceError
 from pipelines.protocols.ask import SCRIPTED, Ask
 from pipelines.recipes import digest
 from pipelines.registry import PROTOCOLS
+from pipelines.rewards.judge import endpoint_of
 from pipelines.sql.dialects.hiding import identity
 from pipelines.store import Store, read_json, sha256, write_atomic
 
@@ -201,8 +202,8 @@ def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
     elif stage in ("gold_schema", "test_schema"):
         yield from recipe.gold_schema.extractors
     elif stage == "grpo":
-        judges = (term.options.get("by", "static") for term in recipe.rewards if term.term == "judge")
-        yield from (judge for judge in judges if judge != "static")
+        judge = endpoint_of(recipe.rewards)
+        yield from () if judge is None else (judge,)
     elif stage.startswith("evaluate") and recipe.evaluation.selector:
         yield recipe.evaluation.selector.removeprefix(MERGE)
     if recipe.protocol.name == Ask.name and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):

@@ -19,7 +19,7 @@ Grades = list[float | None]
 
 
 class GradeSource:
-    """Fills in the grades that a panel's judge term needs: nothing where no endpoint is named.
+    """Fills in the grades that a panel's judge term needs: nothing where no endpoint is named, or it weighs nothing.
 
     Each (question, gold SQL, answer) is asked once, also across runs: the prompt is a function of them and answers are
     kept (`endpoints/log.py`).
@@ -29,12 +29,9 @@ class GradeSource:
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
-        term = next(
-            (choice for choice in terms if choice.term == "judge" and choice.options.get("by", "static") != "static"),
-            None,
-        )
-        self._asker = Asker.named(str(term.options["by"]), responses) if term is not None else None
-        self._scale = float(term.options.get("scale", 2.0)) if term is not None else 0.0
+        name = judge.endpoint_of(terms)
+        self._asker = None if name is None else Asker.named(name, responses)
+        self._scale = next((float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"), 0.0)
 
     def __call__(self, outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
         """The outcomes, in order, with their grades."""

@@ -50,6 +50,24 @@ def test_tracks_are_summed_apart_equation_4(outcome: Make, items: Callable[..., 
     assert paid.total == paid.by_track["full"]
 
 
+def test_a_judge_that_weighs_nothing_is_a_program_that_nobody_waits_for(
+    outcome: Make, items: Callable[..., SchemaItems]
+) -> None:
+    """A wrong answer that runs, without a grade: (1 + 1/3 + 2/4) / 3 by the program; weight 1 has to be graded."""
+    wrong = outcome(
+        correct=False,
+        predicted_schema=items("employees", "employees.wages"),
+        gold_items=items("employees", "employees.salary"),  # 1/3
+        predicted_bigrams=frozenset({(1, 2), (2, 3), (3, 4)}),
+        gold_bigrams=frozenset({(1, 2), (2, 3), (3, 5)}),  # 2/4
+    )
+    judge = {"term": "judge", "options": {"by": "gone"}}
+    paid = panel({"term": "exec"}, {**judge, "weight": 0}).score(wrong)
+    assert (paid.total, paid.by_term["judge"]) == (0.0, pytest.approx((1 + 1 / 3 + 1 / 2) / 3))
+    with pytest.raises(ValueError, match="'gone' was not asked"):
+        panel({"term": "exec"}, judge).score(wrong)
+
+
 def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
     """A malformed turn and a good one before the answer; what is not paid by turn is paid for the last."""
     rubric = panel({"term": "exec", "weight": 2}, {"term": "turn_faults", "weight": 3, "options": {"cost": 0.5}})

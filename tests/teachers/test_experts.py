@@ -14,6 +14,7 @@ import pytest
 from teacher_server import TeacherServer
 from teacher_world import make, recipe_of
 
+from pipelines import recipes
 from pipelines.config import RewardTerm
 from pipelines.curation import gold_schema
 from pipelines.curation.gold_schema import gold_schemas
@@ -29,6 +30,7 @@ from pipelines.rewards import judge as judging
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table
+from pipelines.stages import fingerprints
 from pipelines.stages.inputs import examples, trajectories
 from pipelines.store import Store, read_json
 from pipelines.teachers import cleaning, judge, linker, merging, prompts, selector
@@ -111,6 +113,17 @@ def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
         assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0}
     assert sum(server.delivered.values()) == 3
     assert judge.GradeSource([], tmp_path / "responses").take_used() == {}
+
+
+def test_a_judge_that_weighs_nothing_asks_nobody(tmp_path: Path, music: Database) -> None:
+    """There is no such endpoint, and no key of a stage waits for one."""
+    terms = [RewardTerm(term="exec"), RewardTerm(term="judge", weight=0, options={"by": "gone"})]
+    grade, wrong = judge.GradeSource(terms, tmp_path / "responses"), answered("q1", "SELECT 1", False)
+    assert grade([wrong], {"q1": question(1, music)}) == [wrong]
+    assert grade.take_used() == {}
+    panel = "rewards=[{term: exec}, {term: judge, weight: 0, options: {by: gone}}]"
+    assert list(fingerprints.asked(recipes.load("miniature", [panel]), "grpo")) == []
+    assert list(fingerprints.asked(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == ["gone"]
 
 
 def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None:
