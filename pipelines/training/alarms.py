@@ -83,6 +83,12 @@ def drift(lines: Sequence[Line]) -> str | None:
     return f"sampler and trainer differ by {now:.3f} in a token's log-probability" if now > 0.05 else None
 
 
+def broken(lines: Sequence[Line]) -> str | None:
+    """Episodes end without a verdict, and nothing is learned from them: a boundary fails, and not only now and then."""
+    now = _mean(lines[-WINDOW:], "broken")
+    return f"{now:.0%} of the episodes broke: a database, a server or a judge fails" if now > 0.2 else None
+
+
 ALARMS: dict[str, Callable[[Sequence[Line]], str | None]] = {
     "entropy": entropy,
     "length": length,
@@ -90,6 +96,7 @@ ALARMS: dict[str, Callable[[Sequence[Line]], str | None]] = {
     "hacking": hacking,
     "no_signal": no_signal,
     "drift": drift,
+    "broken": broken,
 }
 
 

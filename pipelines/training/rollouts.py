@@ -17,12 +17,12 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.curation.rules import broken_rule, is_malformed
 from pipelines.databases.of_recipe import schemas
 from pipelines.endpoints.log import RESPONSES
-from pipelines.errors import RecipeError
+from pipelines.errors import BoundaryError, RecipeError
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
 from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.rubric import Rewards, Rubric
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
+from pipelines.rollout.engine import FIRST_EPISODES, EpisodeRequest, RolloutEngine, episode_seed
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
@@ -135,6 +135,7 @@ class Rollouts:
         self.recipe, self.examples, self.protocol = plan.recipe, examples, protocol
         self.policy, self.sql, self.schemas, self.gold_schemas = policy, sql, schemas, gold_schemas
         self.last: list[PaidEpisode] = []
+        self._broken = 0  # episodes in a row, over generations
         self.rubric = Rubric(plan.recipe.rewards)
         self.grade = GradeSource(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
         self.grpo = plan.recipe.grpo
@@ -149,6 +150,9 @@ class Rollouts:
         Args:
             generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
             first: the row of the first id among all processes' rows.
+
+        Raises:
+            BoundaryError: the last 32 episodes, of this process and over however many generations, all broke.
         """
         episodes_run = self._run(ids, f"{generation}", first)
         first_drawn = list(episodes_run.episodes)
@@ -219,12 +223,24 @@ class Rollouts:
             self._pay(trajectory, outcome, versions.get(str(row), ()))
             for row, (trajectory, outcome) in enumerate(zip(trajectories, outcomes, strict=True))
         ]
+        self._stop_if_all_broke(episodes)
         seconds = {
             "generate_seconds": rolled - started - waited,
             "sql_wait_seconds": waited,
             "reward_seconds": time.perf_counter() - rolled,
         }
         return Generation(episodes, episodes, seconds, self.grade.take_used())
+
+    def _stop_if_all_broke(self, episodes: Sequence[PaidEpisode]) -> None:
+        """Stop a training in which nothing works any more: a process that draws few episodes learns from none of them.
+
+        The engine looks at the first episodes of one run only, and a small share of a generation has not so many.
+        """
+        broken = [paid.trajectory for paid in episodes if paid.outcome is None]
+        self._broken = self._broken + len(broken) if len(broken) == len(episodes) else 0
+        if self._broken >= FIRST_EPISODES:
+            classes = ", ".join(sorted({trajectory.failure or "no verdict" for trajectory in broken}))
+            raise BoundaryError(f"the last {self._broken} episodes all broke: {classes}", "The log says more.")
 
     def _waited(self) -> float:
         """Seconds that an in-process policy has had nothing to decode: all its episodes were waiting for SQL."""

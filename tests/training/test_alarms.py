@@ -6,7 +6,7 @@ from pipelines.training.alarms import ALARMS, WINDOW, Watch
 
 HEALTHY = {
     "entropy": 0.5, "tokens": 40.0, "format_errors": 0.02, "ex": 0.6, "reward": 5.0, "zero_variance": 0.3,
-    "drift_mean": 1e-6,
+    "drift_mean": 1e-6, "broken": 0.1,
 }  # fmt: skip
 
 
@@ -24,6 +24,7 @@ def curve(**ends: float) -> list[dict[str, float]]:
         ("hacking", {"ex": 0.45, "reward": 5.5}),
         ("no_signal", {"zero_variance": 0.95}),
         ("drift", {"drift_mean": 0.2}),
+        ("broken", {"broken": 0.25}),
     ],
 )
 def test_each_alarm_rings_for_its_own_fault_alone(name, ends):

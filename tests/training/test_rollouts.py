@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.errors import BoundaryError, EndpointError
 from pipelines.protocols.base import build
 from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.training.plan import Plan
@@ -56,6 +57,30 @@ def test_a_group_is_paid_by_the_rubric(make):
     assert watched["single_statement"][:2] == watched["single_statement"][3:] * 2 == [1.0, 1.0]
     assert math.isnan(watched["single_statement"][2]), "no answer is none of a single statement"
     assert format_errors(made) == {"no_action": 4}  # three turns and the forced one
+
+
+def test_training_stops_where_nothing_works_however_few_episodes_a_process_draws(make):
+    """Twelve a generation: 24 have broken after two, 36 after three."""
+
+    def down(request):
+        raise EndpointError("down")
+
+    rollouts = make(down)
+    for number in range(2):
+        assert facts(rollouts.generate(["q0"] * 6 + ["q1"] * 6, number), [])["broken"] == [1.0] * 12
+    with pytest.raises(BoundaryError, match="the last 36 episodes all broke: EndpointError"):
+        rollouts.generate(["q0"] * 6 + ["q1"] * 6, 2)
+
+
+def test_a_few_episodes_that_work_are_enough_for_training_to_go_on(make):
+    def say(request):
+        if request.sample:
+            raise EndpointError("down")
+        return RIGHT
+
+    rollouts = make(say)
+    for number in range(4):
+        assert facts(rollouts.generate(["q0"] * 12, number), [])["broken"] == [0.0, 1.0, 1.0, 1.0] * 3  # of groups of 4
 
 
 def test_grpo_filter_takes_malformed_episodes_out_of_their_group(make):
