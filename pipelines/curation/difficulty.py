@@ -53,7 +53,8 @@ class RlSet:
 def score(outcomes: Iterable[Outcome]) -> list[Scored]:
     """Count each question's right rollouts, in the order in which questions first appear.
 
-    A broken rollout is left out; a question whose every rollout broke has no score and is not returned.
+    A broken rollout is left out; a question whose every rollout broke has no score and is not returned: the stage
+    counts such questions.
     """
     right: collections.Counter[str] = collections.Counter()
     samples: collections.Counter[str] = collections.Counter()

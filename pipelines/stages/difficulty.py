@@ -31,7 +31,7 @@ def build(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`.
 
     Raises:
-        DataError: no question is left to train on.
+        DataError: no question is left to train on, or none has a score.
     """
     settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
     pools = _candidates(ctx)
@@ -43,6 +43,9 @@ def build(ctx: Context) -> None:
         shards.run(start, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
     empty = difficulty.table(())
     scored = pl.concat([empty, *(difficulty.table(shards.read(index)) for index in range(len(shards)))])
+    unscored = len(rows) - len(scored)
+    if unscored:
+        ctx.progress.warn(f"{unscored} of {len(rows)} questions have no score: all their episodes broke")
     parts = [
         scored.join(pool.select("id"), left_on="example_id", right_on="id", maintain_order="right") for pool in pools
     ]
@@ -51,6 +54,8 @@ def build(ctx: Context) -> None:
     else:
         chosen = difficulty.select(pl.concat(parts), settings, ctx.recipe.seed)
     names = [(name, "balanced") for name in chosen.balanced] + [(name, "explore") for name in chosen.explore]
+    if unscored and not len(scored):
+        raise DataError(f"all episodes of {unscored} questions broke: none has a score", "The log says more.")
     if not names:
         raise DataError(
             f"none of {len(scored)} questions is worth training on: each is always or never solved",
@@ -59,7 +64,12 @@ def build(ctx: Context) -> None:
     frames.write(ctx.folder / DATA, scored)
     frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
     ctx.metrics(
-        {"balanced": len(chosen.balanced), "explore": len(chosen.explore), **difficulty.summary(scored, settings.group)}
+        {
+            "balanced": len(chosen.balanced),
+            "explore": len(chosen.explore),
+            "unscored": unscored,
+            **difficulty.summary(scored, settings.group),
+        }
     )
 
 

@@ -1,12 +1,19 @@
 """S(q), SQL-Trail's RL selection (A.6, equation 13) and TRUST-SQL's bound, by hand-computed numbers."""
 
 import dataclasses
+import json
 
 import polars as pl
 import pytest
 
+from pipelines import recipes
 from pipelines.config import Difficulty
 from pipelines.curation.difficulty import Scored, each, histogram, rank, score, select, select_parts, summary, table
+from pipelines.errors import DataError, EndpointError
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.stages import data
+from pipelines.stages import difficulty as stage
+from pipelines.stages.context import Context, Silent
 
 
 def of(*scored: Scored) -> pl.DataFrame:
@@ -22,6 +29,66 @@ def test_s_of_q_is_the_pass_rate_between_the_ends_and_one_at_them():
 def test_broken_rollouts_do_not_count_and_a_question_of_only_those_has_no_score(outcome):
     outcomes = [outcome("a"), outcome("a", 1, correct=False), outcome("a", 2, broken=True), outcome("b", broken=True)]
     assert score(outcomes) == [Scored("a", 2, 1)]
+
+
+@pytest.fixture
+def scoring(tmp_path, monkeypatch):
+    """The stage over four questions of one generated database, with a plain function as the policy."""
+    small = "{kind: miniature, split: SPLIT, options: {databases: 1, questions: 4}}"
+    sources = {"sft": small, "dev": small, "rl": f"[{small}]", "test": f"[{small}]"}
+    splits = {"sft": "train", "rl": "train", "dev": "dev", "test": "test"}
+    settings = [f"data.{pool}={text.replace('SPLIT', splits[pool])}" for pool, text in sources.items()]
+    settings += ["rollout.processes=1", "difficulty.group=2", "difficulty.keep=4", "difficulty.explore=4"]
+    recipe, watched = recipes.load("miniature", [*settings, "difficulty.candidates=null"]), Watched()
+    inputs = {"data": tmp_path / "data", "model": tmp_path / "model"}
+    for folder in (*inputs.values(), tmp_path / "difficulty"):
+        folder.mkdir()
+    data.build(Context("data", recipe, inputs["data"], {}, watched))
+
+    def run(say):
+        monkeypatch.setattr(stage, "policy", lambda *_: ScriptedPolicy(say))
+        stage.build(Context("difficulty", recipe, tmp_path / "difficulty", inputs, watched))
+        return json.loads((tmp_path / "difficulty" / "metrics.json").read_text()), watched.warned
+
+    return run
+
+
+class Watched(Silent):
+    """Progress that remembers what it was warned of."""
+
+    def __init__(self):
+        self.warned = []
+
+    def warn(self, text):
+        self.warned.append(text)
+
+
+def test_a_question_whose_every_rollout_broke_is_counted_and_warned_of(scoring):
+    """The first of four questions breaks both times, the others are answered wrong; nothing else has a score."""
+    first = []
+
+    def say(request):
+        first.append(request.example.id)
+        if request.example.id == first[0]:
+            raise EndpointError("down")
+        return "<solution> SELECT 'no'</solution>"
+
+    figures, warned = scoring(say)
+    assert (figures["unscored"], figures["questions"], figures["explore"]) == (1, 3, 3)
+    assert warned == ["1 of 4 questions have no score: all their episodes broke"]
+
+
+def test_a_stage_whose_every_question_has_a_score_warns_of_nothing(scoring):
+    figures, warned = scoring(lambda request: "<solution> SELECT 'no'</solution>")
+    assert (figures["unscored"], figures["questions"], warned) == (0, 4, [])
+
+
+def test_a_stage_in_which_everything_broke_says_so(scoring):
+    def down(request):
+        raise EndpointError("down")
+
+    with pytest.raises(DataError, match="all episodes of 4 questions broke"):
+        scoring(down)
 
 
 def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():
