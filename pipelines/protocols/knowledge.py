@@ -6,7 +6,9 @@ catalogue verifies the names that it showed, and `SELECT DISTINCT kind FROM sing
 query that failed verifies nothing. Nor does what the agent wrote itself (`sql/analysis/naming.py`): comments, texts,
 names that the query gives to what it makes (aliases, those of WITH, outputs of subqueries), functions and variables; a
 word in double quotes without its table, which SQLite takes as text where there is no such column; an alias that the
-result repeats, and a result that may hold a text of the query or one that was put together (`||`, `char`, ...). In the
+result repeats, and a result that may hold a text of the query or one that was put together (`||`, `char`, ...). Of a
+look by command (PRAGMA, DESCRIBE, SHOW, SUMMARIZE) the result's cells verify, not its header (`type`, `pk`, ...), and a
+pragma's argument only where the pragma is one that tells of a table, and gave rows. In the
 prefilled variant the synthetic first turn's observation counts like any other.
 """
 
@@ -30,8 +32,24 @@ PHASES = {
 }
 _WORD = re.compile(r"\w+")
 _LOOK = re.compile(
-    r"\s*(?:pragma\s+\w+(?:\s*\(\s*['\"`\[]?(?P<table>\w+))?|describe\b|desc\b|show\b|summarize\b)", re.IGNORECASE
+    r"\s*(?:pragma\s+(?:\w+\s*\.\s*)?(?P<pragma>\w+)(?:\s*\(\s*['\"`\[]?(?P<table>\w+))?"
+    r"|(?:describe|desc|show|summarize)\b(?!.*(?:\(|\b(?:select|values|with)\b)))",  # such a query names its columns
+    re.IGNORECASE | re.DOTALL,
 )
+_OF_TABLES = frozenset(  # pragmas whose argument is a table, and that give no row where it is not there
+    {"table_info", "table_xinfo", "table_list", "foreign_key_list", "foreign_key_check", "index_list"}
+)
+# Of looks by command, in SQLite, DuckDB and MySQL.
+_HEADER_WORDS = """
+    cid name type notnull dflt_value pk hidden schema ncol wr strict id seq table from to on_update on_delete match
+    rowid parent fkid unique origin partial seqno desc coll key builtin enc narg flags file
+    column_name column_type null default extra database column_names column_types temporary
+    min max approx_unique avg std q25 q50 q75 count null_percentage
+    field collation privileges comment non_unique key_name seq_in_index column cardinality sub_part packed index_type
+"""
+_HEADERS = frozenset(_HEADER_WORDS.split())
+_TAG = re.compile(r"\A\s*<\w+>|</\w+>\s*\Z")
+_AFTER_ROWS = re.compile(r"\s*(?:\(.*\brows?\b.*\)|you have \d+ turns? left to complete the task\.|\d+ left)\s*")
 
 
 def proposed_turn(trajectory: Trajectory) -> int | None:
@@ -147,7 +165,19 @@ def _evidence(trajectory: Trajectory, before: int) -> Iterator[str]:
             if not naming.is_made_up:
                 yield "".join(part for part in re.split(r"(\W+)", shown) if part not in naming.own)
         elif look is not None and turn.n_rows:  # a pragma for a table that is not there gives no row, and no error
-            yield f"{shown}\n{(look['table'] or '').lower()}"
+            is_of_table = (look["pragma"] or "").lower() in _OF_TABLES
+            yield f"{_cells(shown)}\n{(look['table'] or '').lower() if is_of_table else ''}"
+
+
+def _cells(shown: str) -> str:
+    """The cells of the rows that a lower-cased observation shows: JSON records, or a table with or without header."""
+    body = _TAG.sub("", shown)
+    value = tools.read_json(body)
+    if isinstance(value, Mapping):
+        return "\n".join(str(cell) for row in value.get("data", []) for cell in row)
+    first, *lines = body.strip().split("\n")
+    is_header = all(cell.strip() in _HEADERS for cell in first.split("|"))
+    return "\n".join(line for line in (lines if is_header else [first, *lines]) if not _AFTER_ROWS.fullmatch(line))
 
 
 def _shown(name: str, words: set[str], texts: list[str]) -> bool:

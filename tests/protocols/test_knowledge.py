@@ -152,6 +152,47 @@ def test_what_a_query_reads_or_the_database_shows_is_verified(sql: str, observat
     assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("sql", "observation", "proposed", "unverified"),
+    [
+        # A pragma that takes no table gives its rows whatever its argument is.
+        ("PRAGMA collation_list(made_up)", "seq | name\n0 | RTRIM", "made_up", {"made_up"}),
+        ("PRAGMA data_version(made_up)", "data_version\n2", "made_up", {"made_up"}),
+        ("PRAGMA index_info(made_up)", "seqno | cid | name\n0 | 1 | name", "made_up", {"made_up"}),
+        ("PRAGMA main.table_list(singer)", "schema | name\nmain | singer", "singer", set()),
+        # The header is the engine's, not the table's.
+        ("PRAGMA table_info(singer)", "cid | name | type | pk\n0 | age | INTEGER | 0", "singer.type", {"type"}),
+        ("PRAGMA table_info(singer)", "cid | name | type | pk\n0 | pk | INTEGER | 0", "singer.pk", set()),
+        ("PRAGMA table_info(singer)", "0 | type | INTEGER | 0", "singer.type", set()),  # shown without its header
+        (
+            "PRAGMA table_info(singer)",
+            "<observation>\ncid | name\n0 | age\n(1 row)\nYou have 3 turns left to complete the task.\n</observation>",
+            "singer.cid singer.row singer.turns singer.observation singer.age",
+            {"cid", "row", "turns", "observation"},
+        ),
+        ("PRAGMA table_info(singer)", "<observation> cid | name\n 0 | age\n 3 left</observation>", "left cid", None),
+        (
+            "PRAGMA table_info(singer)",
+            '<tool_response>\n{"columns": ["cid", "name"], "data": [[0, "age"]], "more": true}\n</tool_response>',
+            "singer.age singer.cid singer.columns singer.data singer.more",
+            {"cid", "columns", "data", "more"},
+        ),
+        ("SHOW COLUMNS FROM singer", "Field | Type | Null\nage | int | YES", "age field", {"field"}),
+        # The rows of a query that is described are the names that it gave itself.
+        ("DESCRIBE SELECT 1 AS made_up", "column_name | column_type\nmade_up | INTEGER", "made_up", {"made_up"}),
+        ("SUMMARIZE (FROM range(2) AS t(made_up))", "column_name | min\nmade_up | 0", "made_up", {"made_up"}),
+    ],
+)
+def test_a_look_by_command_verifies_what_its_rows_say(
+    sql: str, observation: str, proposed: str, unverified: set[str] | None
+) -> None:
+    names = [name.split(".") for name in proposed.split()]
+    columns = {table: [n[1] for n in names if n[0] == table and len(n) == 2] for table in {n[0] for n in names}}
+    proposal = propose(knowledge.proposal([], columns))
+    expected = {name[0] for name in names} if unverified is None else unverified
+    assert knowledge.unverified(trajectory(explore(sql, observation), proposal)) == expected
+
+
 def test_a_pragma_for_a_table_that_is_not_there_verifies_nothing() -> None:
     looked = dataclasses.replace(explore("PRAGMA table_info(singer)", "cid | name\nno rows"), n_rows=0)
     proposal = propose(knowledge.proposal(["singer"], {"singer": ["name"]}))
