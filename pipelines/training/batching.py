@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -34,14 +35,19 @@ def micro_rows(share: int, micro_batch: int) -> int:
 
 def steps(samples: int, epochs: float, batch: int) -> int:
     """Optimiser steps of a run: at least one."""
-    return max(1, math.floor(samples * epochs / batch))
+    return max(1, math.floor(samples * _as_written(epochs) / batch))
 
 
 def grpo_steps(grpo: Grpo, questions: int) -> int:
     """Optimiser steps of GRPO over so many questions: those of its epochs, or as many as it says."""
     if grpo.epochs is None:
         return grpo.steps
-    return math.ceil(grpo.epochs * questions / grpo.questions_per_step) * grpo.updates_per_rollout
+    return math.ceil(_as_written(grpo.epochs) * questions / grpo.questions_per_step) * grpo.updates_per_rollout
+
+
+def _as_written(epochs: float) -> Fraction:
+    """The decimal number that a recipe says: 1.1 as a float is a little more, and its ceiling one step too many."""
+    return Fraction(str(epochs))
 
 
 def order(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:

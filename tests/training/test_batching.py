@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from pipelines.config import Grpo
 from pipelines.errors import RecipeError
-from pipelines.training.batching import order, padding_share, schedule, split_batch, steps
+from pipelines.training.batching import grpo_steps, order, padding_share, schedule, split_batch, steps
 
 LENGTHS = random.Random(0).choices(range(40, 200), k=500)
 
@@ -58,6 +59,22 @@ def test_a_batch_that_cannot_be_shared_out_is_a_recipe_error():
 def test_the_number_of_optimizer_steps():
     assert steps(1000, 2, 128) == 15
     assert steps(10, 1, 128) == 1
+
+
+@pytest.mark.parametrize(("samples", "epochs", "batch", "expected"), [(100, 0.29, 1, 29), (50, 4.4, 10, 22)])
+def test_epochs_of_sft_are_the_decimal_number_that_was_written(samples, epochs, batch, expected):
+    """As floats, 100 * 0.29 is a little less than 29."""
+    assert steps(samples, epochs, batch) == expected
+
+
+@pytest.mark.parametrize(
+    ("questions", "epochs", "each", "expected"),
+    [(100, 1.1, 10, 11), (50, 2.2, 10, 11), (100, 0.07, 1, 7), (100, 1.11, 10, 12), (100, 3.0, 32, 10)],
+)
+def test_epochs_of_grpo_are_the_decimal_number_that_was_written(questions, epochs, each, expected):
+    """As floats, 1.1 * 100 is a little more than 110, and would begin another step."""
+    assert grpo_steps(Grpo(epochs=epochs, questions_per_step=each), questions) == expected
+    assert grpo_steps(Grpo(epochs=epochs, questions_per_step=each, updates_per_rollout=2), questions) == 2 * expected
 
 
 def test_a_question_comes_again_only_when_all_have_come():
