@@ -11,6 +11,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.config import Optimizer
+from pipelines.errors import RecipeError
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -125,8 +126,14 @@ def build(network: nn.Module, optimizer: Optimizer, lr_rest: float | None = None
 
     Args:
         lr_rest: the rate of what goes to AdamW; None takes the one rate.
+
+    Raises:
+        RecipeError: the network has no such weight, or nothing else.
     """
     matrices, rest = split(network)
+    if not matrices or not rest:
+        missing = "matrices in blocks named .layers." if not matrices else "weights to train outside those matrices"
+        raise RecipeError(f"muon finds no {missing}", "Set optimizer.kind=adamw.")
     return MuonAdamW(matrices, rest, optimizer, lr_rest)
 
 

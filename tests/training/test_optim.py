@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipelines.config import Optimizer
+from pipelines.errors import RecipeError
 from pipelines.loading import load
 from pipelines.training.optim import MuonAdamW, RoundedProducts, build, shares, split
 
@@ -59,6 +60,28 @@ def test_a_schedule_scales_both_rates_and_a_saved_state_goes_on_exactly():
         one.step()
     assert torch.equal(matrix, again)
     assert torch.equal(vector, beside)
+
+
+class Network(nn.Module):
+    """One matrix in a block and one outside; names as in a decoder."""
+
+    def __init__(self, blocks: str):
+        super().__init__()
+        block = nn.ModuleDict({blocks: nn.ModuleList([nn.Linear(4, 6, bias=False)])})
+        self.model, self.head = block, nn.Linear(6, 5, bias=False)
+
+
+def test_muon_says_where_a_network_has_nothing_for_it():
+    """Blocks of another name, blocks that are frozen, and blocks alone, as low-rank adapters are."""
+    other, frozen, alone = Network("h"), Network("layers"), Network("layers")
+    frozen.model.requires_grad_(False)
+    alone.head.requires_grad_(False)
+    for network in (other, frozen):
+        with pytest.raises(RecipeError, match=r"no matrices in blocks named \.layers\.\. Set optimizer\.kind=adamw"):
+            build(network, SETTINGS)
+    with pytest.raises(RecipeError, match="no weights to train outside those matrices"):
+        build(alone, SETTINGS)
+    assert [len(group["params"]) for group in build(Network("layers"), SETTINGS).param_groups] == [1, 1]
 
 
 def blocks() -> list[nn.Parameter]:
