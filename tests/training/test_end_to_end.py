@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pipelines.config import Hardware, Lora, Optimizer, RewardTerm
+from pipelines.errors import RecipeError
 from pipelines.loading import load
 from pipelines.training import datafile, grpo, launch, sft
 from pipelines.training.plan import Plan
@@ -26,9 +27,10 @@ def plan(tmp_path, recipe, examples, trajectories, checkpoint, taught, monkeypat
     write_jsonl(tmp_path / "examples.jsonl", examples)
     write_jsonl(tmp_path / "trajectories.jsonl", trajectories)
 
-    def make(kind, name="run", hardware=None, model=None, rewards=None, **changes):
+    def make(kind, name="run", hardware=None, model=None, rewards=None, protocol=None, **changes):
         section = getattr(recipe, kind).model_copy(update=changes)
         updates = {kind: section, "hardware": hardware or recipe.hardware, "model": model or recipe.model}
+        updates["protocol"] = protocol or recipe.protocol
         out = tmp_path / name
         out.mkdir()
         return Plan(
@@ -72,17 +74,21 @@ def test_sft_tells_how_much_of_its_batches_is_padding(plan, trajectories):
     assert note == f"{100 * share:.1f}% of the tokens of its batches are padding"
 
 
-def test_a_dual_track_runs_on_two_rewards(plan):
-    """The react protocol has one track, so the schema track's tokens are those of no turn: its loss is 0."""
+def test_a_dual_track_runs_on_two_rewards(plan, recipe):
+    """The same episodes at first, with the schema track's loss added and without; without a scout it is refused."""
     rewards = (RewardTerm(term="exec"), RewardTerm(term="format"), RewardTerm(term="schema", track="schema"))
-    learned = []
+    scout = recipe.protocol.model_copy(update={"options": {"scout": True}})
+    first = []
     for share in (0.25, 0.0):
-        made = plan("grpo", f"share-{share}", steps=2, lambda_schema=share, rewards=rewards)
+        made = plan("grpo", f"share-{share}", steps=1, lambda_schema=share, rewards=rewards, protocol=scout)
         grpo.train(made, datafile.examples(made.data), silent)
-        assert {"term_exec", "term_schema"} <= curves(made)[0].keys()
-        learned.append([(line["loss"], line["grad_norm"]) for line in curves(made)])
-    assert learned[0] == learned[1]
-    assert any(grad_norm > 0 for _, grad_norm in learned[0])  # else nothing was shown
+        first.append(curves(made)[0])
+        assert {"term_exec", "term_schema"} <= first[-1].keys()
+    assert first[0]["term_schema"] == first[1]["term_schema"]
+    assert first[0]["grad_norm"] != first[1]["grad_norm"]
+    bare = plan("grpo", "bare", lambda_schema=0.25, rewards=rewards)
+    with pytest.raises(RecipeError, match="no turn of the protocol react proposes a schema"):
+        grpo.train(bare, datafile.examples(bare.data), silent)
 
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
