@@ -13,6 +13,7 @@ from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
+from pipelines.stages.evaluate import RECORDS
 from pipelines.store import Store
 from tasks.summary import accuracy_markdown
 
@@ -178,6 +179,8 @@ def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
 
     def walk(recipe: Recipe, store: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
         walked.extend(step.name for step in steps)
+        steps[-1].folder.mkdir(parents=True)
+        (steps[-1].folder / RECORDS).write_text("")
         return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
 
     site = nights.Site("miniature", (), recipe, Store(tmp_path / "store"), walk)
