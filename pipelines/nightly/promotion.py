@@ -84,8 +84,6 @@ def _level(pairs: Held, level: str) -> Held:
 
 def _difference(pairs: Held, seed: int) -> float | None:
     """None where no question of the part was answered on both sides."""
-    if not (pairs.before and pairs.after):
-        return None
     comparison = compare(pairs.before, pairs.after, pairs.equality, ("champion", "challenger"), seed=seed)
     return None if comparison is None else comparison.paired.difference
 

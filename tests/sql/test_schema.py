@@ -70,30 +70,34 @@ def test_postgres_has_the_same_schema(server: Server) -> None:
     assert introspect(server.shop, 2).tables[0].columns[2].values == ("Paris", "Oslo")
 
 
+def made(path: Path, script: str) -> Schema:
+    """The schema of a SQLite file that a script makes, with one value a column."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+    return introspect(Database("odd", "sqlite", str(path)), 1)
+
+
 def test_a_key_without_a_column_means_the_primary_key(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "odd.sqlite")
-    connection.executescript(
+    schema = made(
+        tmp_path / "odd.sqlite",
         'CREATE TABLE "odd ""name" ("a b" TEXT, k INTEGER, PRIMARY KEY (k));'
         'CREATE TABLE u (x REFERENCES "odd ""name");'
-        "CREATE VIEW v AS SELECT x FROM u;"
+        "CREATE VIEW v AS SELECT x FROM u;",
     )
-    connection.close()
-    schema = introspect(Database("odd", "sqlite", str(tmp_path / "odd.sqlite")), 1)
     assert [table.name for table in schema.tables] == ['odd "name', "u", "v"]
     assert schema.tables[1].foreign_keys == (ForeignKey("x", 'odd "name', "k"),)
     assert '"odd ""name"' in render(schema, "ddl")
 
 
 def test_columns_that_sqlite_computes_are_columns_and_keys_keep_their_order(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "odd.sqlite")
-    connection.executescript(
+    schema = made(
+        tmp_path / "odd.sqlite",
         "CREATE TABLE o (price, n, total GENERATED ALWAYS AS (price * n), twice AS (n * 2) STORED);"
         "CREATE TABLE p (a, b, PRIMARY KEY (b, a));"
         "CREATE TABLE c (x, y, FOREIGN KEY (x, y) REFERENCES p);"
-        "CREATE VIRTUAL TABLE words USING fts5 (word);"
+        "CREATE VIRTUAL TABLE words USING fts5 (word);",
     )
-    connection.close()
-    tables = {table.name: table for table in introspect(Database("odd", "sqlite", str(tmp_path / "odd.sqlite"))).tables}
+    tables = {table.name: table for table in schema.tables}
     assert [column.name for column in tables["o"].columns] == ["price", "n", "total", "twice"]
     assert [column.name for column in tables["words"].columns] == ["word"]
     assert tables["c"].foreign_keys == (ForeignKey("x", "p", "b"), ForeignKey("y", "p", "a"))

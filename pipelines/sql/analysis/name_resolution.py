@@ -43,11 +43,13 @@ class Resolved:
         tree: every resolved column is qualified by its table's own name, all lower-cased; aliases are gone.
         tables: base tables that it reads.
         unknown: wrong names, in the order of the text.
+        ctes: its WITH queries by their lower-cased names.
     """
 
     tree: exp.Expression
     tables: frozenset[str]
     unknown: tuple[Unknown, ...]
+    ctes: Mapping[str, exp.CTE]
 
 
 def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
@@ -102,7 +104,9 @@ class _Resolver:
         for column, source in columns:
             self._rewrite(column, source)
         bases = (source.table for sources in self.sources.values() for source in sources.values())
-        return Resolved(self.tree, frozenset(table for table in bases if table is not None), tuple(self.unknown))
+        return Resolved(
+            self.tree, frozenset(table for table in bases if table is not None), tuple(self.unknown), self.ctes
+        )
 
     def _sources(self, select: exp.Select) -> dict[str, _Source]:
         sources: dict[str, _Source] = {}

@@ -178,14 +178,10 @@ def _starred(star: exp.Expr, select: exp.Select) -> Iterator[exp.Expr]:
     return (node for node in from_items(select) if only in ("", node.alias_or_name.lower(), node.name.lower()))
 
 
-def _ctes(resolved: Resolved) -> dict[str, exp.CTE]:
-    return {cte.alias.lower(): cte for cte in resolved.tree.find_all(exp.CTE)}
-
-
 def _columns(node: exp.Expr, resolved: Resolved, schema: Schema) -> list[Item]:
     """The columns of a base table in FROM; [] for anything else there."""
     name = node.name.lower()
-    if not isinstance(node, exp.Table) or (name in _ctes(resolved) and not node.db):
+    if not isinstance(node, exp.Table) or (name in resolved.ctes and not node.db):
         return []
     return [(name, column) for column in columns_of(schema).get(name, ())]
 
@@ -207,7 +203,7 @@ def _outputs(select: exp.Select, resolved: Resolved, schema: Schema, within: tup
             yield from map(".".join, columns)
             if columns:
                 continue
-            query = node.this if isinstance(node, exp.Subquery) else _ctes(resolved).get(node.name.lower())
+            query = node.this if isinstance(node, exp.Subquery) else resolved.ctes.get(node.name.lower())
             inner = query.find(exp.Select) if query is not None else None
             if inner is not None and all(inner is not other for other in (*within, select)):  # a recursive one
                 yield from _outputs(inner, resolved, schema, (*within, select))
