@@ -7,6 +7,7 @@ time, so that a file of millions of rows is never whole in memory. Gold SQL is r
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pipelines.config import Section, Source
 from pipelines.data import corrections
 from pipelines.errors import DataError
-from pipelines.fields import BadRow, is_plain_name
+from pipelines.fields import BadRow, is_plain_name, text_field
 from pipelines.registry import DIALECTS, READERS
 from pipelines.types import Database, Example, ExecutionStatus
 
@@ -286,10 +287,8 @@ def named(rows: Iterable[Any], *fields: str) -> list[str]:
     """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
     ids = set()
     for row in rows:
-        if isinstance(row, dict):
-            values = [row[field] for field in fields if row.get(field) is not None]
-            if values and isinstance(values[0], str):
-                ids.add(values[0].strip())
+        with contextlib.suppress(BadRow):
+            ids.add(text_field(row, *fields))
     return sorted(ids)
 
 

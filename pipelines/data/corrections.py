@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError
-from pipelines.types import Example, is_sayable, read_lines
+from pipelines.fields import SQL, BadRow, text_field
+from pipelines.types import Example, read_lines
 
 HINT = 'Each entry is {"id": "...", "sql": "SELECT ...", "reason": "..."}, in a JSON list or one a line'
 META = "corrected"
-SQL = ("sql", "SQL", "query", "gold_sql")
-TEXTS = ("question", "evidence")
+TEXTS = ("question", "evidence", "reason")
 
 
 def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
@@ -78,17 +78,12 @@ def _entries(path: Path) -> dict[str, dict[str, str]]:
         key = str(row["id"]) if "id" in row else f"question_id {row.get('question_id')}"
         if key in entries:
             raise DataError(f"{path}, {where}: a second correction of {key}", HINT)
-        entries[key] = _entry(row, f"{path}, {where}")
+        try:
+            texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
+            entries[key] = {"sql": text_field(row, *SQL), **texts}
+        except BadRow as bad:
+            raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
     return entries
-
-
-def _entry(row: Mapping[str, Any], where: str) -> dict[str, str]:
-    sql = next((row[name] for name in SQL if row.get(name)), None)
-    texts = {"sql": sql, **{name: row[name] for name in (*TEXTS, "reason") if row.get(name) is not None}}
-    for name, text in texts.items():
-        if not isinstance(text, str) or not is_sayable(text):
-            raise DataError(f"{where}: no {name}" if text is None else f"{where}: {name} is not valid text", HINT)
-    return {name: text.strip() for name, text in texts.items()}
 
 
 def _rows(path: Path) -> list[tuple[str, Any]]:

@@ -22,14 +22,12 @@ from pipelines.data import csv_rows
 from pipelines.data.base import Loaded, Rejected, check_file, collect, link, named, read_options, source_folder
 from pipelines.data.cutting import Shares, cut
 from pipelines.errors import DataError
-from pipelines.fields import BadRow, text_field
+from pipelines.fields import DATABASE, SQL, BadRow, text_field
 from pipelines.registry import reader
 from pipelines.sql.dialects.dialect import file_suffixes, has_password, of_address, of_file
 from pipelines.sql.dialects.hiding import identity
 from pipelines.types import Database, Example
 
-DATABASE = ("database", "db", "db_id", "db_path")  # names of the field that names a row's database
-SQL = ("sql", "query", "SQL", "gold_sql")
 Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `BadRow` that it is
 
 

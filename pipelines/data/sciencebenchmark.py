@@ -27,7 +27,7 @@ from pipelines.data.base import (
     source_folder,
     split_files,
 )
-from pipelines.fields import BadRow, is_plain_name, text_field
+from pipelines.fields import SQL, BadRow, is_plain_name, text_field
 from pipelines.registry import reader
 from pipelines.sql.dialects.dialect import has_password
 from pipelines.types import Database, Example
@@ -54,7 +54,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
     def make(row: Any) -> Example:
         number, row = row
         id = text_field(row, "db_id")
-        question, sql = text_field(row, "question"), text_field(row, "query", "SQL", "sql")
+        question, sql = text_field(row, "question"), text_field(row, *SQL)
         database = _database(id, folder, options.address, root, source)
         return Example(f"sciencebenchmark_{number}", question, database, sql, source="sciencebenchmark")
 

@@ -16,13 +16,11 @@ from pipelines.data import base, corrections
 from pipelines.databases import named
 from pipelines.databases.named import Named
 from pipelines.errors import DataError
-from pipelines.fields import BadRow, text_field
+from pipelines.fields import DATABASE, SQL, BadRow, text_field
 from pipelines.sql import health
 from pipelines.sql.engine import SqlEngine
 from pipelines.types import Example, read_lines
 
-SQL = ("sql", "query", "SQL", "gold_sql")  # names of a row's SQL, of which the first counts
-DATABASE = ("database", "db", "db_id", "db_path")
 TOLD = ("style", "teacher", "checker", "hardness")  # of a row, shown beside its question
 HINT = 'Each line is {"question": "...", "database": "...", "sql": "SELECT ..."}.'
 

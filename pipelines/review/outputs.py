@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError
-from pipelines.review.items import SQL, Item
+from pipelines.fields import SQL
+from pipelines.review.items import Item
 from pipelines.review.journal import Decision
 from pipelines.store import write_atomic
 

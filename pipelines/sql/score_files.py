@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError
-from pipelines.fields import BadRow, is_plain_name, text_field
+from pipelines.fields import SQL, BadRow, is_plain_name, text_field
 from pipelines.sql import ehrsql
 
 BIRD_SEPARATOR = "\t----- bird -----\t"
@@ -63,7 +63,7 @@ def _gold_record(path: Path, number: int, row: Any) -> Gold:
     where = f"{path}, record {number}"
     try:
         answerable = not ehrsql.is_unanswerable(row)
-        sql = text_field(row, "SQL", "query", "sql") if answerable else ""
+        sql = text_field(row, *SQL) if answerable else ""
         db_id, level = _named(where, text_field(row, "db_id")), text_field(row, "difficulty", required=False) or None
         question, evidence = (text_field(row, name, required=False) for name in ("question", "evidence"))
         if "is_impossible" in row:

@@ -9,6 +9,8 @@ from pipelines import recipes
 from pipelines.config import Source
 from pipelines.data import base, corrections
 from pipelines.errors import DataError
+from pipelines.review import items
+from pipelines.sql import score_files
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent
 
@@ -57,12 +59,25 @@ def test_a_corrected_copy_of_birds_question_file_is_an_overlay(bird, tmp_path):
     assert corrections.count(found) == 1
 
 
+def test_a_row_with_several_sql_fields_is_read_alike_everywhere(bird, tmp_path):
+    row = {"question_id": 41, "db_id": "harbour", "database": "a.sqlite", "question": "How many flags, 1?"}
+    row |= {"sql": {"from": []}, "SQL": PUBLISHED, "query": BETTER}  # the first is Spider's parsed tree
+    make_database(tmp_path / "a.sqlite")
+    write(tmp_path / "own.jsonl", json.dumps(row))
+    own = Source(kind="jsonl", path=str(tmp_path / "own.jsonl"))
+    assert base.read(own, seed=0, root=tmp_path / "stage").examples[0].gold_sql == BETTER
+    assert read(bird, tmp_path / "own.jsonl", tmp_path)[1].gold_sql == BETTER
+    write(tmp_path / "gold.json", json.dumps([row]))
+    assert score_files.read_gold(tmp_path / "gold.json")[0].sql == BETTER
+    assert items.of_file(tmp_path / "own.jsonl", None)[0][0].example.gold_sql == BETTER
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ('{"id": "bird_dev_9", "sql": "SELECT 1"}\n', "no correction of .* is of a question of this source"),
         ('{"id": "bird_dev_1"}\n', "line 1: no sql"),
-        ('{"id": "bird_dev_1", "sql": 5}\n', "line 1: sql is not valid text"),
+        ('{"id": "bird_dev_1", "sql": 5}\n', "line 1: sql is a int, not text"),
         ('{"id": "bird_dev_1", "sql": "a"}\n{"id": "bird_dev_1", "sql": "b"}\n', "line 2: a second correction"),
         ("[5]", "entry 0: a int where an object"),
         ("[", "is not JSON"),

@@ -298,7 +298,7 @@ def test_nothing_scored_is_exit_code_1(folder: Path) -> None:
         ("gold.json", "[", "line 1: not JSON"),
         ("pred.sql", "SELECT 1\n", "1 predictions for 6 gold queries"),
         ("gold.json", "[" * 100_000, "not JSON"),
-        ("gold.json", '[{"query": 5, "db_id": "shop"}]', "record 0: SQL is a int, not text"),
+        ("gold.json", '[{"query": 5, "db_id": "shop"}]', "record 0: query is a int, not text"),
         ("gold.json", '[{"query": "SELECT 1", "db_id": ["shop"]}]', "record 0: db_id is a list"),
         ("gold.json", '[{"query": "SELECT 1", "db_id": "../../../../etc/x"}]', "is no plain name of a database"),
         ("gold.json", '{"a": {"query": "SELECT 1", "db_id": "shop"}}', "record 0: a str where an object"),
