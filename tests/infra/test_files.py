@@ -77,11 +77,52 @@ def test_compose_refers_to_what_there_is() -> None:
         assert set(service.get("depends_on", {})) <= set(services)
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]
-            assert (INFRA / source).is_file() if source.startswith(".") else source in compose["volumes"], mount
+            if source.startswith(".."):  # the owner's, of this machine
+                assert f"/{source[3:]}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+            else:
+                assert (INFRA / source).is_file() if source.startswith(".") else source in compose["volumes"], mount
         waited_for = [
             other for other, how in service.get("depends_on", {}).items() if how["condition"].endswith("healthy")
         ]
         assert all("healthcheck" in services[other] for other in waited_for)
+
+
+def test_where_flows_run_a_form_may_set_the_python_of_the_image_and_inbox_and_keys_are_there() -> None:
+    nightly = next(one for one in load("prefect.yaml")["deployments"] if one["name"] == "nightly")
+    home = "/srv/sqltrain"
+    job = load("kubernetes/job-template.yaml")["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    (container,) = job["containers"]
+    allowed = {entry["name"]: entry.get("value") for entry in container["env"]}["SQLTRAIN_FORM_KEYS"]
+    assert allowed == "hardware.python=/opt/gpu/bin/python"
+    assert "-m venv /opt/gpu" in (INFRA / "images" / "gpu.Dockerfile").read_text(encoding="utf-8")
+    needed = {f"{home}/{nightly['parameters']['inbox']}", f"{home}/conf/local", "/store"}
+    assert needed <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert container["envFrom"] == [{"secretRef": {"name": "sqltrain-endpoints", "optional": True}}]
+    services = load("compose.yaml")["services"]
+    for worker in (services["cpu-worker"], services["gpu-worker"]):
+        assert needed == {mount.split(":")[1] for mount in worker["volumes"]}
+        assert worker["env_file"] == [{"path": "../endpoints.env", "required": False}]
+        assert worker["environment"]["SQLTRAIN_FORM_KEYS"] == allowed
+        assert "--with-healthcheck" in worker["command"]
+    assert {name for name, service in services.items() if "healthcheck" not in service} == {"vllm"}
+    objects = yaml.safe_load_all((INFRA / "kubernetes" / "worker.yaml").read_text(encoding="utf-8"))
+    (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment")
+    assert pod["containers"][0]["livenessProbe"]["httpGet"] == {"path": "/health", "port": 8080}
+    assert "--with-healthcheck" in pod["containers"][0]["args"]
+
+
+def test_the_images_see_what_they_copy_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = {
+        source
+        for path in DOCKERFILES
+        for word, rest in instructions(path)
+        if word == "COPY"
+        for source in shlex.split(rest)[:-1]
+    }
+    assert lines[1] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+    assert "conf/local" in lines
 
 
 def test_no_file_holds_a_secret() -> None:
