@@ -9,7 +9,7 @@ from pipelines import housekeeping
 from pipelines.errors import DataError, SqltrainError
 from pipelines.nightly import travel
 from pipelines.remote import Remote, chosen
-from pipelines.store import Store
+from pipelines.store import MANIFEST, Store
 
 
 def listing(store: Store, every: bool) -> dict[str, Any]:
@@ -67,27 +67,32 @@ def damaged(store: Store, say: Callable[[str], None]) -> int:
 
 
 def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Upload the finished stages that are not there, or are there with other bytes; without names, the nights too.
+    """Upload the finished stages that are not whole there; without names, the nights too.
+
+    Of a stage that two machines made with different bytes, the first to come stays: others may have pulled it.
 
     Raises:
         SqltrainError: some are damaged here, said as they are met; the others are there.
     """
     remote = Remote(url)
     there = set(remote.names())
-    wanted = chosen(list(store.names()), names, str(store.root))
-    differing = [name for name in wanted if name not in there or not remote.holds(store, *name)]
-    sound = []
-    for name in differing:
-        if wrong := store.damage(*name, whole=True):
+    pushed = damaged = 0
+    for name in chosen(list(store.names()), names, str(store.root)):
+        manifest = remote.whole(*name) if name in there else None
+        if manifest is not None:
+            if manifest != (store.folder(*name) / MANIFEST).read_bytes():
+                say(f"not pushed: {'/'.join(name)} is whole there, with another manifest than here")
+        elif wrong := store.damage(*name, whole=True):
+            damaged += 1
             say(f"damaged, not pushed: {'/'.join(name)} ({wrong[0]})")
-            continue
-        sound.append(name)
-        remote.push(store, *name)
-        say(f"pushed {'/'.join(name)}")
-    say(_sum(len(sound), "pushed"))
+        else:
+            remote.push(store, *name)
+            pushed += 1
+            say(f"pushed {'/'.join(name)}")
+    say(_sum(pushed, "pushed"))
     if not names:
         travel.push(remote, store, say)
-    if damaged := len(differing) - len(sound):
+    if damaged:
         raise SqltrainError(f"{_sum(damaged, 'damaged')} here and not pushed", "Run again what made them, then push.")
 
 

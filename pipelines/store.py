@@ -33,9 +33,11 @@ FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or dis
 WORK = ".work-"  # before the key of a stage that is being made
 DAMAGED = ".damaged-"  # before the key of a stage that was set aside
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
-# Wall-clock facts of one making, and what only a resume needs: not part of what the stage made.
+# Wall-clock facts of one making, verdicts that other thresholds change, and what only a resume needs: no manifest lists
+# them, so they may change beside a sealed stage.
 NOT_CONTENT = frozenset(
     {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
+    | {"contract.json", "contract.html"}
 )
 
 
@@ -136,7 +138,7 @@ class Store:
     def make(
         self, stage: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any], waiting: Callable[[], None]
     ) -> Path:
-        """The stage's folder, made by `build(work_folder)` unless it is cached.
+        """The stage's folder, made by `build(work_folder)` and sealed with a manifest unless it is cached.
 
         Args:
             build: fills the work folder; it finds there what a killed run left.
@@ -146,6 +148,15 @@ class Store:
         Raises:
             ResourceError: no room on the disk, or the store cannot be written.
         """
+
+        def sealed(work: Path) -> None:
+            build(work)
+            _seal(work, {"stage": stage, "key": key, **about})
+
+        return self.place(stage, key, sealed, waiting)
+
+    def place(self, stage: str, key: str, fill: Callable[[Path], None], waiting: Callable[[], None]) -> Path:
+        """The stage's folder; unless it is cached, `fill` writes its files and its manifest into the work folder."""
         if self.has(stage, key):
             return self.folder(stage, key)
         work = self.work(stage, key)
@@ -156,8 +167,7 @@ class Store:
                 if not self.has(stage, key):
                     work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
                     self._make_way(stage, key)
-                    build(work)
-                    _seal(work, {"stage": stage, "key": key, **about})
+                    fill(work)
                     self._publish(work, self.folder(stage, key))
                     shutil.rmtree(self.folder(stage, key) / SHARDS, ignore_errors=True)
         return self.folder(stage, key)

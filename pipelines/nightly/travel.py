@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
-from pipelines import arrival
 from pipelines.errors import DataError
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, Overlap, champions, decisions, ledgers
-from pipelines.remote import LINKS, Remote
+from pipelines.remote import JSON_BYTES, LINKS, Remote, inside, is_plain, refused
 from pipelines.store import Store, read_json, write_atomic, write_json
 
 FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # of a batch, in the order in which they travel
@@ -39,15 +38,16 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
 def _push(remote: Remote, ledger: Ledger, recipe: str, say: Callable[[str], None]) -> None:
     there = remote.files_below(f"{HOME}/{recipe}")
     own = (ledger.folder / LINES).read_bytes()
-    lines = _lines(remote, recipe) if LINES in there else b""
+    name = f"{HOME}/{recipe}/{LINES}"
+    lines = remote.read(name, there[LINES]) if LINES in there else b""
     grown = _continues(own, lines, recipe)
     if not grown and own != lines:
         return
-    changed = [(name, path) for name, path in _batches(ledger) if there.get(name) != path.stat().st_size]
-    for name, path in changed:
-        remote.put(path, f"{HOME}/{recipe}/{name}")
+    changed = [(file, path) for file, path in _batches(ledger) if there.get(file) != path.stat().st_size]
+    for file, path in changed:
+        remote.put(path, f"{HOME}/{recipe}/{file}")
     if grown:
-        remote.put(ledger.folder / LINES, f"{HOME}/{recipe}/{LINES}")
+        remote.put(ledger.folder / LINES, name)
     if grown or changed:
         say(f"pushed {len(ledger.lines())} nights of {recipe}")
 
@@ -59,11 +59,12 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         DataError: the ledger there is not one that continues this store's, or a file is too long.
     """
     sizes = remote.files_below(HOME)
-    for recipe in sorted({name.partition("/")[0] for name in sizes if arrival.is_plain(name.partition("/")[0])}):
+    for recipe in sorted({name.partition("/")[0] for name in sizes if is_plain(name.partition("/")[0])}):
         if f"{recipe}/{LINES}" not in sizes:
             continue
         ledger = Ledger(store, recipe)
-        own, lines = ledger.folder / LINES, _lines(remote, recipe)
+        own = ledger.folder / LINES
+        lines = remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"])
         with ledger.locked():
             if own.is_file() and not _continues(lines, own.read_bytes(), recipe):
                 continue
@@ -97,16 +98,17 @@ def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int, dec
     home, _, place = rest.partition("/")
     batch, _, file = place.partition("/")
     path = ledger.batches / batch / file
-    if (owner, home) != (recipe, BATCHES) or file not in FILES or not arrival.is_plain(batch) or batch not in decided:
+    if (owner, home) != (recipe, BATCHES) or file not in FILES or not is_plain(batch) or batch not in decided:
         return
     if not path.is_file() or path.stat().st_size != size:
-        _hold_size(f"{HOME}/{name}", size)
+        if size > JSON_BYTES:
+            raise refused(f"{HOME}/{name}", f"it has {size} bytes")
         beside = path.with_name(f".{path.name}.partial")
         beside.unlink(missing_ok=True)  # an earlier pull may have left it, and it may be a link
         remote.get(f"{HOME}/{name}", beside)
         beside.replace(path)
     for link, target in (_links(path) if file == LINKS else {}).items():
-        spot = arrival.inside(path.parent, link)
+        spot = inside(path.parent, link)
         spot.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(spot):
             spot.symlink_to(target)
@@ -120,18 +122,12 @@ def _links(path: Path) -> dict[str, str]:
     """
     links = read_json(path)
     if not isinstance(links, dict) or not all(isinstance(to, str) and "\0" not in to for to in links.values()):
-        raise arrival.refused(f"{path.parent.name}/{LINKS}", "its links are no mapping of texts")
+        raise refused(f"{path.parent.name}/{LINKS}", "its links are no mapping of texts")
     for name in links:
         parts = name.split("/")
         if parts[0] in FILES or any(part.startswith(".") for part in parts):
-            raise arrival.refused(f"{path.parent.name}/{LINKS}", f"the link {name!r} stands where a file is to lie")
+            raise refused(f"{path.parent.name}/{LINKS}", f"the link {name!r} stands where a file is to lie")
     return links
-
-
-def _lines(remote: Remote, recipe: str) -> bytes:
-    name = f"{HOME}/{recipe}/{LINES}"
-    _hold_size(name, remote.files_below(f"{HOME}/{recipe}")[LINES])
-    return remote.read(name)
 
 
 def _decided(lines: bytes, recipe: str) -> Container[str]:
@@ -139,16 +135,11 @@ def _decided(lines: bytes, recipe: str) -> Container[str]:
     try:
         rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
         names = [name for champion in champions(rows).values() for name in (champion.stage, champion.key)]
-        if all(map(arrival.is_plain, [*names, *(row["from"] for row in rows if row["event"] == "rollback")])):
+        if all(map(is_plain, [*names, *(row["from"] for row in rows if row["event"] == "rollback")])):
             return decisions(rows)
     except (ValueError, RecursionError, KeyError, TypeError):
         pass
-    raise arrival.refused(f"{HOME}/{recipe}/{LINES}", "it is no ledger")
-
-
-def _hold_size(name: str, size: int) -> None:
-    if size > arrival.JSON_BYTES:
-        raise arrival.refused(name, f"it has {size} bytes")
+    raise refused(f"{HOME}/{recipe}/{LINES}", "it is no ledger")
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
