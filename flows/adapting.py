@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,14 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
     if any((wanted.questions, wanted.invented, wanted.model, wanted.recipe)) or not place.is_file():
         _write(name, database_card, wanted)
     rest, store = split(overrides)
+    command = shlex.join(["sqltrain", "adapt", name, *overrides])
     recipe = recipes.load(str(place), rest)
     recipe_file.trained(recipe)  # it can be adapted
     nights.guards(str(place), rest, recipe)  # they are asked last: a word that is wrong should not cost a training
     steps = graph.plan(recipe, store)
     _foretell(recipe, steps, counts_of(recipe))
     if plan_only:
-        screen.say(f"nothing was made; go on with: sqltrain adapt {name}")
+        screen.say(f"nothing was made; go on with: {command}")
         if as_json:
             emit({"recipe": str(place), "to_make": [step.name for step in steps if not step.cached]})
         return
@@ -71,10 +73,15 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
     screen.conclude(recipe, store, list(results.values()), as_json=False)
     for table in page.tables:
         if table.slug != outcome.FAILED:
-            screen.console.print(terminal.render(table))
+            screen.console.print(terminal.render(table, screen.console.width))
     screen.say(f"{line['decision']}: {line['reason']}")
     screen.say(f"before and after, and what is still failed: {place.with_suffix('.html')}")
-    _next(name, line)
+    if line["decision"] in ("promoted", "nothing"):
+        stores = [word for word in overrides if word.startswith("store=")]
+        serve = shlex.join(["sqltrain", "serve", name, *stores, "--policy", f"champion:{name}"])
+        screen.say(f"serve it: {serve} --feedback feedback")
+    else:
+        screen.say(f"it does not serve; look at the page, add questions to the file, and run: {command}")
     if as_json:
         emit({**line, "page": str(place.with_suffix(".html")), "recipe": str(place)})
 
@@ -119,7 +126,7 @@ def _foretell(recipe: Recipe, steps: Sequence[graph.Step], counts: Counts) -> No
     timed = models.is_small(recipe.model.source)
     for name, work in works.items():
         seconds = f"  some {work.total_s:.0f} s" if timed else ""
-        screen.say(f"  {name:<15} {work.number:>7,} {work.what}{seconds}")
+        screen.say(f"  {name:<15} {f'{work.number:,}' if work.number else '':>7} {work.what}{seconds}")
     if not works:
         screen.say("  all stages are cached")
     elif timed:
@@ -170,10 +177,3 @@ def _decide(
             return {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}, base
         curated = {name: results[name].key for name in nights.CURATION if name in results}
         return nights.conclude(site, ledger, challenger, [curated]), champion or base
-
-
-def _next(name: str, line: dict[str, Any]) -> None:
-    if line["decision"] in ("promoted", "nothing"):
-        screen.say(f"serve it: sqltrain serve {name} --policy champion:{name} --feedback feedback")
-    else:
-        screen.say(f"it does not serve; look at the page, add questions to the file, and run: sqltrain adapt {name}")

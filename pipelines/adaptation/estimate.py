@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pipelines.config import Recipe
 from pipelines.data.cutting import Part
 from pipelines.stages.fingerprints import asked
-from pipelines.stages.graph import Step, kind_of
+from pipelines.stages.graph import GRAPH, Step, kind_of
 
 Counts = Mapping[Part, int]
 STAGE_S = 6.0  # of starting a stage, on two CPU cores
@@ -17,15 +18,11 @@ STAGE_S = 6.0  # of starting a stage, on two CPU cores
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage does at most: so many of something, and what that is for the tiny model on two CPU cores.
-
-    Attributes:
-        seconds: of one, by `python benchmarks/adapt.py`.
-    """
+    """What a stage does at most: so many of something, or 0 of what is not counted."""
 
     number: int
     what: str
-    seconds: float
+    seconds: float  # of one, for the tiny model on two CPU cores, by `python benchmarks/adapt.py`
 
     @property
     def total_s(self) -> float:
@@ -34,9 +31,14 @@ class Work:
 
 
 def estimate(recipe: Recipe, counts: Counts, steps: Sequence[Step]) -> dict[str, Work]:
-    """The work of the stages that are to do, by name and in order; what takes seconds alone is left out."""
-    to_do = [step.name for step in steps if not step.cached and kind_of(step.name) in WORK]
-    return {name: WORK[kind_of(name)](recipe, counts) for name in to_do}
+    """The work of the stages that are to do, by name and in order."""
+    works = {}
+    for step in steps:
+        if not step.cached and kind_of(step.name) in WORK:
+            works[step.name] = WORK[kind_of(step.name)](recipe, counts)
+        elif not step.cached:  # it reads files, or starts a library, and makes no episodes
+            works[step.name] = Work(0, next(stage.about for stage in GRAPH if stage.name == kind_of(step.name)), 0)
+    return works
 
 
 def _synthesize(recipe: Recipe, counts: Counts) -> Work:
@@ -60,9 +62,9 @@ def _grpo(recipe: Recipe, counts: Counts) -> Work:
     return Work(steps * questions * recipe.grpo.group, f"episodes, in {steps:,} steps", 0.06)
 
 
-def _evaluate(recipe: Recipe, counts: Counts) -> Work:
+def _evaluate(recipe: Recipe, counts: Counts, seconds: float = 0.03) -> Work:
     episodes = 1 + recipe.evaluation.samples + recipe.evaluation.forced_single_turn
-    return Work(counts["test"] * episodes, f"episodes of {counts['test']:,} held-out questions", 0.03)
+    return Work(counts["test"] * episodes, f"episodes of {counts['test']:,} held-out questions", seconds)
 
 
 def _shown(recipe: Recipe, counts: Counts) -> int:
@@ -74,7 +76,7 @@ WORK: dict[str, Callable[[Recipe, Counts], Work]] = {
     "sft": _sft,
     "difficulty": _difficulty,
     "grpo": _grpo,
-    "evaluate_model": _evaluate,
+    "evaluate_model": functools.partial(_evaluate, seconds=0.08),  # an untrained model takes every turn there is
     "evaluate_sft": _evaluate,
     "evaluate_grpo": _evaluate,
 }

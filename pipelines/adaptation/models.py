@@ -55,6 +55,14 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
         return _tiny(_known(recipe or RECIPE), schema_chars)
     folder = folder_of(Path(model))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        from huggingface_hub import HfApi
+
+        try:
+            is_known = HfApi().repo_exists(model)
+        except Exception:  # the hub is out of reach, by whatever its client raises: the loading of the model will tell
+            is_known = True
+        if not is_known:
+            raise DataError(f"the hub has no model {model}", "Check the spelling; a private one needs HF_TOKEN.")
         return _large(_known(recipe or RECIPE), model, "")
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a folder that holds a config.json, or a hub name.")

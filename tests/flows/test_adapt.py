@@ -74,9 +74,12 @@ def test_the_recipe_is_there_to_read_and_what_it_takes_is_told_first(
     assert "time    some" in out
     assert "cost    no endpoint is asked, so nothing is paid" in out
     assert not (shop / "store" / "sft").exists()
-    _, out, _ = adapt(monkeypatch, capsys, "--plan", "--json")
+    assert out.endswith("nothing was made; go on with: sqltrain adapt shop\n")
+    _, out, _ = adapt(monkeypatch, capsys, "--plan", "--json", "grpo.steps=3", "title=our shop")
     planned = json.loads(out.splitlines()[-1])
     assert (planned["recipe"], planned["to_make"][0]) == ("recipes/shop.yaml", "data")
+    assert {line.split()[0] for line in out.splitlines() if line.startswith("  ")} == set(planned["to_make"])
+    assert "go on with: sqltrain adapt shop grpo.steps=3 'title=our shop'\n" in out
     recipe = recipes.load("recipes/shop.yaml")
     assert (recipe.name, recipe.model.source, recipe.benchmark.name) == ("shop", "tiny", "shop")
     assert (recipe.data.sft.split, recipe.data.dev.split, recipe.benchmark.split) == ("train", "dev", "test")
@@ -188,7 +191,10 @@ def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapter
     assert (hub.includes, hub.is_small) == (("recipes/skyrl_sql",), False)
 
 
-def test_what_cannot_start_is_refused() -> None:
+def test_what_cannot_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_exists", lambda _, name: name == "Qwen/Qwen2.5-Coder-3B-Instruct")
+    with pytest.raises(DataError, match=r"the hub has no model Qwen/Qwen2.5-Coder-3B-Instrct\. Check the spelling"):
+        models.start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
     with pytest.raises(DataError, match="too long for the tiny model"):
         models.start(None, None, 100_000)
     with pytest.raises(RecipeError, match=r"there is no recipe .sql_trial.\. Did you mean .sql_trail."):
