@@ -21,7 +21,7 @@ BEGIN, END = "<!-- run: begin -->\n", "<!-- run: end -->"
 def output(store: Path) -> str:
     """What the command prints, without the lines that a terminal shows as bars; the store's path becomes `store`."""
     command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"store={store}"]
-    environment = {**os.environ, "COLUMNS": "118"}
+    environment = {**os.environ, "COLUMNS": "80"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
     lines = [line for line in done.stdout.splitlines() if not BAR.match(line)]
     return "\n".join(line.rstrip().replace(str(store), "store") for line in lines)

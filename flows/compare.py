@@ -46,7 +46,7 @@ def _write(data: ReportData, out: Path) -> None:
 def show(data: ReportData, runs: Sequence[Run], flips: int) -> None:
     """Print the figures, the comparisons and, where it was noted, the time that answers took."""
     summaries = {run.name: summary for run, summary in zip(runs, data.summaries, strict=True)}
-    console.print(terminal.render(terminal.figures(summaries)))
+    console.print(terminal.render(terminal.figures(summaries), console.width))
     n_asked = {system.name: summary.n_questions for system, summary in zip(data.systems, data.summaries, strict=True)}
     for comparison in data.comparisons:
         console.print()

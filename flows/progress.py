@@ -7,6 +7,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from pipelines.report.terminal import plain
@@ -22,12 +23,18 @@ class Bars:
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description:<14}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=28 if console.width >= 100 else 8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]:<12}"),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", style="dim", markup=False),
+            TextColumn(
+                "{task.fields[note]}",
+                style="dim",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),  # the column that gives way
+            ),
             console=console,
+            expand=True,
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,14 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResu
     )
 
     def done(result: graph.StageResult, seconds: float) -> None:
-        how = "[dim]cached[/]" if result.cached else f"{seconds:.1f} s"
-        line = f"[green]✓[/] {result.name:<16} [dim]{result.key}[/]  {how:<14} {facts(result)}"
+        how = "cached" if result.cached else f"{seconds:.1f} s"
+        head = f"✓ {result.name:<16} {result.key}  {how:<10}"
+        # A figure stays beside its name: what does not fit goes to the next line.
+        figures = facts(result).replace("  ", "\0").replace(" ", "\xa0").replace("\0", "  ")
+        folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
+        line = Text(folded.replace("\xa0", " "))
+        line.stylize("green", 0, 1)
+        line.stylize("dim", head.index(result.key), head.index(result.key) + len(result.key) + 8 * result.cached)
         console.print(line, soft_wrap=True)
 
     with Bars(console) as bars:

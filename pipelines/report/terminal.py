@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -19,14 +20,33 @@ from pipelines.report.formats import Cell, Column, Table
 SHOWN_FLIPS = 10
 
 
-def render(table: Table) -> RichTable:
-    """Any of the report's tables; figures are aligned, and text from outside can hold no markup."""
-    rich_table = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
-    for column in table.columns:
-        rich_table.add_column(_line(column.name), justify="left" if column.kind == "text" else "right")
-    for row in table.rows:
-        cells = zip(row, table.columns, strict=True)
-        rich_table.add_row(*(_line(formats.show(cell, column.kind)) for cell, column in cells))
+def render(table: Table, width: int) -> RichTable:
+    """Any of the report's tables in at most `width` columns, if its texts allow; text from outside holds no markup.
+
+    A table that is too wide is turned on its side, and if that is too wide, its rows are printed one below another.
+    """
+    heads = [plain(column.name) for column in table.columns]
+    rows = [
+        [plain(formats.show(cell, column.kind)) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+    sides: list[JustifyMethod] = ["left" if column.kind == "text" else "right" for column in table.columns]
+    turned = [list(row) for row in zip(heads, *rows, strict=True)]
+    below = [pair for row in rows for pair in (("", ""), *zip(heads, row, strict=True))][1:]
+    layouts: tuple[tuple[Sequence[str], Sequence[Sequence[str]], list[JustifyMethod]], ...] = (
+        (heads, rows, sides),
+        (turned[0], turned[1:], ["left", *["right"] * len(rows)]),
+        (("", ""), below, ["left", "left"]),
+    )
+    for head, lines, justified in layouts:
+        rich_table = RichTable(title=Text(plain(table.title), "bold"), title_justify="left", box=None, pad_edge=False)
+        for name, side in zip(head, justified, strict=True):
+            rich_table.add_column(Text(name), justify=side)
+        for line in lines:
+            rich_table.add_row(*map(Text, line))
+        if sum(max(cell_len(line[place]) for line in (head, *lines)) + 2 for place in range(len(head))) - 2 <= width:
+            break
+    rich_table.show_header = any(head)
     return rich_table
 
 
@@ -112,9 +132,9 @@ def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:
 def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], look: Mapping[str, str]) -> None:
     """Print the end of a run: its figures by benchmark and system, and where to look ("report" -> a path, ...)."""
     for benchmark, summaries in by_benchmark.items():
-        console.print(render(figures(summaries, benchmark)))
+        console.print(render(figures(summaries, benchmark), console.width))
     if len(by_benchmark) > 1:
-        console.print(render(across(by_benchmark)))
+        console.print(render(across(by_benchmark), console.width))
     width = max(map(len, look), default=0)
     for label, place in look.items():
         console.print(_line(f"{label:<{width}}  {place}"), soft_wrap=True)

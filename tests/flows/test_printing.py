@@ -3,6 +3,7 @@
 import io
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 from flows import asking, screen, status
 from flows.progress import Bars
 from pipelines import recipes
+from pipelines.evaluation.stats import Estimate
 from pipelines.protocols.base import build
 from pipelines.report import terminal
 from pipelines.report.formats import Column, Table
@@ -51,7 +53,7 @@ def test_what_does_not_print_is_shown_by_its_escape(words: str, one_line: str, l
 
 def test_tables_and_progress_show_what_others_wrote() -> None:
     out = console()
-    out.print(terminal.render(Table("t", "of [/red]", (Column("sys [/b]"),), ((HOSTILE,),))))
+    out.print(terminal.render(Table("t", "of [/red]", (Column("sys [/b]"),), ((HOSTILE,),)), 100))
     Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
     assert printed(out).splitlines() == [
         "of [/red]".ljust(len(SHOWN)),
@@ -59,6 +61,72 @@ def test_tables_and_progress_show_what_others_wrote() -> None:
         SHOWN,
         f"no schema of {SHOWN} [/red] :warning:",
     ]
+
+
+def test_a_table_fits_the_screen_whole_turned_or_row_by_row() -> None:
+    """Of two rows: 6 + 2 + 17 + 2 + 17 = 44 columns; turned 7 + 2 + 17 + 2 + 17 = 45; row by row 7 + 2 + 17 = 26."""
+    columns = (Column("system"), Column("greedy", "estimate"), Column("sampled", "estimate"))
+    one, two = (Estimate(value, 0.5, 0.75, 480, 480, "wilson") for value in (0.625, 0.7))
+    table = Table("t", "EX", columns, (("before", one, two), ("after", two, one)))
+    shown = {}
+    for width in (44, 43, 30):
+        out = Console(file=io.StringIO(), highlight=False, width=width)
+        out.print(terminal.render(table, width))
+        shown[width] = [line.rstrip() for line in printed(out).splitlines()]
+    assert shown[44] == [
+        "EX",
+        "system             greedy            sampled",
+        "before  62.5 [50.0, 75.0]  70.0 [50.0, 75.0]",
+        "after   70.0 [50.0, 75.0]  62.5 [50.0, 75.0]",
+    ]
+    assert (
+        shown[30]
+        == shown[43]
+        == [
+            "EX",
+            *("system   before", "greedy   62.5 [50.0, 75.0]", "sampled  70.0 [50.0, 75.0]"),
+            "",
+            *("system   after", "greedy   70.0 [50.0, 75.0]", "sampled  62.5 [50.0, 75.0]"),
+        ]
+    )
+    wide = Table("t", "EX", (*columns, Column("questions", "count")), (("before", one, two, 480),))
+    out = Console(file=io.StringIO(), highlight=False, width=30)
+    out.print(terminal.render(wide, 30))
+    assert [line.rstrip() for line in printed(out).splitlines()] == [
+        "EX",
+        "system                before",
+        "greedy     62.5 [50.0, 75.0]",
+        "sampled    70.0 [50.0, 75.0]",
+        "questions                480",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    out = Console(file=io.StringIO(), highlight=False, width=80, force_terminal=terminal, color_system=None)
+    monkeypatch.setattr(screen, "console", out)
+    metrics = {"questions": 800, "pass_rate": 0.8156, "zero_variance_share": 0.6687, "balanced": 265, "explore": 28}
+    result = graph.StageResult("difficulty", "c34af7f371c821cb", Path("x"), metrics, False)
+
+    def run(recipe: object, store: object, bars: Bars, until: object, done: Callable[..., None]) -> list[object]:
+        bars.begin("evaluate_grpo", 2835, "questions")
+        bars.advance(127, "loss 0.406")
+        done(result, 77.61)
+        return []
+
+    monkeypatch.setattr("flows.run.run", run)
+    screen.run(recipes.load("miniature"), Store(Path("store")), None)
+    lines = printed(out).splitlines()
+    assert max(map(len, lines[1:])) <= 80 + 9 * terminal  # a bar's own line begins with what moves the cursor
+    assert any(
+        "\n".join(lines[place : place + 2]).endswith(
+            "✓ difficulty       c34af7f371c821cb  77.6 s    questions 800  pass_rate 0.8156\n"
+            "    zero_variance_share 0.6687  balanced 265  explore 28"
+        )
+        for place in range(len(lines))
+    )
+    if terminal:
+        assert any("evaluate_grpo" in line and "127/2835 questions    0:00:00 loss 0.406" in line for line in lines)
 
 
 def test_a_reason_of_the_ledger_stays_one_line() -> None:
