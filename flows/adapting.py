@@ -42,12 +42,7 @@ class Wanted:
 
 
 def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, as_json: bool) -> None:
-    """Write the recipe, say what it takes, run it, and say whether its model is better than what there was.
-
-    Raises:
-        UserError: the database is not connected, there are no questions, or something else that the user can mend.
-        BoundaryError: a boundary failed for good; what is finished is kept.
-    """
+    """Write the recipe, say what it takes, run it, and say whether its model is better than what there was."""
     database_card = _connected(name)
     if name in recipes.recipe_names():  # they would share their nights and their champion
         raise RecipeError(

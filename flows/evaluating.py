@@ -60,19 +60,12 @@ def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> 
 
 @dataclass(frozen=True)
 class Answerer:
-    """The policy that is evaluated.
+    """The policy that is evaluated."""
 
-    Attributes:
-        policy: as `pipelines.stages.evaluate.answering` takes it.
-        name: for people.
-        about: what tells it from any other, for the keys.
-        note: the same in a few words, for the report.
-    """
-
-    policy: str
-    name: str
-    about: Mapping[str, object]
-    note: str = ""
+    policy: str  # as `pipelines.stages.evaluate.answering` takes it
+    name: str  # for people
+    about: Mapping[str, object]  # what tells it from any other, for the keys
+    note: str = ""  # the same in a few words, for the report
 
 
 def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: bool) -> list[Path]:

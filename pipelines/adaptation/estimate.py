@@ -83,11 +83,7 @@ WORK: dict[str, Callable[[Recipe, Counts], Work]] = {
 
 
 def price(recipe: Recipe, counts: Counts) -> str:
-    """What the teachers behind endpoints will cost, roughly, in a line: the length of a conversation is not known yet.
-
-    Raises:
-        RecipeError: there is no such endpoint.
-    """
+    """What the teachers behind endpoints will cost, roughly, in a line: the length of a conversation is not known yet."""
     from pipelines.endpoints.client import endpoint
 
     lines = []

@@ -24,19 +24,12 @@ MARGIN = 64  # of a context, that no episode fills
 
 @dataclass(frozen=True)
 class Start:
-    """Where training starts.
+    """Where training starts."""
 
-    Attributes:
-        includes: files of `conf/`, as a recipe includes them.
-        settings: what the recipe sets of its sections beside them.
-        is_small: whether a laptop trains it.
-        about: in a few words, for a person.
-    """
-
-    includes: tuple[str, ...]
-    settings: dict[str, Any]
-    is_small: bool
-    about: str
+    includes: tuple[str, ...]  # files of `conf/`, as a recipe includes them
+    settings: dict[str, Any]  # what the recipe sets of its sections beside them
+    is_small: bool  # whether a laptop trains it
+    about: str  # in a few words, for a person
 
 
 def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
@@ -46,10 +39,6 @@ def start(model: str | None, recipe: str | None, schema_chars: int) -> Start:
         model: a folder or a hub name; None for the tiny model.
         recipe: a shipped one, by name; None for that of a checkpoint's card, else `RECIPE`.
         schema_chars: how long the schema is in a prompt.
-
-    Raises:
-        DataError: there is no model in the folder, or the schema is too long for the tiny model.
-        RecipeError: there is no such recipe.
     """
     if model is None:
         return _tiny(_known(recipe or RECIPE), schema_chars)

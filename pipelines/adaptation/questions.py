@@ -23,19 +23,12 @@ PARTS: tuple[Part, ...] = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked.
+    """The questions of an adaptation, by part."""
 
-    Attributes:
-        source: a source of a recipe without its `split`: kind, path and options.
-        counts: questions of each part.
-        bad: rows that cannot be used; the run says of each why.
-        repeats: invented questions that are left out, for a held-out question asks the same.
-    """
-
-    source: Mapping[str, Any]
+    source: Mapping[str, Any]  # a source of a recipe without its `split`: kind, path and options
     counts: Mapping[Part, int]
-    bad: int
-    repeats: int
+    bad: int  # rows that cannot be used; the run gives the reason of each
+    repeats: int  # invented questions that are left out, for a held-out question asks the same
 
 
 def gather(own: Path | None, invented: Path | None, address: str) -> Questions:

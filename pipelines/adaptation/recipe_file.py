@@ -72,12 +72,7 @@ def _sizes(start: Start, trained: int) -> dict[str, Any]:
 
 
 def write(name: str, values: Mapping[str, Any], start: Start, questions: Questions) -> Path | None:
-    """Write the recipe. One that is there and differs is kept beside, as `NAME.yaml.old-1` and so on: its place
-    is returned.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
+    """Write the recipe. One that is there and differs is kept as `NAME.yaml.old-1` and so on; that path is returned."""
     where = place(name)
     counts = ", ".join(f"{count} to {_USES[part]}" for part, count in questions.counts.items())
     head = HEAD.format(name=name, about=start.about, place=where, questions=counts, made_from=", ".join(start.includes))
@@ -101,11 +96,7 @@ _USES = {"train": "train on", "dev": "watch training by", "test": "measure by"}
 
 
 def trained(recipe: Recipe) -> str:
-    """The name of the recipe's last training stage.
-
-    Raises:
-        DataError: it trains nothing, or evaluates nothing.
-    """
+    """The name of the recipe's last training stage; a DataError if it trains or evaluates nothing."""
     last = [name for name in ("sft", "grpo") if name in recipe.stages]
     if not last or "evaluate" not in recipe.stages:
         raise DataError(f"recipe {recipe.name} lacks a stage", "To adapt it needs evaluate, and sft or grpo.")

@@ -31,11 +31,12 @@ def render(table: Table, width: int) -> RichTable:
         for row in table.rows
     ]
     sides: list[JustifyMethod] = ["left" if column.kind == "text" else "right" for column in table.columns]
+    rights: list[JustifyMethod] = ["right" for _ in rows]
     turned = [list(row) for row in zip(heads, *rows, strict=True)]
     below = [pair for row in rows for pair in (("", ""), *zip(heads, row, strict=True))][1:]
     layouts: tuple[tuple[Sequence[str], Sequence[Sequence[str]], list[JustifyMethod]], ...] = (
         (heads, rows, sides),
-        (turned[0], turned[1:], ["left", *["right"] * len(rows)]),
+        (turned[0], turned[1:], ["left", *rights]),
         (("", ""), below, ["left", "left"]),
     )
     for head, lines, justified in layouts:
