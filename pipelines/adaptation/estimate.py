@@ -83,7 +83,7 @@ WORK: dict[str, Callable[[Recipe, Counts], Work]] = {
 
 
 def price(recipe: Recipe, counts: Counts) -> str:
-    """What the teachers behind endpoints will cost, roughly, in a line: the length of a conversation is not known yet."""
+    """What the teachers behind endpoints cost, roughly, in a line; the length of conversations is not known yet."""
     from pipelines.endpoints.client import endpoint
 
     lines = []
