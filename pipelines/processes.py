@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 number = 0  # of this process among those that share a stage's shards
@@ -24,6 +27,20 @@ def die_with_parent(parent: int, sign: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign)
     if os.getppid() != parent:
         os.kill(os.getpid(), sign)
+
+
+class DiesWithParent(functools.partial[Any]):
+    """A function as the target of a spawned process, which asks to die with its parent before it imports the function:
+    such an import can take a minute.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _target, (os.getpid(), self.func.__module__, self.func.__qualname__)
+
+
+def _target(parent: int, module: str, name: str) -> Any:
+    die_with_parent(parent)
+    return getattr(importlib.import_module(module), name)
 
 
 @contextmanager

@@ -109,7 +109,11 @@ class Shards(Generic[Item]):
                     break
                 progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
             del run
-            _free_device()
+            # Give back a GPU's memory: the next stage may be a process of its own.
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                gc.collect()
+                torch.cuda.empty_cache()
             return
         self._fan_out(missing, make, args, min(processes, len(missing)), progress, enough)
 
@@ -118,13 +122,14 @@ class Shards(Generic[Item]):
         missing: list[int],
         make: Callable[..., Run],
         args: tuple[Any, ...],
-        processes: int,
+        count: int,
         progress: Progress,
         enough: Callable[[], bool] | None,
     ) -> None:
         for _ in range(RETRIES):
             context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), context.Value("i"), make, args))
+            start = processes.DiesWithParent(_start)
+            pool = ProcessPoolExecutor(count, context, start, (context.Value("i"), make, args))
             try:
                 with pool:
                     self._collect(pool, missing, progress, enough)
@@ -147,7 +152,10 @@ class Shards(Generic[Item]):
             for future in done:
                 progress.advance(todo.pop(future), future.result())
             if enough is not None and enough():
-                _end(pool)
+                workers = list(pool._processes.values())  # the executor has no way to end them before Python 3.14
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in workers:
+                    worker.terminate()  # what runs may take minutes yet
                 return
 
     def read(self, index: int) -> list[Any]:
@@ -180,26 +188,7 @@ def asking(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterato
         yield served.recipe
 
 
-def _end(pool: ProcessPoolExecutor) -> None:
-    """End a pool whose work nobody needs any more: what runs may take minutes yet."""
-    workers = list(pool._processes.values())  # the executor has no way to end them before Python 3.14
-    pool.shutdown(wait=False, cancel_futures=True)
-    for worker in workers:
-        worker.terminate()
-
-
-def _free_device() -> None:
-    """Give back a GPU's memory: the next stage's may be a process of its own, and would find it taken."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _start(parent: int, started: Synchronized[int], make: Callable[..., Run], args: tuple[Any, ...]) -> None:
-    from pipelines.processes import die_with_parent
-
-    die_with_parent(parent)
+def _start(started: Synchronized[int], make: Callable[..., Run], args: tuple[Any, ...]) -> None:
     global _make
     with started.get_lock():
         processes.number, started.value = started.value, started.value + 1

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from pipelines.errors import SqltrainError, TrainingError
+from pipelines.processes import DiesWithParent
 from pipelines.training.plan import Plan
-from pipelines.training.rollouts import Generation, build
+from pipelines.training.rollouts import Generation, build, in_process, served_policy
 from pipelines.types import Example
 
 Pending = tuple[int, list[str], int]  # a generation, its ids, and the step whose weights sample it
@@ -40,8 +41,8 @@ class Ahead:
         for value in (value for copy in self._shared for value in copy.values()):
             value.share_memory_()  # type: ignore[no-untyped-call]
         self._pipe, theirs = context.Pipe()
-        arguments = (plan.model_dump_json(), list(examples), self._shared, theirs, os.getpid())
-        self._process = context.Process(target=_serve, args=arguments)
+        arguments = (plan.model_dump_json(), list(examples), self._shared, theirs)
+        self._process = context.Process(target=DiesWithParent(_serve), args=arguments)
         self._process.start()
         theirs.close()
         self._pending: deque[Pending] = deque()
@@ -102,16 +103,20 @@ class Ahead:
         self._process.join()
 
 
-def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tensor]], pipe: Any, parent: int) -> None:
+def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tensor]], pipe: Any) -> None:
     """Sample what is asked for, until the trainer closes its end."""
     from pipelines.databases.of_recipe import sql_engine
-    from pipelines.processes import die_with_parent
+    from pipelines.loading import load
+    from pipelines.rollout.policies.making import device
 
-    die_with_parent(parent)
     plan = Plan.model_validate_json(plan_json)
     torch.set_num_threads(plan.recipe.hardware.threads)
     with sql_engine(plan.recipe) as sql:
-        network, policy = _policy(plan, in_process=bool(shared))
+        network: Any = None  # servers decode, unless weights are shared
+        if shared:
+            network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
+            network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))  # beside the trainer's process
+        policy = in_process(plan.recipe, network, tokenizer) if shared else served_policy(plan)
         rollouts = build(plan, examples, policy, sql)
         while True:
             idle = perf_counter()
@@ -128,16 +133,3 @@ def _serve(plan_json: str, examples: list[Example], shared: list[dict[str, Tenso
                 pipe.send(replace(rollouts.generate(ids, generation, first), beside=beside))
             except SqltrainError as error:
                 pipe.send(error)
-
-
-def _policy(plan: Plan, in_process: bool) -> tuple[Any, Any]:
-    """The network that decodes here, with its policy; or none, with the policy that asks servers."""
-    from pipelines.loading import load
-    from pipelines.rollout.policies.making import device
-    from pipelines.training import rollouts
-
-    if not in_process:
-        return None, rollouts.served_policy(plan)
-    network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
-    network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))  # beside the process that it samples for
-    return network, rollouts.in_process(plan.recipe, network, tokenizer)

@@ -33,6 +33,12 @@ def alive(word: str) -> list[str]:
     return [line for line in listing.splitlines() if word in line and not line.startswith("Z")]
 
 
+def pids() -> list[str]:
+    """The processes that are no zombies."""
+    listing = subprocess.run(["ps", "-eo", "stat=,pid="], capture_output=True, text=True, check=True).stdout
+    return [line.split()[1] for line in listing.splitlines() if not line.startswith("Z")]
+
+
 def nothing(event) -> None:
     pass
 
@@ -148,6 +154,34 @@ def test_the_child_dies_with_its_parent(plan, tmp_path, launcher, written):
         parent.wait()
     wait_for(lambda: alive(str(plan.out)) == [])
     assert not (plan.out / "model").exists()
+
+
+SLOW_TARGET = """
+import multiprocessing, pathlib, os, time
+if multiprocessing.current_process().name != "MainProcess":
+    pathlib.Path("started").write_text(str(os.getpid()))
+    time.sleep(60)
+def serve(): pass
+"""
+SPAWNS = """
+import multiprocessing, time, slow_target
+from pipelines.processes import DiesWithParent
+multiprocessing.get_context("spawn").Process(target=DiesWithParent(slow_target.serve)).start()
+time.sleep(60)
+"""
+
+
+def test_a_spawned_process_dies_with_its_parent_while_it_still_imports(tmp_path):
+    (tmp_path / "slow_target.py").write_text(SLOW_TARGET)
+    path = os.pathsep.join([str(launch.ROOT), str(tmp_path)])
+    parent = subprocess.Popen([sys.executable, "-c", SPAWNS], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    try:
+        wait_for(lambda: (tmp_path / "started").is_file() and (tmp_path / "started").read_text())
+        assert (tmp_path / "started").read_text() in pids()
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: (tmp_path / "started").read_text() not in pids(), 5.0)
 
 
 @pytest.mark.services  # seconds: CI has it, README's test command not
