@@ -40,7 +40,9 @@ def table(listing: dict[str, Any]) -> str:
 
 def collect(store: Store, days: float, delete: bool) -> Iterator[str]:
     """Remove what nobody needs, or only say what would go; a line for each, then the sum."""
-    doomed = housekeeping.doomed(store, days)
+    warnings: list[str] = []
+    doomed = housekeeping.doomed(store, days, warnings.append)
+    yield from warnings
     count = n_bytes = 0
     for entry, went in housekeeping.collect(store, doomed) if delete else ((entry, False) for entry in doomed):
         where = entry.folder.relative_to(store.root)

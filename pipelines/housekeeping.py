@@ -10,7 +10,7 @@ import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from pipelines.errors import DataError, ResourceError
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
+from pipelines.stages.fingerprints import stage_at
 from pipelines.store import (
     DAMAGED,
     MANIFEST,
@@ -118,23 +119,39 @@ def pin(store: Store, name: str, keep: bool) -> Name:
     return matches[0]
 
 
-def needed(store: Store, sealed: Mapping[Name, float] | None = None) -> dict[Name, str]:
+def needed(
+    store: Store, sealed: Mapping[Name, float] | None = None, damaged: set[Name] | None = None
+) -> dict[Name, str]:
     """Every stage that must stay, with the first reason for it.
 
-    Only manifests that could decide something are read: of reports, of evaluations of champions, and of what is kept.
+    Only manifests that could decide something are read: of reports, leakage, champions' evaluations, and what is kept.
+    One that cannot be read may need any stage, so all stay.
 
     Args:
-        sealed: what `Store.made` tells, where it was asked already.
+        sealed: what `Store.made` tells, if it was asked already.
+        damaged: gets the stages whose manifest or reference cannot be read.
     """
     sealed = store.made() if sealed is None else sealed
+    damaged = set() if damaged is None else damaged
     reasons: dict[Name, str] = {}
-    for why, roots in _roots(store, sealed):
-        for name in _closure(store, sealed, roots):
+    for why, roots in _roots(store, sealed, damaged):
+        for name in _closure(store, sealed, roots, damaged):
             reasons.setdefault(name, why)
+    for name in (name for name in sealed if name[0] == "leakage"):  # no other stage reads it
+        inputs = [*_manifest(store, name, damaged).get("inputs", {}).items()]
+        if inputs and all(need in reasons for need in inputs):
+            reasons.setdefault(name, reasons[inputs[-1]])
+    if damaged:
+        why = f"perhaps needed by what is damaged: {_listed(damaged)}"
+        reasons = dict.fromkeys(sealed, why) | reasons
     return reasons
 
 
-def _roots(store: Store, sealed: Mapping[Name, float]) -> Iterator[tuple[str, list[Name]]]:
+def _listed(names: Iterable[Name]) -> str:
+    return ", ".join("/".join(name) for name in sorted(names))
+
+
+def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> Iterator[tuple[str, list[Name]]]:
     for run in live(store):
         yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
     yield "pinned", pins(store)
@@ -145,7 +162,7 @@ def _roots(store: Store, sealed: Mapping[Name, float]) -> Iterator[tuple[str, li
             name
             for stage, key in champions
             for name in sealed
-            if name[0] == f"evaluate_{stage}" and _manifest(store, name).get("inputs", {}).get(stage) == key
+            if name[0] == f"evaluate_{stage}" and _manifest(store, name, damaged).get("inputs", {}).get(stage) == key
         ]
         yield f"evaluation of the champion of {recipe}", evaluations  # the next night holds its challenger against it
         nights = [row for row in ledger.lines() if row["event"] == "night"]
@@ -153,14 +170,14 @@ def _roots(store: Store, sealed: Mapping[Name, float]) -> Iterator[tuple[str, li
     reports = sorted((name for name in sealed if name[0] == "report"), key=sealed.__getitem__)
     newest: dict[tuple[str, str], Name] = {}
     for name in reports:
-        about = _manifest(store, name).get("recipe", {})
+        about = _manifest(store, name, damaged).get("recipe", {})
         newest[str(about.get("name")), str(about.get("benchmark.name"))] = name
     for (recipe, benchmark), name in newest.items():
         yield f"newest report of {recipe} on {benchmark}", [name]
 
 
-def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name]) -> Iterator[Name]:
-    """The roots and all that they were made of, as far as the store has it."""
+def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
+    """The roots and all that they were made of, as far as the store has it and what is not damaged says."""
     todo, seen = list(roots), set()
     while todo:
         name = todo.pop()
@@ -168,40 +185,46 @@ def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name]) -> It
             continue
         seen.add(name)
         yield name
-        manifest = _manifest(store, name)
+        manifest = _manifest(store, name, damaged)
         todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
         todo += [(stage, key) for stage, key in manifest.get("parts", [])]
         # `sqltrain evaluate` has no stages of a recipe for inputs; null where there are no links to databases.
         todo += [(stage, manifest[stage]) for stage in ("test", "test_schema") if isinstance(manifest.get(stage), str)]
-        base = _base(store, name)
-        if base is not None and base not in seen:  # its weights only: what it was made of is not read again
-            yield base
+        if name[0] == "model":
+            try:
+                base = stage_at(base_of(store.folder(*name)) or "", store)
+            except (DataError, KeyError, TypeError):
+                damaged.add(name)
+            else:
+                if base is not None and base not in seen:  # its weights only: what it was made of is not read again
+                    yield base
 
 
-def _manifest(store: Store, name: Name) -> dict[str, Any]:
-    """What a stage says of itself; {} where that is damaged."""
-    with contextlib.suppress(DataError):
-        return store.manifest(*name)
+def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
+    """What a stage says of itself; {} if that is damaged, which is noted."""
+    with contextlib.suppress(DataError, KeyError):
+        manifest = store.manifest(*name)
+        tables = [manifest.get(field, {}) for field in ("inputs", "recipe")]
+        if (manifest["stage"], manifest["key"]) == name and all(isinstance(table, dict) for table in tables):
+            return manifest
+    damaged.add(name)
     return {}
 
 
-def _base(store: Store, name: Name) -> Name | None:
-    """The checkpoint of this store that a `model` stage refers to."""
-    source = base_of(store.folder(*name)) if name[0] == "model" else None
-    if source is None or not Path(source).is_relative_to(store.root):
-        return None
-    stage, key, *_ = Path(source).relative_to(store.root).parts
-    return stage, key
-
-
-def doomed(store: Store, days: float) -> list[Doomed]:
+def doomed(store: Store, days: float, say: Callable[[str], None] = lambda line: None) -> list[Doomed]:
     """What nobody needs and nobody touched for so many days, finished stages and work folders alike.
 
     What a killed gc left comes first: it is nobody's any more.
+
+    Args:
+        say: takes a line that names the damaged stages for which all finished ones stay.
     """
     before = time.time() - days * 86400
-    sealed = store.made()
-    needed_stages = needed(store, sealed)
+    sealed, damaged = store.made(), set[Name]()
+    needed_stages = needed(store, sealed, damaged)
+    if damaged:
+        names = _listed(damaged)
+        say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
     old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
     hidden = [place for place in _hidden(store) if _is_left(place, claims)]
@@ -243,11 +266,12 @@ def collect(store: Store, entries: Iterable[Doomed]) -> Iterator[tuple[Doomed, b
     """
     sealed = store.made()
     roots: frozenset[Name] | None = None
-    kept: set[Name] = set()
+    kept, damaged = set[Name](), set[Name]()
     for entry in entries:
         now = frozenset([*((stage, key) for run in live(store) for stage, key in run["stages"]), *pins(store)])
         if now != roots:
-            roots, kept = now, {*now, *_closure(store, sealed, now)}
+            roots, kept = now, {*now, *_closure(store, sealed, now, damaged)}
+            kept |= set(sealed) if damaged else set()
         yield entry, _collected(store, entry, kept)
 
 

@@ -105,12 +105,14 @@ class Store:
         """
         path = self.folder(stage, key) / MANIFEST
         try:
-            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(value, dict):
+                return value
         except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-            raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.") from None
+            pass
         except OSError as error:
             raise _unreadable(path, error) from None
-        return value
+        raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.")
 
     def note_use(self, stage: str, key: str) -> None:
         """Let a finished stage count as used now (`sqltrain store gc` goes by that), where the store can be written."""

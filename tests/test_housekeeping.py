@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flows import storing
 from pipelines import housekeeping
 from pipelines.errors import DataError
 from pipelines.nightly.ledger import Ledger
@@ -207,11 +208,51 @@ def test_a_large_store_is_collected_without_reading_every_manifest(
     assert sorted(looked_at) == ["data/d2", "report/r1", "report/r2", "report/r2", "sft/s2"]
 
 
-def test_a_damaged_manifest_neither_loses_what_is_kept_nor_keeps_what_is_not(store: Store) -> None:
-    housekeeping.pin(store, "sft/s1", True)
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"stage": "report", "key": "r2", "inputs": null}'])
+@pytest.mark.parametrize("name", ["report/r2", "sft/s2"])
+def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(store: Store, name: str, content: str) -> None:
+    """The newest report's or its model's: what it was made of cannot be read, and a work folder is needed by nobody."""
+    (store.root / name / "manifest.json").write_text(content)
+    store.work("sft", "new").mkdir()
+    assert gone(store) == {"sft/.work-new"}
+    lines = list(storing.collect(store, 0.0, delete=True))
+    why = f"no finished stage goes: what {name} needs cannot be read. Remove that folder, or make it again"
+    assert lines == [why, "removed sft/.work-new  0 B", "1 folders, 0 B"]
+    assert f"perhaps needed by what is damaged: {name}" in housekeeping.needed(store).values()
+    assert len(list(store.names())) == 6
+    housekeeping.remove(store.root / name)
+    assert "report/r1" in gone(store) or name == "report/r2"
+
+
+def test_a_damaged_manifest_of_what_nobody_needs_keeps_nothing(store: Store) -> None:
     for stage, key in (("sft", "s1"), ("data", "d1")):
         (store.folder(stage, key) / "manifest.json").write_text("{")
-    assert gone(store) == {"data/d1", "report/r1"}
+    assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
+
+
+def test_a_damaged_reference_of_a_model_keeps_the_weights_that_it_may_name(store: Store) -> None:
+    make(store, "grpo", "old", {"sft": "s1"})
+    make(store, "model", "m", base=store.folder("grpo", "old") / "model")
+    make(store, "report", "r3", {"model": "m"}, recipe={"name": "farms"})
+    (store.folder("model", "m") / "reference.json").write_text("{")
+    assert gone(store) == set()
+
+
+def test_gc_leaves_what_a_stage_damaged_since_it_looked_may_need(store: Store) -> None:
+    entries = housekeeping.doomed(store, 0.0)
+    housekeeping.pin(store, "sft/s1", True)
+    (store.folder("sft", "s1") / "manifest.json").write_text("{")
+    assert not any(went for _, went in housekeeping.collect(store, entries))
+
+
+def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
+    """No stage is made of them, and their run would make them again."""
+    make(store, "test", "t2")
+    make(store, "report", "r3", {"sft": "s2", "data": "d2", "test": "t2"}, recipe={"name": "farms"})
+    for number in ("1", "2"):
+        make(store, "leakage", f"l{number}", {"data": f"d{number}", "test": "t2"})
+    assert gone(store) == {"data/d1", "sft/s1", "report/r1", "report/r2", "leakage/l1"}
+    assert housekeeping.needed(store)["leakage", "l2"].startswith("newest report of farms")
 
 
 def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_path: Path) -> None:
