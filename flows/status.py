@@ -16,9 +16,11 @@ MARKS = {"promoted": "●", "kept": "○", "worse": "×"}
 
 def gather(store: Store) -> dict[str, Any]:
     """The state of a store as JSON values; no server is asked."""
+    # A run claims the stages that it makes and, for as long as it is recorded, itself: with stages it is shown once.
+    runs = {(row["host"], row["pid"]): row for row in sorted(live(store), key=lambda row: bool(row["stages"]))}
     return {
         "store": str(store.root),
-        "running": [_run(store, row) for row in live(store)],
+        "running": [_run(store, row) for row in runs.values()],
         "recipes": {name: _recipe(ledger) for name, ledger in ledgers(store).items()},
     }
 
@@ -51,7 +53,8 @@ def render(status: dict[str, Any]) -> str:
     lines = [f"store {status['store']}", ""]
     for run in status["running"]:
         minutes = max(0.0, time.time() - run["since"]) / 60  # the clock may have been set back
-        where = f"{run['stage']}, {run['done']} of {run['of']} stages done" if run["stage"] else "about to end"
+        where = f"{run['stage']}, {run['done']} of {run['of']} stages done"
+        where = where if run["stage"] else "between two stages, or waits for MLflow"
         lines.append(f"runs: {run['recipe']}: {where}, for {minutes:.0f} min (process {run['pid']} on {run['host']})")
     if not status["running"]:
         lines.append("nothing runs")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from pipelines.housekeeping import claimed
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
 from tasks.connection import connect, shown, tracking_uri, trouble
@@ -28,7 +30,9 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     if reason:
         say(f"the registry in {shown(uri)} was not told: {reason}")
         return
+    claim = contextlib.ExitStack()  # `sqltrain status` shows who waits for the registry
     try:
+        claim.enter_context(claimed(store, (), {"recipe": recipe}))
         client = connect(uri, store.root)
         ledger = Ledger(store, recipe)
         line = next((row for row in reversed(ledger.lines()) if row.get("challenger")), None)
@@ -43,6 +47,8 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
         say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
     except Exception as error:  # a decision that is made stands, whatever the tracking server does
         say(f"the registry in {shown(uri)} was not told: {said(error)}")
+    finally:
+        claim.close()
 
 
 def _mark(client: MlflowClient, recipe: str, key: str, alias: str, tags: Mapping[str, str]) -> None:

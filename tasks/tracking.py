@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import provenance
 from pipelines.config import Recipe
+from pipelines.housekeeping import claimed
 from pipelines.recipes import digest
 from pipelines.stages import graph
 from pipelines.stages.graph import StageResult, Step
@@ -68,6 +69,7 @@ class Tracker:
         self.run_id = ""
         self._begun = self._joined = False
         self._mirror: mirror.Mirror | None = None
+        self._claim = contextlib.ExitStack()  # what `sqltrain status` sees until the last note is written
         self._cached: list[tuple[str, StageResult]] = []  # found before there was a run to note them in
 
     def __enter__(self) -> Tracker:
@@ -76,13 +78,14 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, KeyboardInterrupt) and not self.recorder.reached:
-            self.recorder.off = True  # who stops a run does not wait until a new store has its tables
-        if self._begun and not self._joined:
-            self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
-        self.recorder.close()
-        if self._mirror is not None:
-            self._mirror.close(0 if error is None else 1)
+        with self._claim:
+            if isinstance(error, KeyboardInterrupt) and not self.recorder.reached:
+                self.recorder.off = True  # who stops a run does not wait until a new store has its tables
+            if self._begun and not self._joined:
+                self.recorder.note("the end of the run", lambda: self._end(self.run_id, _status(error)))
+            self.recorder.close()
+            if self._mirror is not None:
+                self._mirror.close(0 if error is None else 1)
 
     @property
     def client(self) -> MlflowClient:
@@ -107,6 +110,7 @@ class Tracker:
         settings = self.recipe.model_dump(mode="json")
         self._mirror = mirror.switch_on(self.name, self.group, settings, self.recorder.say)
         self._begun = True
+        self._claim.enter_context(claimed(self.store, (), {"recipe": self.recipe.name, **self.tags}))
         from tasks import prompts
 
         self.recorder.note("the run and its parameters", self._open)

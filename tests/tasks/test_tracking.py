@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from flows import status
 from pipelines import frames, provenance
 from pipelines.config import Benchmark, Recipe
+from pipelines.housekeeping import claimed
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
 from pipelines.types import Database, Example
-from tasks import connection, questions, registry, traces, tracking
+from tasks import connection, promotion, questions, registry, traces, tracking
 from tasks.facts import flatten
-from tasks.recording import said
+from tasks.recording import Recorder, said
 from tasks.step import run_step
 from tasks.tracking import Tracker
 
@@ -71,6 +73,32 @@ def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe,
     assert parent.data.metrics["evaluate_sft/ex"] == 0.75
     assert {file.path for file in tracker.client.list_artifacts(tracker.run_id)} == {"recipe.yaml", "report.html"}
     assert set(children(tracker)) == {"filter", "sft", "evaluate_sft", "report"}
+
+
+def test_status_shows_a_run_that_waits_for_mlflow(
+    recipe: Recipe, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def look(*_: object) -> None:
+        seen.append(status.render(status.gather(store)))
+
+    monkeypatch.setattr(Recorder, "note", lambda *_: None)
+    monkeypatch.setattr(Recorder, "close", look)
+    monkeypatch.setattr(promotion, "connect", look)
+    with Tracker(recipe, store, pytest.fail) as tracker:
+        tracker.begin()
+        with claimed(store, [("sft", "k1")], {"recipe": recipe.name}):
+            look()
+    promotion.announce(recipe.name, store, lambda line: None)
+    look()
+    waits = f"runs: {recipe.name}: between two stages, or waits for MLflow"
+    assert [text.splitlines()[2].partition(", for")[0] for text in seen] == [
+        f"runs: {recipe.name}: sft, 0 of 1 stages done",
+        waits,
+        waits,
+        "nothing runs",
+    ]
 
 
 def test_each_benchmark_has_its_own_metrics_report_and_tags(toy: ModuleType, recipe: Recipe, store: Store) -> None:
