@@ -40,7 +40,7 @@ def describe(schema: Schema, database: Database) -> Schema:
             for column in table.columns
         )
         tables.append(dataclasses.replace(table, columns=columns, description=words.get((name, ""), "")))
-    return Schema(tuple(tables))
+    return dataclasses.replace(schema, tables=tuple(tables))
 
 
 def beside(location: Path) -> Words:

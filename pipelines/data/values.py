@@ -139,7 +139,7 @@ def show(example: Example, schema: Schema) -> Schema:
         by_column.setdefault((str(table), str(column)), []).append(str(value))
     if not by_column:
         return schema
-    return Schema(tuple(_with_values(table, by_column) for table in schema.tables))
+    return dataclasses.replace(schema, tables=tuple(_with_values(table, by_column) for table in schema.tables))
 
 
 def _with_values(table: Table, by_column: Mapping[Place, Iterable[str]]) -> Table:

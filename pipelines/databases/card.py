@@ -115,7 +115,8 @@ class Card(Section):
                 )
                 for name, columns in tables.items()
                 if columns
-            )
+            ),
+            self.engine,
         )
 
     def also_hiding(self, hidden: Told) -> Card:

@@ -71,7 +71,6 @@ def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
     import dataclasses
 
     from pipelines.sql.dialects.base import quoted
-    from pipelines.sql.schema import Schema
 
     def probe(table: Table, *columns: str) -> tuple[Database, str]:
         return database, f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table.name)} LIMIT 0"
@@ -89,7 +88,7 @@ def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
             table = dataclasses.replace(table, columns=columns, foreign_keys=keys)
         if table.columns:
             tables.append(table)
-    return Schema(tuple(tables))
+    return dataclasses.replace(schema, tables=tuple(tables))
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> Named:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
 from pipelines.sql.dialects.base import quoted
-from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, Query
+from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query
 from pipelines.sql.dialects.values import plain
 from pipelines.sql.sandbox.requests import locate
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
-from pipelines.types import Database, Scalar
+from pipelines.types import Database, EngineName, Scalar
 
 VIEW_SECONDS = 60.0  # for one statement of a view, and in engines that count no work for all views of a database
 _HIDDEN = 1  # a column of a virtual table that `*` does not show
@@ -56,7 +56,11 @@ def introspect(database: Database, values: int = 0) -> Schema:
     where = "" if dialect.is_server() else f" at {database.location}"  # an address may hold a password
     try:
         with dialect.catalog(locate(database), VIEW_SECONDS) as opened:
-            return _of_sqlite(opened, values) if dialect.sqlglot == "sqlite" else _of_others(dialect, opened, values)
+            return (
+                _of_sqlite(opened, values)
+                if dialect.sqlglot == "sqlite"
+                else _of_others(database.engine, opened, values)
+            )
     except FileNotFoundError:
         raise DataError(f"the database {database.id}{where} cannot be read: there is no such file") from None
     except Exception as error:  # each driver has an error tree of its own
@@ -91,8 +95,8 @@ def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
     return tuple(keys)
 
 
-def _of_others(dialect: type[Dialect], opened: Catalog, values: int) -> Schema:
-    query = opened.query
+def _of_others(engine: EngineName, opened: Catalog, values: int) -> Schema:
+    query, dialect = opened.query, DIALECTS[engine]
     keys = list(query(dialect.keys_query))
     primary = {(row[0], name) for row in keys if row[1] == "PRIMARY KEY" for name in row[2]}
     foreign: dict[str, list[ForeignKey]] = {}
@@ -108,7 +112,7 @@ def _of_others(dialect: type[Dialect], opened: Catalog, values: int) -> Schema:
     for name, columns_of_table in by_table.items():
         columns = _with_values(opened, name, name in views, columns_of_table, values)
         tables.append(Table(name, columns, tuple(foreign.get(name, ()))))
-    return Schema(tuple(tables))
+    return Schema(tuple(tables), engine)
 
 
 def _with_values(opened: Catalog, table: str, view: bool, columns: Sequence[_Told], count: int) -> tuple[Column, ...]:

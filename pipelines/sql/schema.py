@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipelines.sql.dialects.base import quoted
-from pipelines.types import Scalar, SchemaItems, text_of
+from pipelines.registry import DIALECTS
+from pipelines.types import EngineName, Scalar, SchemaItems, text_of
 
 Style = Literal["ddl", "compact", "names"]
 VALUE_CHARS = 40
@@ -51,9 +52,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of a database, in its own order."""
+    """The tables of a database, in its own order; its engine decides which names need quotes."""
 
     tables: tuple[Table, ...]
+    engine: EngineName = "sqlite"
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:
@@ -65,11 +67,17 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
         keep: leave out tables and columns that are not among these; keys stay with the columns that they join.
     """
     tables = [kept for table in schema.tables if (kept := _kept(table, keep)) is not None]
+    name = written(schema.engine)
     if style == "names":
-        return " , ".join(_named(table.name) for table in tables)
+        return " , ".join(name(table.name) for table in tables)
     if style == "compact":
-        return _compact(tables)
-    return "\n".join(_ddl(table) for table in tables)
+        return _compact(tables, name)
+    return "\n".join(_ddl(table, name) for table in tables)
+
+
+def written(engine: EngineName) -> Callable[[str], str]:
+    """A function that writes a name on one line as a statement of the engine does."""
+    return lambda name: DIALECTS[engine].identifier(_named(name))
 
 
 def _kept(table: Table, keep: SchemaItems | None) -> Table | None:
@@ -82,50 +90,45 @@ def _kept(table: Table, keep: SchemaItems | None) -> Table | None:
     keys = tuple(
         key for key in table.foreign_keys if key.column.lower() in wanted and key.to_table.lower() in keep.tables
     )
-    return Table(table.name, columns, keys, table.description)
+    return replace(table, columns=columns, foreign_keys=keys)
 
 
-def _compact(tables: list[Table]) -> str:
+def _compact(tables: list[Table], name: Callable[[str], str]) -> str:
     parts = []
     for table in tables:
-        names = [" ".join([_named(column.name), *_shown_values(column)]) for column in table.columns]
-        parts.append(f"{_named(table.name)} : {' , '.join(names)}")
+        shown = [
+            f"{name(column.name)} ( {' , '.join(map(_short, column.values))} )" if column.values else name(column.name)
+            for column in table.columns
+        ]
+        parts.append(f"{name(table.name)} : {' , '.join(shown)}")
     for table in tables:
         for key in table.foreign_keys:
-            joined = map(_named, (table.name, key.column, key.to_table, key.to_column))
+            joined = map(name, (table.name, key.column, key.to_table, key.to_column))
             parts.append("{} . {} = {} . {}".format(*joined))
     return " ; ".join(parts)
 
 
-def _shown_values(column: Column) -> list[str]:
-    return [f"( {' , '.join(_short(value) for value in column.values)} )"] if column.values else []
-
-
-def _ddl(table: Table) -> str:
-    lines = [_ddl_column(table, column) for column in table.columns]
+def _ddl(table: Table, name: Callable[[str], str]) -> str:
+    lines = [_ddl_column(table, column, name) for column in table.columns]
     primary = [column.name for column in table.columns if column.primary_key]
     if len(primary) > 1:
-        lines.append((f"PRIMARY KEY ({', '.join(map(_bare, primary))})", ""))
+        lines.append((f"PRIMARY KEY ({', '.join(map(name, primary))})", ""))
     for key in table.foreign_keys:
-        target = f"{_bare(key.to_table)}({_bare(key.to_column)})"
-        lines.append((f"FOREIGN KEY ({_bare(key.column)}) REFERENCES {target}", ""))
+        target = f"{name(key.to_table)}({name(key.to_column)})"
+        lines.append((f"FOREIGN KEY ({name(key.column)}) REFERENCES {target}", ""))
     last = len(lines) - 1
     body = [f"    {text}{'' if n == last else ','}{note}" for n, (text, note) in enumerate(lines)]
-    return "\n".join([f"CREATE TABLE {_bare(table.name)} ({_note(table.description)}", *body, ");"])
+    return "\n".join([f"CREATE TABLE {name(table.name)} ({_note(table.description)}", *body, ");"])
 
 
 def _named(text: str) -> str:
     """A name or a declared type on one line: a database's file can hold any text there."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def _ddl_column(table: Table, column: Column) -> tuple[str, str]:
+def _ddl_column(table: Table, column: Column, name: Callable[[str], str]) -> tuple[str, str]:
     alone = column.primary_key and sum(other.primary_key for other in table.columns) == 1
-    text = " ".join(filter(None, [_bare(column.name), _named(column.type), "PRIMARY KEY" if alone else ""]))
+    text = " ".join(filter(None, [name(column.name), _named(column.type), "PRIMARY KEY" if alone else ""]))
     return text, _note(column.description, f"e.g. {', '.join(map(_short, column.values))}" if column.values else "")
 
 
@@ -133,12 +136,6 @@ def _note(*parts: str) -> str:
     """A comment at a line's end; "" where there is nothing to say."""
     remarks = "; ".join(_named(part) for part in parts if part)
     return f" -- {remarks}" if remarks else ""
-
-
-def _bare(name: str) -> str:
-    """A name, quoted only when it must be."""
-    name = _named(name)
-    return name if name.replace("_", "a").isalnum() and not name[0].isdigit() else quoted(name)
 
 
 def _short(value: Scalar) -> str:

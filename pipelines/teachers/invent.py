@@ -20,7 +20,7 @@ from pipelines.endpoints.asking import Asker
 from pipelines.errors import DataError
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, written
 from pipelines.teachers import prompts
 from pipelines.types import HARDNESS_LEVELS, Database, Example, ExecutionResult, Hardness
 
@@ -189,7 +189,7 @@ class Inventor:
         """Level, style and case of a try: the tables to start from are drawn, so that tries differ."""
         rng = random.Random(f"{self.seed}/{number}")
         names = sorted(table.name for table in self.schema.tables)
-        start = ", ".join(rng.sample(names, min(len(names), rng.randint(1, 3))))
+        start = ", ".join(map(written(self.database.engine), rng.sample(names, min(len(names), rng.randint(1, 3)))))
         level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
         about = self._about("", **{"Start from": start, "Draft": f"number {number}: unlike the obvious one"})
         return level, rng.choice(sorted(STYLES)), about

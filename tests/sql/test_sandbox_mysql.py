@@ -101,7 +101,7 @@ SELECT 1 /*M! , sleep(5) */
 SELECT 1--sleep(5)
 SELECT 1 # ' , sleep(5)
 SELECT * FROM `mysql`.`user`
-SELECT 1 AS `a``, sleep(5) -- `
+SELECT 1 AS `a```, sleep(5) -- `
 SELECT 'a\' || sleep(5) -- '
 SELECT 1; SELECT 2
 SELECT 1; DROP TABLE purchase

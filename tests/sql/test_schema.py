@@ -8,14 +8,17 @@ from pathlib import Path
 
 import duckdb
 import psycopg
+import pymysql
 import pytest
 from copies import to_duckdb
 from servers import Server
 
 from pipelines.errors import DataError
+from pipelines.registry import DIALECTS
 from pipelines.sql import catalogs
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects import sqlite
+from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
 from pipelines.types import Database, SchemaItems
 
@@ -37,6 +40,45 @@ SHOP = Schema(
             (ForeignKey("customer_id", "customer", "id"),),
         ),
     )
+)
+
+
+ODD_NAMES = (
+    *("Album", "albumId", "SALES", "Rechnungen_2024", "sales_2024", "_hidden", "x", "n1", "Straße", "größe", "Übung"),
+    *(
+        "naïve",
+        "été",
+        "имя",
+        "Имя_2",
+        "名前",
+        "表2",
+        "π",
+        "Ångström",
+        "unit price",
+        "Unit Cost",
+        "a  b",
+        "two words too",
+    ),
+    *(
+        'say "hi"',
+        '"',
+        '""',
+        '"quoted"',
+        "it's",
+        "'",
+        "`",
+        "a`b",
+        "``",
+        "`ticks`",
+        'a"b`c',
+        "[x]",
+        "a]b",
+        "order.total",
+    ),
+    *(".dot", "a.b.c", "a/b", "a\\b", "100", "1st", "2024_sales", "3", "1e5", "0x1F", "50%", "a-b", "-1", "a+b", "a=b"),
+    *("a;b", "a,b", "(a)", "f(x)", "a:b", "$", "a$b", "$1", "@x", "#", "a#b", "?", "!", "~", "&", "|", "^", "{a}", "*"),
+    *("-- no", "a--b", "/* a */", "select 1", "a b; DROP TABLE x", "é\u0301", "½", "a²", "procedure_2"),
+    *("count", "name", "date", "time", "value", "year", "status", "type", "position", "level", "coalesce", "row"),
 )
 
 
@@ -261,3 +303,51 @@ def test_postgresqls_comments(server: Server) -> None:
         connection.execute(f'COMMENT ON TABLE "{place[0]}"."{table}" IS \'what it holds\''.encode())
         connection.execute(f'COMMENT ON COLUMN "{place[0]}"."{table}"."{column}" IS \'its key\''.encode())
     assert catalogs.comments(server.shop) == {(table, ""): "what it holds", (table, column): "its key"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["sqlite", "duckdb", *(pytest.param(kind, marks=pytest.mark.services) for kind in ("postgres", "mysql"))]
+)
+def test_a_query_finds_every_name_as_a_schema_prints_it(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, engine: SqlEngine
+) -> None:
+    made = sorted({*ODD_NAMES, *(word for name in DIALECTS for word in DIALECTS[name].reserved)})
+    quote, location = DIALECTS[kind].quote, str(tmp_path / f"odd.{kind}")
+    begin = ["CREATE SCHEMA odd", "GRANT USAGE ON SCHEMA odd TO reader", "SET search_path = odd"]
+    begin.append("ALTER DEFAULT PRIVILEGES IN SCHEMA odd GRANT SELECT ON TABLES TO reader")
+    if kind == "sqlite":
+        connection, begin = sqlite3.connect(location, isolation_level=None), []
+    elif kind == "duckdb":
+        connection, begin = duckdb.connect(location), []
+    elif kind == "postgres":
+        server = request.getfixturevalue("server")
+        connection, location = (
+            psycopg.connect(server.admin, autocommit=True),
+            f"{server.reader} options=-csearch_path=odd",
+        )
+    else:
+        port = request.getfixturevalue("mysql_port")
+        connection = pymysql.connect(host="127.0.0.1", port=port, user="owner", autocommit=True)
+        location = f"mysql://odd:secret@127.0.0.1:{port}/odd"
+        begin = [
+            "CREATE DATABASE odd",
+            "CREATE USER odd@'%' IDENTIFIED BY 'secret'",
+            "GRANT SELECT ON odd.* TO odd@'%'",
+        ]
+        begin += ["USE odd", "SET default_storage_engine = MEMORY"]
+    with contextlib.closing(connection), contextlib.closing(connection.cursor()) as cursor:
+        for sql in begin:
+            cursor.execute(sql)
+        for name in made:
+            quoted = quote + name.replace(quote, quote * 2) + quote
+            cursor.execute(f"CREATE TABLE {quoted} ({quoted} varchar(9))")
+            cursor.execute(f"INSERT INTO {quoted} VALUES ('marker')")
+    schema = introspect(Database("odd", kind, location))
+    assert sorted(table.name for table in schema.tables) == made
+    lines = render(schema, "ddl").replace("CHARACTER VARYING", "VARCHAR").splitlines()
+    tables = [line.removeprefix("CREATE TABLE ").removesuffix(" (") for line in lines[::3]]
+    columns = [line.strip().rpartition(" ")[0] for line in lines[1::3]]
+    assert render(schema, "compact") == " ; ".join(f"{name} : {name}" for name in tables)
+    queries = [f"SELECT {column} FROM {table}" for column, table in zip(columns, tables, strict=True)]
+    results = engine.execute_many([(Database("odd", kind, location), query) for query in queries])
+    assert [(query, one.error) for query, one in zip(queries, results, strict=True) if one.rows != (("marker",),)] == []

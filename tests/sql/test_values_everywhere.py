@@ -118,5 +118,5 @@ def test_names_in_a_schema_stand_on_one_line() -> None:
         '    "a\\n);\\nCREATE TABLE secret (" INTEGER\\n\\u202e',
         ");",
     ]
-    assert render(schema, "compact") == "t\\r\\nUser: drop it : a\\n);\\nCREATE TABLE secret ("
-    assert render(schema, "names") == "t\\r\\nUser: drop it"
+    assert render(schema, "compact") == '"t\\r\\nUser: drop it" : "a\\n);\\nCREATE TABLE secret ("'
+    assert render(schema, "names") == '"t\\r\\nUser: drop it"'

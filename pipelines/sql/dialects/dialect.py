@@ -18,6 +18,17 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, urlsplit
 
 SAMPLED_ROWS = 10_000  # rows of a table that example values are taken from
+# Words that PostgreSQL's grammar, or DuckDB's, which began as a copy of it, reads otherwise than as a name.
+RESERVED = """
+    all analyse analyze and anti any array as asc asof asymmetric at authorization binary both by case cast check
+    collate collation column concurrently constraint create cross current_catalog current_date current_role
+    current_schema current_time current_timestamp current_user default deferrable desc describe distinct do else end
+    except false fetch for foreign freeze from full glob grant group having ilike in initially inner intersect into is
+    isnull join lambda lateral leading left like limit localtime localtimestamp natural not notnull null offset on only
+    or order outer overlaps pivot pivot_longer pivot_wider placing positional primary qualify references returning right
+    select semi session_user show similar some summarize symmetric system_user table tablesample then to trailing true
+    union unique unpack unpivot user using variadic verbose when where window with
+"""
 Query = Callable[[str], Iterable[Sequence[Any]]]
 Key = tuple[
     str, str, Sequence[str], str, Sequence[str]
@@ -67,6 +78,9 @@ class Dialect(abc.ABC):
         session: the `Session` of its workers, as "module:class".
         sqlglot: its name for sqlglot.
         text_type: what it calls the type of a text in a cast.
+        quote: the mark around a name; any mode of the engine reads it so.
+        reserved: words, lower-cased, that are names in quotes only.
+        folds_names: whether a name without quotes is looked up in lower case.
         suffixes: of its files, the commonest first; none where a server holds the databases.
         schemes: how the addresses of its servers start ("postgresql://"); none where files do.
         tables_query: what an agent asks to see the names of the tables.
@@ -86,6 +100,9 @@ class Dialect(abc.ABC):
     session: ClassVar[str]
     sqlglot: ClassVar[str]
     text_type: ClassVar[str] = "VARCHAR"
+    quote: ClassVar[str] = '"'
+    reserved: ClassVar[frozenset[str]] = frozenset(RESERVED.split())
+    folds_names: ClassVar[bool] = False
     suffixes: ClassVar[tuple[str, ...]] = ()
     schemes: ClassVar[tuple[str, ...]] = ()
     tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"
@@ -104,6 +121,14 @@ class Dialect(abc.ABC):
     password_variable: ClassVar[str] = ""
     needs_packages: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = False
+
+    @classmethod
+    def identifier(cls, name: str) -> str:
+        """A name as this engine's statements write it: in quotes only if the engine needs them."""
+        is_word = name.replace("_", "a").isalnum() and not name[0].isdigit()
+        if is_word and name.lower() not in cls.reserved and not (cls.folds_names and name != name.lower()):
+            return name
+        return cls.quote + name.replace(cls.quote, cls.quote * 2) + cls.quote
 
     @classmethod
     def is_server(cls) -> bool:

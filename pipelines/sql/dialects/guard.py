@@ -195,7 +195,8 @@ def lexed(sql: str) -> tuple[list[tuple[str, str]], str]:
         if kind in ("text", "name") and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
             return tokens, sql[at - 1 :]
         if kind not in ("space", "comment"):
-            tokens.append((kind, match[0].strip('"').lower() if kind == "name" else match[0].lower()))
+            text = match[0][1:-1].replace('""', '"') if kind == "name" else match[0]
+            tokens.append((kind, text.lower()))
         at = match.end()
     return tokens, ""
 

@@ -30,8 +30,9 @@ from pipelines.sql.dialects.base import (
     Session,
     failure,
     fetch,
+    quoted,
 )
-from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role, left
+from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role, left
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
 from pipelines.sql.dialects.hiding import Hidden, Named
 from pipelines.sql.dialects.values import plain_rows
@@ -56,9 +57,26 @@ _NUMBERS = {
     2006: (UNAVAILABLE, "connection"), 2013: (UNAVAILABLE, "connection"), 2014: (UNAVAILABLE, "connection"),
 }  # fmt: skip
 _TIMEOUTS = (1969, 3024, 1317)
+_RESERVED = """
+    accessible add alter asensitive before between bigint blob call cascade change char character condition continue
+    convert cube cume_dist cursor database databases day_hour day_microsecond day_minute day_second dec decimal declare
+    delayed delete dense_rank deterministic distinctrow div double drop dual each elseif empty enclosed escaped exists
+    exit explain first_value float float4 float8 force fulltext function generated get grouping groups high_priority
+    hour_microsecond hour_minute hour_second if ignore index infile inout insensitive insert int int1 int2 int3 int4
+    int8 integer interval io_after_gtids io_before_gtids iterate json_table key keys kill lag last_value lead leave
+    library linear lines load lock long longblob longtext loop low_priority manual master_bind
+    master_ssl_verify_server_cert match maxvalue mediumblob mediumint mediumtext middleint minute_microsecond
+    minute_second mod modifies no_write_to_binlog nth_value ntile numeric of optimize optimizer_costs option optionally
+    out outfile over parallel partition percent_rank precision procedure purge range rank read read_write reads real
+    recursive regexp release rename repeat replace require resignal restrict return revoke rlike row row_number rows
+    schema schemas second_microsecond sensitive separator set signal smallint spatial specific sql sql_big_result
+    sql_calc_found_rows sql_small_result sqlexception sqlstate sqlwarning ssl starting stored straight_join system
+    terminated tinyblob tinyint tinytext trigger undo unlock unsigned update usage use utc_date utc_time utc_timestamp
+    values varbinary varchar varcharacter varying virtual while write xor year_month zerofill
+"""
 # What a plain reader holds: nothing on the server, SELECT on databases and tables that are named.
 _GRANT = re.compile(r"GRANT (USAGE ON \*\.\*|(SELECT|SELECT \([^)]*\))(, SHOW VIEW)? ON [`'\"])", re.IGNORECASE)
-_BACKTICKED = re.compile(r'`[^`"\r\n]+`(?!`)')  # other names stay, and the lexer does not know them
+_BACKTICKED = re.compile(r"`(?:[^`\r\n]|``)+`")
 # What this engine reads otherwise than the lexer of `guard` does: comments that run, comments that are none.
 _RUNNING_COMMENTS = ("/*!", "/*M", "/*m", "/*+")
 _SCHEMAS = frozenset(("mysql", "performance_schema", "sys"))
@@ -89,6 +107,8 @@ class Mysql(Dialect):
     session = "pipelines.sql.dialects.mysql:MysqlSession"
     sqlglot = "mysql"
     text_type = "CHAR"
+    quote = "`"  # a user's own client reads "name" as a text
+    reserved = frozenset((RESERVED + _RESERVED).split())
     schemes = ("mysql://", "mariadb://")
     password_variable = "MYSQL_PWD"
     tables_query = "SELECT table_name FROM information_schema.tables WHERE table_schema = database()"
@@ -172,7 +192,8 @@ def _in_double_quotes(sql: str) -> str:
     while at < len(sql):
         match = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
         text = match[0] if match else sql[at]
-        parts.append(f'"{text[1:-1]}"' if text[0] == "`" and len(text) > 1 else text)
+        is_name = text[0] == "`" and len(text) > 1
+        parts.append(quoted(text[1:-1].replace("``", "`")) if is_name else text)
         at += len(text)
     return "".join(parts)
 
@@ -187,9 +208,13 @@ def _read_otherwise(sql: str) -> Raw | None:
             return failure(REFUSED, "not_authorized", "a name that begins with a digit stands in backticks")
         if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
             return failure(REFUSED, "not_authorized", "a comment starts with two dashes and a space")
-    words = [word for _, word in lexed(sql)[0]]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in ("#", "@", "into", "lock", "procedure") or (word == "for" and following in ("update", "share")):
+    tokens = lexed(sql)[0]
+    words = [word for _, word in tokens]
+    for (kind, word), following in zip(tokens, [*words[1:], ""], strict=True):
+        is_part = word in ("#", "@", "into", "lock", "procedure") or (
+            word == "for" and following in ("update", "share")
+        )
+        if is_part and kind != "name":
             return failure(REFUSED, "not_authorized", f"this part of SQL is not allowed here: {word}")
         if word in _SCHEMAS and following == ".":
             return failure(REFUSED, "not_authorized", f"not authorized to use {word}")
@@ -226,7 +251,7 @@ def _view(query: str) -> Named | None:
     before each function that is not its own. None where it does not show the query, where the query calls such a
     function, or where we cannot read it to its end.
     """
-    text = _ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query).replace("`", '"')
+    text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
     tokens, rest = lexed(text)
     calls = any(kind == "name" and after == "(" for (kind, _), (_, after) in itertools.pairwise(tokens))
     return _named(text) if tokens and not rest and not calls else None

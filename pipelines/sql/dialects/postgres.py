@@ -111,6 +111,7 @@ class Postgres(Dialect):
     title = "PostgreSQL"
     session = "pipelines.sql.dialects.postgres:PostgresSession"
     sqlglot = "postgres"
+    folds_names = True
     schemes = ("postgresql://", "postgres://")
     schema_query = "SELECT current_schema()"
     password_variable = "PGPASSWORD"

@@ -57,6 +57,12 @@ HOLD = "SELECT rootpage FROM sqlite_master UNION ALL SELECT 0 UNION ALL SELECT 0
 PROGRESS_OPS = 5_000  # virtual machine steps between two looks at the clock: well under a millisecond
 TICK_WORK = PROGRESS_OPS // 1000
 
+_RESERVED = """
+    add all alter and as autoincrement between case cast check collate commit constraint create current_date
+    current_time current_timestamp default deferrable delete distinct drop else escape except exists foreign from group
+    having in index insert intersect into is isnull join limit not nothing notnull null on or order primary raise
+    references returning select set table then to transaction union unique update using values when where
+"""
 # What SQLite's authorizer is not asked about: columns that a join names by USING, or by having the same name.
 _UNASKED = re.compile(
     r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural)\b""",
@@ -97,6 +103,7 @@ class Sqlite(Dialect):
     title = "SQLite"
     session = "pipelines.sql.dialects.sqlite:SqliteSession"
     sqlglot = "sqlite"
+    reserved = frozenset(_RESERVED.split())
     suffixes = (".sqlite", ".sqlite3", ".db")
     magic = (0, b"SQLite format 3\0")
     tables_query = "SELECT name FROM sqlite_master WHERE type = 'table'"
