@@ -14,9 +14,6 @@ from pipelines.export.lineage import trace
 from pipelines.serving.models import CHAMPION, champion_of
 from pipelines.store import Store
 
-GGUF = "gguf"
-KINDS = (*get_args(folder.Kind), GGUF)
-
 
 def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequence[str], store: Store) -> None:
     """Write an export, and upload it where a name is given.
@@ -29,15 +26,9 @@ def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequenc
         UserError: there is no such model or kind, `out` is taken, or the hub refuses.
         EndpointError: the hub does not answer.
     """
-    if kind == GGUF:
-        raise UserError(
-            "GGUF is not written: no maintained package converts all models that are trained here",
-            "Use --to ollama (`ollama create NAME -q q4_K_M` quantizes), or convert_hf_to_gguf.py of llama.cpp on a "
-            "hub-folder.",
-        )
     chosen: folder.Kind | None = next((known_kind for known_kind in get_args(folder.Kind) if known_kind == kind), None)
     if chosen is None:
-        raise UserError(f"there is no export {kind!r}", f"There are: {', '.join(KINDS)}.")
+        raise UserError(f"there is no export {kind!r}", f"There are: {', '.join(get_args(folder.Kind))}.")
     token = None if name is None else hub.require_token()  # before a folder is written
     lineage = trace(checkpoint(what, overrides, store))
     notes = folder.write(lineage, chosen, out)

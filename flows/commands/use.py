@@ -112,7 +112,7 @@ def export(
     model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
     overrides: Overrides = None,
-    to: Annotated[str, typer.Option(help="hub-folder, hub-adapter (LoRA alone), ollama or gguf.")] = "hub-folder",
+    to: Annotated[str, typer.Option(help="hub-folder, hub-adapter (LoRA alone) or ollama.")] = "hub-folder",
     push: Annotated[str | None, typer.Option(help="Also upload it to the hub as OWNER/NAME, private.")] = None,
 ) -> None:
     """Write a trained model as others take it, with a filled card: weights, tokenizer, prompt, protocol, figures.

@@ -190,9 +190,17 @@ def test_it_is_accessible_in_its_structure(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280, 2000])
-def test_no_width_makes_the_page_scroll_sideways(browser: Browser, page: Path, width: int) -> None:
+def test_no_width_makes_the_page_scroll_sideways_and_what_is_cut_has_a_shadow(
+    browser: Browser, page: Path, width: int
+) -> None:
     browser.open(page, width=width)
     assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
+    cut = "(e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX === 'auto'"
+    bare = "(e) => !getComputedStyle(e).backgroundImage.includes('gradient')"
+    found = browser.ask(
+        f"[...document.querySelectorAll('body *')].filter({cut}).filter({bare}).map((e) => e.outerHTML)"
+    )
+    assert found == []
 
 
 def test_a_link_opens_its_trajectory(browser: Browser, page: Path) -> None:

@@ -246,8 +246,7 @@ def test_every_protocol_has_words_for_its_card(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("what", "kind", "kinds", "said"),
     [
-        ("grpo/grpo1", "gguf", UserError, "GGUF is not written"),
-        ("grpo/grpo1", "onnx", UserError, "there is no export 'onnx'"),
+        ("grpo/grpo1", "gguf", UserError, "there is no export 'gguf'. There are: hub-folder, hub-adapter, ollama"),
         ("nothing", "ollama", DataError, "there is no model 'nothing'"),
         ("miniature", "ollama", DataError, "has no trained model"),
         ("champion:miniature", "ollama", DataError, "champion"),

@@ -84,6 +84,8 @@ def test_questions_are_looked_through_by_keyboard_and_a_closed_page_loses_nothin
 def test_it_fits_a_phone_in_dark_and_light_and_shows_text_as_text(running: Running, page: Page) -> None:
     page.open(f"{running.url}/#{running.site.token}")
     page.wait_for("0 of 4")
+    page.evaluate("document.getElementById('question').value = 'How many items of each kind are there ? '.repeat(5)")
+    assert page.evaluate("(e => e.scrollHeight <= e.clientHeight)(document.getElementById('question'))")
     page.evaluate("document.getElementById('sql').value = 'SELECT name FROM item'")
     page.evaluate("document.getElementById('run').click()")
     page.wait_for("<img src=x onerror=alert(1)>")

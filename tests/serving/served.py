@@ -31,7 +31,11 @@ from pipelines.serving.models import script
 
 ENDLESS = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT COUNT(*) FROM t"
 COUNT = "SELECT city, count(*) AS n FROM person GROUP BY city ORDER BY city"
+WIDE = "SELECT 175953614 AS amount, 'Oslo University Hospital' AS " + ", 'x y' AS ".join(
+    f"column_{n}" for n in range(12)
+)
 LINES = {
+    "What is wide ?": [f"<reasoning>Many columns.</reasoning>\n<solution>{WIDE}</solution>"],
     "How many people by city ?": [
         "<reasoning>Which cities are there ?</reasoning>\n<sql>SELECT DISTINCT city FROM person</sql>",
         f"<reasoning>Now count.</reasoning>\n<solution>{COUNT}</solution>",

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("httpx", reason="no HTTP client")
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
-from served import Site, site
+from served import WIDE, Site, site
 
 from tests.services.browser import CHROMIUM, Page, browser
 
@@ -59,6 +59,25 @@ def test_a_question_is_answered_live_and_judged(running: Site, page: Page) -> No
     page.wait_for("1 of your questions deleted")
     assert (running.folder / "feedback" / "inbox" / "serve.jsonl").read_text() == ""
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_cells_of_a_wide_table_stay_whole_and_a_correction_begins_with_the_answer(running: Site, page: Page) -> None:
+    page.open(running.url)
+    page.wait_for("answered by script")
+    page.evaluate("document.getElementById('question').focus()")
+    type_and_enter(page, "What is wide ?")
+    page.wait_for("Download CSV")
+    for width in (1280, 390):
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 1280
+        )
+        assert page.evaluate("[...document.querySelectorAll('td, th')].every(e => e.offsetHeight < 36)")  # of one line
+        assert page.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('.scroll'))")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.click("Wrong")
+    assert page.evaluate("document.querySelector('article form textarea').value") == WIDE
+    page.click("Send")
+    page.wait_for("this is the SQL that was wrong: change it first")
 
 
 def test_text_of_the_database_and_of_the_model_is_text(running: Site, page: Page) -> None:
