@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -38,7 +39,8 @@ class Benchmark(Source):
 
     Attributes:
         name: what stages, tables and metrics call it; where none is given, of its kind, its variant and its split.
-        equality: the headline's; null for `execution.equality`, by which training decides.
+        equality: the headline's; null for the one that the benchmark is published with (`EQUALITY` beside its reader:
+            BIRD's compares sets of rows), and where it has none for `execution.equality`, by which training decides.
         equalities: evaluated beside it; null for `evaluation.equalities`.
     """
 
@@ -50,12 +52,17 @@ class Benchmark(Source):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("name"):
+        if not isinstance(values, dict):
             return values
-        options = values.get("options")
+        kind, options = values.get("kind"), values.get("options")
         variant = options.get("variant") if isinstance(options, dict) else None
-        parts = [values.get("kind", "miniature"), variant, values.get("split", "test")]
-        return {**values, "name": re.sub(r"[^\w-]", "_", "_".join(str(part) for part in parts if part))}
+        name = "_".join(str(part) for part in (kind or "miniature", variant, values.get("split", "test")) if part)
+        module = sys.modules[READERS.entry(kind).module] if isinstance(kind, str) and kind in READERS else None
+        return {
+            **values,
+            "name": values.get("name") or re.sub(r"[^\w-]", "_", name),
+            "equality": values.get("equality") or getattr(module, "EQUALITY", None),
+        }
 
 
 class Data(Section):

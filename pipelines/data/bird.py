@@ -24,6 +24,7 @@ from pipelines.registry import reader
 from pipelines.sql.dialects.dialect import has_password, of_address
 from pipelines.types import Database, Example
 
+EQUALITY = "bird"  # of the figures, where a recipe names none
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
 DESCRIPTION_CHARS = 200  # of one column; a few of BIRD's run over a page
 

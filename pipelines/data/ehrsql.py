@@ -21,6 +21,7 @@ from pipelines.registry import reader
 from pipelines.sql.ehrsql import is_unanswerable, repaired
 from pipelines.types import Database, Example
 
+EQUALITY = "ehrsql"  # of the figures, where a recipe names none
 HINT = "EHRSQL's layout is dataset/ehrsql/<mimic_iii or eicu>/valid.json and its .sqlite file beside it"
 FILES = {"train": "train.json", "dev": "valid.json", "test": "test.json"}
 

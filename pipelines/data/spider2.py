@@ -27,6 +27,7 @@ from pipelines.fields import BadRow, text_field
 from pipelines.registry import reader
 from pipelines.types import Database, Example, read_lines
 
+EQUALITY = "spider2"  # of the figures, where a recipe names none
 HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in the repository's folder spider2-lite"
 LOCAL = "local"
 QUESTIONS = "spider2-lite.jsonl"
