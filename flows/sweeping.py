@@ -43,22 +43,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
-
-    Attributes:
-        values: its value on each axis.
-        recipe: what they make.
-        source: the recipe's name, and `overrides` what is laid over it.
-        after: the stage whose evaluation it shows: model, sft or grpo; "" for the last that the recipe has.
-        asked: overrides by which that checkpoint is evaluated in another way than it was trained; () for its own way.
-    """
+    """One cell: its value on each axis, and the recipe that they make."""
 
     values: Mapping[str, str]
     recipe: Recipe
-    source: str
-    overrides: tuple[str, ...]
-    after: str = ""
-    asked: tuple[str, ...] = ()
+    source: str  # the recipe's name
+    overrides: tuple[str, ...]  # laid over it
+    after: str = ""  # the stage whose evaluation is shown: model, sft or grpo; "" for the last that the recipe has
+    asked: tuple[str, ...] = ()  # overrides by which that checkpoint is evaluated in another way than it was trained
 
     @property
     def name(self) -> str:
@@ -201,7 +193,9 @@ def gather(planned: Sequence[Cell], store: Store, wait: Make, say: Say) -> list[
 
 def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
     try:
-        before = _work(graph.plan(cell.recipe, store), store)
+        # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves.
+        steps = graph.plan(cell.recipe, store)
+        before = {(step.kind, step.key): _touched(step.kind, step.key, store) for step in steps}
     except SqltrainError as error:
         return Filled(cell.values, error=str(error))
     reasons = [failed[stage] for stage in before if stage in failed]
@@ -217,11 +211,12 @@ def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], 
 def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
     try:
         make(cell)
+        asked = _asked_again(cell, store) if cell.asked else cell
         if cell.asked:
-            again = _asked_again(cell, store)
-            make(again)
-            return dataclasses.replace(_result(again, store), values=cell.values)
-        return _result(cell, store)
+            make(asked)
+        _, trained = _evaluated(cell, store)
+        condition = _condition(cell.recipe, trained.name, asked.recipe)
+        return dataclasses.replace(_result(asked, store), values=cell.values, condition=condition)
     except StoppedError:
         raise  # whoever asked the training to stop meant the sweep
     except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
@@ -232,13 +227,10 @@ def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
 def _asked_again(cell: Cell, store: Store) -> Cell:
     """The cell that evaluates a finished cell's checkpoint as its `asked` says."""
     _, trained = _evaluated(cell, store)
-    overrides = (*cell.overrides, *cell.asked, f"model.source={trained.folder / 'model'}", f"stages={ASKING}")
+    named = trained.name == "model" and cell.recipe.model.source != "tiny"  # a base model's weights lie elsewhere
+    source = [] if named else [f"model.source={trained.folder / 'model'}"]
+    overrides = (*cell.overrides, *cell.asked, *source, f"stages={ASKING}")
     return Cell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
-
-
-def _work(steps: Sequence[graph.Step], store: Store) -> dict[tuple[str, str], int]:
-    """When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves."""
-    return {(step.kind, step.key): _touched(step.kind, step.key, store) for step in steps}
 
 
 def _touched(stage: str, key: str, store: Store) -> int:
@@ -265,6 +257,17 @@ def _result(cell: Cell, store: Store) -> Filled:
         curves,
     )
     return Filled(cell.values, run, curves)
+
+
+def _condition(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
+    """Who taught and judged a row's checkpoint, and which schema it is asked with."""
+    synthesis = recipe.synthesis
+    taught = [teacher.endpoint or teacher.kind for teacher in synthesis.mix or (synthesis.teacher,)]
+    judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]
+    teacher = " and ".join(taught) if "synthesize" in recipe.stages and checkpoint != "model" else "none"
+    judge = " and ".join(judges).replace("static", "program") if checkpoint == "grpo" and judges else "none"
+    view, linker = asked.protocol.schema_view, asked.data.linker
+    return f"teacher {teacher}; judge {judge}; schema {view}" + (f" by {linker}" if view == "filtered" else "")
 
 
 def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
@@ -298,11 +301,7 @@ def baseline_of(planned: Sequence[Cell], name: str | None) -> Mapping[str, str]:
 
 
 def write(sweep: Sweep, folder: Path) -> None:
-    """The table as Markdown, LaTeX and CSV, and the page.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """The table as Markdown, LaTeX and CSV, and the page."""
     source = table(sweep)
     decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
     with writing_to(folder):
@@ -319,11 +318,7 @@ def write(sweep: Sweep, folder: Path) -> None:
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Say in one line that a folder cannot be written.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Say in one line that a folder cannot be written."""
     try:
         yield
     except OSError as error:
@@ -339,12 +334,7 @@ def of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[li
 
 
 def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
-    """The cells of a paper's table, and the sweep that they will fill.
-
-    Raises:
-        RecipeError: there is no such table, or it has no miniature.
-        UserError: no row is the baseline.
-    """
+    """The cells of a paper's table, and the sweep that they will fill."""
     source = paper_tables.load(name)
     form = source.form(miniature)
     given = {word.partition("=")[0] for word in words}
@@ -362,4 +352,5 @@ def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: b
         source.absent,
         facts,
         source.claim,
+        source.against,
     )

@@ -28,17 +28,11 @@ Rows = Mapping[str, tuple[str, ...]]
 
 
 class Form(Section):
-    """The cells of a table.
+    """The cells of a table."""
 
-    Attributes:
-        recipe: a file of `conf/recipes`.
-        rows: the name of each row, and its words: `variant=no_turns`, `after=sft`, any key=value.
-        axes: words for all rows; one with several values makes as many cells of each row.
-    """
-
-    recipe: str
-    rows: Rows
-    axes: tuple[str, ...] = ()
+    recipe: str  # a file of `conf/recipes`
+    rows: Rows  # the name of each row, and its words: `variant=no_turns`, `after=sft`, any key=value
+    axes: tuple[str, ...] = ()  # words for all rows; one with several values makes as many cells of each row
 
 
 class Miniature(Form):
@@ -48,35 +42,34 @@ class Miniature(Form):
 
 
 class PaperTable(Form):
-    """One table or figure of a paper.
+    """One table or figure of a paper."""
 
-    Attributes:
-        paper: which it is: "SQL-Trail, table 6".
-        baseline: the row that the others are held against.
-        measures: its columns (`pipelines/evaluation/measures.py`); the difference is of the first.
-        curves: what the page's charts show first.
-        reported: row -> benchmark -> measure -> the paper's figure, in percent for shares.
-        absent: rows of the paper's that no cell fills, and why.
-        note: what a reader of both should know.
-        claim: what the table tests; None where it only shows.
-    """
-
-    paper: str
+    paper: str  # which it is: "SQL-Trail, table 6"
     title: str
-    baseline: str
-    measures: tuple[str, ...]
-    curves: tuple[str, ...] = CURVES
-    reported: Reported = pydantic.Field(default_factory=dict)
-    absent: Mapping[str, str] = pydantic.Field(default_factory=dict)
-    note: str = ""
+    baseline: str  # the row that the others are held against
+    against: Mapping[str, str] = {}  # row -> the row that this one is held against in the baseline's place
+    measures: tuple[str, ...]  # its columns (`pipelines/evaluation/measures.py`); the difference is of the first
+    curves: tuple[str, ...] = CURVES  # what the page's charts show first
+    reported: Reported = pydantic.Field(
+        default_factory=dict
+    )  # row -> benchmark -> measure -> the paper's figure, in percent for shares
+    absent: Mapping[str, str] = {}  # rows of the paper's that no cell fills, and why
+    note: str = ""  # what a reader of both should know
     miniature: Miniature | None = None
-    claim: Claim | None = None
+    claim: Claim | None = None  # what the table tests; None where it only shows
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> PaperTable:
         """Every row that the file speaks of is one, also in miniature, and every measure is known."""
         small = self.miniature.rows if self.miniature is not None else {}
-        for name in (self.baseline, *self.reported, *small, *(self.claim.rows if self.claim is not None else ())):
+        paired = (*self.against, *self.against.values())
+        for name in (
+            self.baseline,
+            *paired,
+            *self.reported,
+            *small,
+            *(self.claim.rows if self.claim is not None else ()),
+        ):
             if name not in self.rows:
                 raise ValueError(f"there is no row {name!r}")
         if small and self.baseline not in small:

@@ -30,39 +30,25 @@ Value = Callable[[EpisodeRecord, str], float | None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """One finished evaluation.
+    """One finished evaluation."""
 
-    Attributes:
-        records: its greedy and its sampled episodes.
-        once: the greedy episodes that had to answer at once.
-        equality: the headline's.
-        k: how many samples vote where a measure names no number.
-        curves: the numbers of the training before it, a step a row.
-    """
-
-    records: tuple[EpisodeRecord, ...]
-    once: tuple[EpisodeRecord, ...] = ()
-    equality: str = "strict"
-    k: int = 1
+    records: tuple[EpisodeRecord, ...]  # its greedy and its sampled episodes
+    once: tuple[EpisodeRecord, ...] = ()  # the greedy episodes that had to answer in one turn
+    equality: str = "strict"  # the headline's
+    k: int = 1  # samples that vote where a measure names no number
     rule: Rule = PLAIN
     seed: int = 0
-    curves: tuple[Mapping[str, float], ...] = ()
+    curves: tuple[Mapping[str, float], ...] = ()  # the numbers of the training before it, a step a row
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure.
-
-    Attributes:
-        kind: "percent" for shares in [0, 1], which have an interval; "mean" for counts.
-        scores: of one run, by question.
-        fold: one figure of one run's values.
-    """
+    """One measure."""
 
     name: str
-    kind: Literal["percent", "mean"]
-    scores: Callable[[Run], Scores]
-    fold: Callable[[Sequence[float]], float] = statistics.fmean
+    kind: Literal["percent", "mean"]  # shares in [0, 1], which have an interval; counts
+    scores: Callable[[Run], Scores]  # of one run, by question
+    fold: Callable[[Sequence[float]], float] = statistics.fmean  # one figure of one run's values
 
 
 def _error(name: str) -> Value:

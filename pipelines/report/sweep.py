@@ -10,7 +10,7 @@ from pipelines.evaluation import claims, measures, seeds
 from pipelines.evaluation.claims import Claim, Contrast, Decided
 from pipelines.evaluation.curves import SMOOTH, Points, moving_average, series
 from pipelines.evaluation.measures import Measure, Run
-from pipelines.evaluation.stats import Estimate, Paired
+from pipelines.evaluation.stats import Estimate, Paired, wilson
 from pipelines.report import digits, formats
 from pipelines.report.formats import Cell, Column, Table
 
@@ -18,23 +18,19 @@ SEED = "seed"  # the axis that a row averages over
 BENCHMARK, ROW = "benchmark", "row"
 MEASURES = ("greedy", "majority", "turns")  # of a sweep that names none
 CURVES = ("reward", "ex", "turns")  # that the page shows first
+HELD_OUT, ASKED = "ex_held_out", "questions_held_out"  # curves: accuracy on held-out questions, and of how many
 Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -> measure -> the paper's own figure
 
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A cell that was made, or the error that it ended with.
+    """A cell that was made, or the error that it ended with."""
 
-    Attributes:
-        values: its value on each axis.
-        run: its evaluation; None where it failed.
-        curves: its training's numbers, a step a row.
-    """
-
-    values: Mapping[str, str]
-    run: Run | None = None
-    curves: tuple[Mapping[str, float], ...] = ()
+    values: Mapping[str, str]  # on each axis
+    run: Run | None = None  # its evaluation; None where it failed
+    curves: tuple[Mapping[str, float], ...] = ()  # its training's numbers, a step a row
     error: str = ""
+    condition: str = ""  # who taught and judged it, and which schema it is asked with
 
     @property
     def name(self) -> str:
@@ -44,27 +40,18 @@ class Filled:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """All cells of a sweep.
-
-    Attributes:
-        baseline: the axis and value that other rows are held against; {} for none.
-        measures: what the table shows; the difference is of the first.
-        curves: what the page's charts show first.
-        reported: a paper's own figures, percent for shares.
-        absent: rows of the paper's table that no cell fills, and why.
-        facts: what else a reader wants to know, such as the command.
-        claim: what the rows test; None where they only show.
-    """
+    """All cells of a sweep."""
 
     title: str
     cells: tuple[Filled, ...]
-    baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    measures: tuple[str, ...] = MEASURES
-    curves: tuple[str, ...] = CURVES
-    reported: Reported = dataclasses.field(default_factory=dict)
-    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    claim: Claim | None = None
+    baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)  # axis and value of the row of reference
+    measures: tuple[str, ...] = MEASURES  # the table's columns; the difference is of the first
+    curves: tuple[str, ...] = CURVES  # that the page's charts show first
+    reported: Reported = dataclasses.field(default_factory=dict)  # a paper's own figures, percent for shares
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # rows that no cell fills, and why
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # such as the command
+    claim: Claim | None = None  # what the rows test
+    against: Mapping[str, str] = dataclasses.field(default_factory=dict)  # row -> its own row of reference
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -153,7 +140,7 @@ def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Column]:
                 yield Column("deviation", kind, f"sample deviation of the seeds' {heading}{unit}")
     if len(sweep.seeds) > 1:
         yield Column("seeds", "count", "that were made")
-    yield from (Column("equality"), Column("questions", "count"), Column("error"))
+    yield from (Column("equality"), Column("questions", "count"), Column("condition"), Column("error"))
 
 
 def _cells(row: Row, rows: Sequence[Row], sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Cell]:
@@ -170,6 +157,9 @@ def _cells(row: Row, rows: Sequence[Row], sweep: Sweep, chosen: Sequence[Measure
         yield float(len(row.runs))
     yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
     yield float(max((len({record.example_id for record in run.records}) for run in row.runs), default=0)) or None
+    numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
+    conditions = dict.fromkeys(cell.condition for cell in row.cells if cell.condition)
+    yield "; ".join([*conditions, *([f"seed {numbers}"] if numbers else [])]) or None
     yield row.error or None
 
 
@@ -252,6 +242,8 @@ def _is_reported(sweep: Sweep, of: Measure) -> bool:
 def _difference(row: Row, rows: Sequence[Row], sweep: Sweep, of: Measure) -> Paired | None:
     """From the row that differs in the baseline's axis alone, seed by seed; None for that one itself."""
     values = {**row.values, **sweep.baseline}
+    if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
+        values[ROW] = sweep.against[row.values[ROW]]
     first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
     if first is None or first is row or of.kind != "percent":
         return None
@@ -265,7 +257,8 @@ def _note(sweep: Sweep) -> str:
     parts = ["Intervals are 95 %."]
     if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
         baseline = sweep.baseline.get(ROW) or named(sweep.baseline)
-        parts.append(f"The difference is from {baseline}, question by question.")
+        others = [f"of {name} from {other}" for name, other in sweep.against.items()]
+        parts.append(f"The difference is {', '.join([f'from {baseline}', *others])}, question by question.")
     if len(sweep.seeds) > 1:
         parts.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
     if sweep.reported and BENCHMARK not in sweep.axes:
@@ -280,18 +273,27 @@ def curves(sweep: Sweep) -> dict[str, list[Line]]:
     names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
     ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
     charts = {
-        name: [line for row in rows if (line := _line(row, name)) is not None] for name in ordered if name != "step"
+        name: [line for row in rows if (line := _line(row, name)) is not None]
+        for name in ordered
+        if name not in ("step", ASKED)
     }
     return {name: lines for name, lines in charts.items() if lines}
 
 
 def _line(row: Row, name: str) -> Line | None:
-    """A number's mean over seeds with the lowest and the highest seed, each smoothed before."""
+    """A number's mean over seeds with the lowest and the highest seed, each smoothed; held-out accuracy's 95 % interval
+    over the questions widens its band.
+    """
     at: dict[float, list[float]] = {}
     for cell in row.cells:
         for step, value in smoothed(series(cell.curves, name)):
             at.setdefault(step, []).append(value)
-    points = [(step, math.fsum(values) / len(values), min(values), max(values)) for step, values in sorted(at.items())]
+    asked = {step: int(n) for cell in row.cells for step, n in series(cell.curves, ASKED)} if name == HELD_OUT else {}
+    points = []
+    for step, values in sorted(at.items()):
+        mean = math.fsum(values) / len(values)
+        band = wilson(mean * asked[step], asked[step]) if asked.get(step) else ()
+        points.append((step, mean, min(*values, mean, *band), max(*values, mean, *band)))
     return Line(row.name, tuple(points)) if len(points) > 1 else None
 
 

@@ -17,7 +17,7 @@ from trl.trainer.utils import pad
 
 from pipelines.training import advantages, credit, losses, settings, throughput
 from pipelines.training.ahead import Ahead
-from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, Plan
+from pipelines.training.plan import HELD_OUT, HELD_OUT_COUNT, HELD_OUT_TURNS, Plan
 from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
 from pipelines.training.row_selection import Forward, joined, moving, regroup
 from pipelines.training.step import Pass, StepState
@@ -230,7 +230,11 @@ class GrpoTrainer(settings.Common, TrainingPass):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TRL's numbers beside those of the generation that they belong to, and of all the step's losses."""
         logs.update({f"own/{name}": value for name, value in self.step_state.watched.items()})
-        for name in (HELD_OUT, HELD_OUT_TURNS):  # measured once: not again with each step on the same generation
+        for name in (
+            HELD_OUT,
+            HELD_OUT_TURNS,
+            HELD_OUT_COUNT,
+        ):  # measured once: not again with each step on the same generation
             self.step_state.watched.pop(name, None)
         mine, farthest = self.step_state.take_sums(self.accelerator.device)
         entropy, tokens, drift, compared = self.accelerator.reduce(mine, reduction="sum").tolist()
@@ -317,7 +321,8 @@ class GrpoTrainer(settings.Common, TrainingPass):
         counts = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
         right, verdicts, turns = self.accelerator.reduce(counts, reduction="sum").tolist()
         if verdicts:
-            self.step_state.watched |= {HELD_OUT: right / verdicts, HELD_OUT_TURNS: turns / verdicts}
+            shares = {HELD_OUT: right / verdicts, HELD_OUT_TURNS: turns / verdicts, HELD_OUT_COUNT: verdicts}
+            self.step_state.watched |= shares
         self.step_state.spend("held_out_seconds", time.perf_counter() - started)
 
     def _sum_up(self, generation: Generation) -> dict[str, float]:

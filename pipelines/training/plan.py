@@ -12,6 +12,7 @@ STOP = "stop"  # an empty file that asks the run to stop at the end of its step
 CURVES, TIMING, ALARMED, LOG, PLAN = "curves.jsonl", "timing.jsonl", "alarms.jsonl", "child.log", "plan.json"
 HELD_OUT = "ex_held_out"  # the curve of execution accuracy on held-out questions, where it was measured
 HELD_OUT_TURNS = "turns_held_out"  # and of the turns that they took
+HELD_OUT_COUNT = "questions_held_out"  # and of how many of them there was a verdict
 
 
 class Plan(Section):

@@ -16,7 +16,8 @@ from flows import sweeping
 from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.errors import DataError, RecipeError, StoppedError, UserError
-from pipelines.report.sweep import Sweep, table
+from pipelines.evaluation.measures import Run
+from pipelines.report.sweep import Filled, Sweep, curves, table
 from pipelines.stages import graph
 from pipelines.stages.inputs import write_lines
 from pipelines.store import Store
@@ -242,3 +243,66 @@ def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_pag
     assert (tmp_path / "out" / "sweep.html").read_text().startswith("<!doctype html>")
     with pytest.raises(UserError, match="no row has 'variant=nope'"):
         sweeping.baseline_of(found, "variant=nope")
+
+
+def test_each_row_says_its_condition(tmp_path: Path) -> None:
+    """The program's grades and the oracle's demonstrations stood under a paper's name without a word of it."""
+    store = Store(tmp_path / "store")
+    words = ["variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird"]
+    found, empty = sweeping.of_recipe("miniature", words, None)
+    filled = sweeping.fill(found, store, making(store, []), lambda line: None)
+    shown = table(dataclasses.replace(empty, cells=tuple(filled)))
+    at = [column.name for column in shown.columns].index("condition")
+    assert {row[at] for row in shown.rows} == {"teacher oracle; judge none; schema full; seed 0, 1"}
+
+
+ENDPOINTS = ("rewards.judge.options.by=big", "synthesis.teacher={kind: endpoint, endpoint: wise}")
+
+
+@pytest.mark.parametrize(
+    ("words", "checkpoint", "asked", "said"),
+    [
+        ((), "grpo", (), "teacher oracle; judge program; schema full"),
+        ((), "sft", ("variant=gold_filtered",), "teacher oracle; judge none; schema filtered by gold"),
+        (ENDPOINTS, "grpo", (), "teacher wise; judge big; schema full"),
+        (("rewards.judge.weight=0",), "grpo", (), "teacher oracle; judge none; schema full"),
+        ((), "model", ("protocol.schema_view=names",), "teacher none; judge none; schema names"),
+    ],
+)
+def test_a_condition_is_of_the_checkpoint_and_of_how_it_is_asked(
+    words: tuple[str, ...], checkpoint: str, asked: tuple[str, ...], said: str
+) -> None:
+    recipe, once_more = (recipes.load("mini_reasoning_sql", [*words, *more]) for more in ((), asked))
+    assert sweeping._condition(recipe, checkpoint, once_more) == said
+
+
+def test_a_base_model_is_asked_once_more_by_its_own_name(tmp_path: Path) -> None:
+    """The store refers to a hub's weights and has no folder of them."""
+    words = ["stages=[data, gold_schema, evaluate, report]", "asked=variant=gold_filtered"]
+    (cell,) = sweeping.cells("reasoning_sql", words)
+    assert sweeping._asked_again(cell, Store(tmp_path)).recipe.model.source == "Qwen/Qwen2.5-Coder-7B-Instruct"
+    (tiny,) = sweeping.cells("mini_reasoning_sql", words)
+    assert sweeping._asked_again(tiny, Store(tmp_path)).recipe.model.source.endswith("/model")
+
+
+def test_a_row_may_be_held_against_another_than_the_baseline() -> None:
+    """Of 36 questions; the world's systems differ in how many they answer."""
+    runs = [
+        Run(tuple(record(system, number, "greedy", 0) for number in range(QUESTIONS)), equality="bird")
+        for system in (0, 1, 2)
+    ]
+    cells = tuple(Filled({"row": name}, run) for name, run in zip("abc", runs, strict=True))
+    source = table(Sweep("t", cells, {"row": "a"}, ("greedy",), against={"c": "b"}))
+    _, of_b, of_c = (row[2] for row in source.rows)
+    assert of_b.difference == pytest.approx((right(1) - right(0)) / QUESTIONS)  # type: ignore[union-attr]
+    assert of_c.difference == pytest.approx((right(2) - right(1)) / QUESTIONS)  # type: ignore[union-attr]
+    assert "from a, of c from b" in source.note
+
+
+def test_the_band_of_held_out_accuracy_is_its_interval_over_the_questions() -> None:
+    """Wilson's interval of 50 of 100: 0.5 -+ 0.0962."""
+    steps = tuple({"step": step, "ex_held_out": 0.5, "questions_held_out": 100.0, "ex": 0.25} for step in (1.0, 21.0))
+    found = curves(Sweep("t", (Filled({"row": "a"}, curves=steps),)))
+    assert found["ex_held_out"][0].points[1] == pytest.approx((21.0, 0.5, 0.4038, 0.5962), abs=1e-4)
+    assert found["ex"][0].points[1] == (21.0, 0.25, 0.25, 0.25)
+    assert "questions_held_out" not in found

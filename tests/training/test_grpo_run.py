@@ -43,6 +43,7 @@ def test_a_run_says_what_one_watches(plan):
     assert all(line["computed_tokens"] <= line["trained_tokens"] for line in timing if line["trained_tokens"])
     assert all(line["sampled_per_s"] > 0 and 0 <= line["idle"] < 1 for line in timing)
     assert [line.get("turns_held_out") is None for line in curves] == [False, True, False]
+    assert [line.get("questions_held_out", 0) > 0 for line in curves] == [True, False, True]
     assert all(line["pass_at_group"] >= line["ex"] and line["reasoning_chars"] >= 0 for line in curves)
 
 

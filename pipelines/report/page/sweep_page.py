@@ -120,6 +120,8 @@ def _curves(result: Sweep, curves: dict[str, list[Line]]) -> Html:
     words = "Moving averages by step." + (
         " Bands: from the lowest seed to the highest." if len(result.seeds) > 1 else ""
     )
+    if sweep.HELD_OUT in curves:
+        words += " The band of held-out accuracy holds its 95 % interval over the questions."
     more = tag("details", tag("summary", f"{len(rest)} more"), _multiples(rest, curves, names)) if rest else None
     return section(
         "curves",
