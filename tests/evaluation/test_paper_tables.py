@@ -8,6 +8,7 @@ import pytest
 
 from flows import sweeping
 from pipelines import paper_tables, recipes
+from pipelines.config import Recipe
 from pipelines.errors import RecipeError
 from pipelines.evaluation.measures import measure
 from pipelines.report.sweep import BENCHMARK, ROW, SEED, Filled, table
@@ -46,12 +47,155 @@ def test_every_table_is_a_sweep_of_real_cells(name: str, miniature: bool, tmp_pa
 
 @pytest.mark.parametrize("name", paper_tables.names())
 def test_the_command_in_a_files_head_is_its_own(name: str) -> None:
-    text = (paper_tables.FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    shown = [shlex.split(line) for line in re.findall(r"^# (?:Command)? +(sqltrain .+)$", text, re.MULTILINE)]
+    shown = commands_in(paper_tables.FOLDER / f"{name}.yaml")
     assert shown
     for command in shown:
         assert command[:3] == ["sqltrain", "sweep", name]
-        recipes.load(paper_tables.load(name).recipe, [word for word in command[3:] if word != "--miniature"])
+        words = [word for word in command[3:] if word != "--miniature"]
+        assert sweeping.of_paper(name, words, None, "--miniature" in command)[0]
+
+
+def commands_in(path: Path) -> list[list[str]]:
+    """The commands of a file's head, each as its words; one goes on after a backslash."""
+    text = path.read_text(encoding="utf-8").replace("\\\n#", "")
+    return [shlex.split(line) for line in re.findall(r"^# (?:Command)? +(sqltrain .+)$", text, re.MULTILINE)]
+
+
+def keys(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words}
+
+
+@pytest.mark.parametrize("name", [name for name in paper_tables.names() if not name.startswith("claims/")])
+def test_a_tables_command_names_what_its_recipes_does(name: str) -> None:
+    """As printed before, the commands trained a 7B model on the scripted teacher's demonstrations, on one process."""
+    source = paper_tables.load(name)
+    cells = sweeping.of_paper(name, [], None, False)[0]
+    given = keys(commands_in(paper_tables.FOLDER / f"{name}.yaml")[0][3:])
+    trained = any({"sft", "grpo"} & set(cell.recipe.stages) for cell in cells)
+    wanted = keys(commands_in(recipes.CONF / "recipes" / f"{source.recipe}.yaml")[0][3:])
+    wanted = {key for key in wanted if not key.startswith("data.test")}  # the table's axis names the benchmarks
+    if not trained:
+        wanted &= {"hardware.device", "rollout.policy", "rollout.servers"}
+    if len({cell.recipe.model.source for cell in cells}) > 1:
+        wanted = wanted - {"rollout.servers"} | {"rollout.python"}  # a run starts servers of each size
+    assert wanted <= given
+    if trained and source.recipe == "trust_sql":
+        assert {"synthesis.mix", "synthesis.every", "synthesis.samples"} <= given
+    if trained and source.recipe == "reasoning_sql":
+        assert {"rewards.judge.options.by", "data.linker", "data.cleaners", "variant"} <= given
+
+
+def recipe_of(name: str, row: str, miniature: bool = False) -> Recipe:
+    """The recipe that a row's checkpoint is evaluated by."""
+    cell = next(cell for cell in sweeping.of_paper(name, [], None, miniature)[0] if cell.values[ROW] == row)
+    return recipes.load(cell.source, [*cell.overrides, *cell.asked])
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("reasoning_sql/table1", "Qwen2.5-Coder-7B"),
+        *(("reasoning_sql/table2", row) for row in ("3B", "7B", "14B")),
+        *(("reasoning_sql/table5", row) for row in ("7B", "14B")),
+    ],
+)
+def test_reasoning_sqls_base_models_answer_without_reasoning(name: str, row: str) -> None:
+    """Tables 1, 2 and 5, "Thinking": a cross for each base model and each SFT model."""
+    for recipe in (recipe_of(name, row), recipe_of(name, "SFT" if name.endswith("1") else f"{row} SFT")):
+        assert (recipe.protocol.prompt, recipe.protocol.reasoning) == ("direct", False)
+    assert recipe_of(name, row).stages == ("data", "gold_schema", "evaluate", "report")
+    small = paper_tables.load(name).miniature
+    if small is not None and row in small.rows:
+        assert not recipe_of(name, row, miniature=True).protocol.reasoning
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("mtir_sql/figure3", "GRPO with KL"),
+        ("mtir_sql/table4", "multi-turn, GRPO"),
+        ("mtir_sql/table4", "standard reasoning, GRPO"),
+    ],
+)
+def test_mtir_sqls_grpo_figures_belong_to_grpo_with_a_kl_term(name: str, row: str) -> None:
+    """Section 3.1: "Unlike standard GRPO, we remove the KL divergence constraint": 60.3 and 58.9 have the term."""
+    recipe = recipe_of(name, row)
+    assert recipe.grpo.beta > 0
+    assert recipe.grpo.drop == ()
+    assert paper_tables.load(name).reported[row]["bird_dev"]["greedy"] in (60.3, 58.9)
+    assert "GRPO" not in paper_tables.load("mtir_sql/figure3").reported
+
+
+def test_mtir_sqls_format_rows_are_held_against_training_without_the_filter() -> None:
+    against = paper_tables.load("mtir_sql/table5").against
+    base = recipe_of("mtir_sql/table5", "w/o the filter")
+    for row in ("w/o R_format", "R_format 0.2", "R_format 0.3"):
+        recipe = recipe_of("mtir_sql/table5", row)
+        assert against[row] == "w/o the filter"
+        assert recipe.grpo == base.grpo
+        assert [term.term for term in recipe.rewards] == [term.term for term in base.rewards]
+
+
+def test_each_figure_of_single_pass_rl_has_one_table() -> None:
+    """SQL-Trail: 56.3 is of RL from the base model without the turn reward; the paper does not say what 62.1 is of."""
+    recipe = recipe_of("sql_trail/table2", "single-turn RL")
+    assert "sft" not in recipe.stages
+    assert [term.weight for term in recipe.rewards if term.term == "turns"] == [0]
+    assert paper_tables.load("sql_trail/table2").reported["single-turn RL"]["bird_dev"]["majority"] == 56.3
+    table8 = paper_tables.load("sql_trail/table8")
+    assert not [row for row in table8.reported if "RL, single" in row]
+    assert any("62.1" in row for row in table8.absent)
+
+
+@pytest.mark.parametrize("name", ["reasoning_sql", "mtir_sql", "arctic_sql", "csc_sql", "revisql"])
+def test_a_benchmarks_figures_have_one_equality_in_runs_and_sweeps(name: str) -> None:
+    """A run of these recipes reported strict figures on BIRD, and a sweep BIRD's own."""
+    recipe = recipes.load(name, [])
+    assert (recipe.headline, recipe.execution.equality) == ("bird", "strict")
+    swept = {recipes.load(name, [f"include=data/{file}"]).headline for file in ("bird_dev", "bird_mini_dev")}
+    assert swept == {"bird"}
+    assert recipes.load(name, ["data.test.0.equality=strict"]).headline == "strict"
+    assert recipes.load(name, ["include=data/spider_dev"]).headline == "strict"
+
+
+CURVED = {
+    "trust_sql": ("figure4", "figure5", "figure6"),
+    "mtir_sql": ("figure3", "figure4", "table5"),
+    "sql_trail": ("figure8",),
+}
+
+
+@pytest.mark.parametrize("name", [f"{paper}/{name}" for paper, names in CURVED.items() for name in names])
+def test_curves_of_accuracy_are_of_held_out_questions(name: str) -> None:
+    """The papers measure a dev set while they train; `ex` is of the training rollouts."""
+    source = paper_tables.load(name)
+    assert "ex_held_out" in source.curves
+    assert "ex" not in source.curves
+    cells = sweeping.of_paper(name, [], None, False)[0]
+    assert {cell.recipe.grpo.held_out for cell in cells} == {512}
+    small = sweeping.of_paper(name, [], None, True)[0]
+    assert {cell.recipe.grpo.steps // cell.recipe.grpo.held_out_steps for cell in small} == {4}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "asked"),
+    [
+        ("trust_sql/table2", "TRUST-SQL-4B, prefilled", ("protocol.schema_view", "prefill")),
+        ("trust_sql/table10", "TRUST-SQL-8B, prefilled", ("protocol.schema_view", "prefill")),
+        ("trust_sql/figure6", "8 turns, asked in 12", ("protocol.max_turns_eval", 12)),
+        ("skyrl_sql/table1", "trained on one turn, asked in many", ("protocol.prompt", "plain")),
+        ("skyrl_sql/table4", "SkyRL-SQL-7B, names", ("protocol.schema_view", "names")),
+        ("reasoning_sql/table1", "Qwen2.5-Coder-7B; correct schema", ("data.linker", "gold")),
+        ("reasoning_sql/table2", "14B SFT; correct schema", ("protocol.schema_view", "filtered")),
+    ],
+)
+def test_what_is_asked_once_more_trains_as_its_own_row_does(name: str, row: str, asked: tuple[str, object]) -> None:
+    cells = {cell.values[ROW]: cell for cell in sweeping.of_paper(name, [], None, False)[0]}
+    own = row.replace("prefilled", "unknown").replace(", names", ", schema").partition("; ")[0].partition(", asked")[0]
+    assert cells[row].key == cells[own].key  # nothing is trained for it
+    section, key = asked[0].split(".")
+    assert getattr(getattr(recipe_of(name, row), section), key) == asked[1]
+    assert getattr(getattr(cells[row].recipe, section), key) != asked[1]
 
 
 def empty_of(empty: sweeping.Sweep, values: list[dict[str, str]]) -> sweeping.Sweep:
@@ -96,6 +240,7 @@ GOOD = {
         ({"measures": ["ex"]}, "there is no measure 'ex'"),
         ({"rows": {"a": "variant=none"}}, "rows.a"),
         ({"row": {}}, "row: Extra inputs"),
+        ({"against": {"a": "c"}}, "there is no row 'c'"),
         ({"miniature": {"recipe": "miniature", "rows": {"b": []}}}, "which is the baseline"),
     ],
 )
