@@ -173,6 +173,6 @@ def test_both_fences_of_duckdb_agree_on_the_words_that_are_functions_too() -> No
 
 @pytest.mark.parametrize("sql", ["SELECT 10::regrole", "SELECT CAST(1 AS pg_catalog.regclass)", "SELECT regproc '1'"])
 def test_a_cast_does_not_look_names_up_in_the_catalog(sql: str) -> None:
-    refused = trees.refused_by_postgres(sql)
+    refused = trees.refused_by_postgres(sql, None, {})
     assert refused is not None
     assert refused.status == "refused"

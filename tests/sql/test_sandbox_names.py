@@ -72,7 +72,7 @@ SELECT 1; SELECT 2
 
 @pytest.mark.parametrize("sql", POSTGRES.strip().splitlines())
 def test_a_forbidden_name_is_found_by_the_engines_own_parser(sql: str) -> None:
-    refused = refused_by_postgres(sql)
+    refused = refused_by_postgres(sql, None, {})
     assert refused is not None
     assert refused.status in ("refused", "error"), refused
 

@@ -70,37 +70,28 @@ def _place(options: Mapping[str, str], host: str, port: str, name: str) -> str:
 
 
 class Named(NamedTuple):
-    """What a statement names, as its engine's parser reads it.
+    """What a statement names, as its engine's parser reads it."""
 
-    Attributes:
-        relations: tables and views that it reads, or may read.
-        aliases: their other names in it.
-        columns: all that may be a column's name.
-        values: the names that may stand for a whole row where they are a relation's.
-        types: those that it casts to; a table's name is the type of its rows.
-        functions: those that it calls.
-        unnamed: whether it reads columns that it does not name.
-        catalogue: whether it reads the engine's own description of the tables.
-    """
-
-    relations: frozenset[str]
-    aliases: frozenset[str]
-    columns: frozenset[str]
-    values: frozenset[str]
-    unnamed: bool
-    catalogue: bool
-    types: frozenset[str] = frozenset()
-    functions: frozenset[str] = frozenset()
+    relations: frozenset[str]  # tables and views that it reads, or may read
+    rows: frozenset[tuple[str, str]]  # (name, relation): the names under which it may take a relation's row as a value
+    uses: frozenset[tuple[str, ...]]  # every other name with its qualifiers: of a column, of a row, of neither
+    unnamed: bool  # it reads columns that it does not name
+    catalogue: bool  # it reads the engine's own description of the tables
+    types: frozenset[str] = frozenset()  # that it casts to; a table's name is the type of its rows
+    functions: frozenset[str] = frozenset()  # that it calls
 
 
 class Hidden(NamedTuple):
     """Hidden tables, hidden columns by their table, and functions that the database defines itself: what these read
     stands in no statement that calls them. All names folded (see `fold`).
+
+    `attributes`: of an engine that reads t.f as f(t), all columns of each table, as they are written.
     """
 
     tables: frozenset[str] = frozenset()
     columns: Mapping[str, frozenset[str]] = {}
     functions: frozenset[str] = frozenset()
+    attributes: Mapping[str, frozenset[str]] | None = None
 
     @classmethod
     def of(cls, names_hidden: Told) -> Hidden:
@@ -110,11 +101,6 @@ class Hidden(NamedTuple):
             frozenset(map(fold, tables)),
             {fold(table): frozenset(map(fold, names)) for table, names in columns.items() if names},
         )
-
-    @property
-    def any(self) -> bool:
-        """Whether anything is hidden."""
-        return bool(self.tables or self.columns)
 
     def hides(self, table: str, column: str) -> bool:
         """Whether a column may not be read; column "" asks for the table itself."""
@@ -139,25 +125,29 @@ class Hidden(NamedTuple):
 
     def is_read_by(self, named: Named) -> bool:
         """Whether a statement reads something hidden, or could."""
-        relations = frozenset(map(fold, named.relations))
-        if named.catalogue or relations & self.tables or not self.functions.isdisjoint(map(fold, named.functions)):
+        relations, rows = frozenset(map(fold, named.relations)), [(fold(row), fold(name)) for row, name in named.rows]
+        veiled = relations & self.columns.keys()
+        values = {fold(use[-1]) for use in named.uses}
+        functions = set(map(fold, named.functions))
+        if self.attributes is not None:
+            known: dict[str, frozenset[str]] = {}
+            for row, name in rows:
+                columns = self.attributes.get(name, frozenset())
+                known[row] = columns & known.get(row, columns)
+            calls = [use[-2:] for use in named.uses if len(use) > 1 and use[-1] not in known.get(fold(use[-2]), ())]
+            values.update(fold(row) for row, _ in calls)
+            functions.update(fold(function) for _, function in calls)
+        if named.catalogue or relations & self.tables or functions & self.functions:
             return True
         if not (self.tables | self.columns.keys()).isdisjoint(map(fold, named.types)):
             return True
-        veiled = relations & self.columns.keys()
-        if not veiled:
-            return False
-        rows = veiled | frozenset(map(fold, named.aliases))
-        columns = frozenset(map(fold, named.columns))
-        reads_column = any(columns & self.columns[table] for table in veiled)
-        return named.unnamed or reads_column or not rows.isdisjoint(map(fold, named.values))
+        names = {fold(name) for use in named.uses for name in use}
+        reads_column = any(names & self.columns[table] for table in veiled)
+        return bool(veiled) and (named.unnamed or reads_column or any(n in veiled and r in values for r, n in rows))
 
     def with_views(self, views: Iterable[tuple[str, str]], reader: Callable[[str], Named | None]) -> Hidden:
-        """The same and all views that read any of it, or a view that does.
-
-        Args:
-            views: (name, query) of each; of several schemas, so a name may come more than once.
-            reader: what a query names; None where that cannot be said, and the view is hidden.
+        """The same and all views that read any of it, or a view that does; of several schemas, so a name may come more
+        than once. A view is hidden too where `reader` cannot say what its query names.
         """
         bodies = [(name, reader(query)) for name, query in views]
         known = self.with_tables(name for name, body in bodies if body is None)
@@ -173,15 +163,9 @@ class Hidden(NamedTuple):
 
     def cleaned(self, raw: Raw) -> Raw:
         """The same failure without hidden names: engines help with names that are like the wrong one."""
-        if raw.status == OK or raw.error is None or not self._names().search(fold(raw.error)):
+        names = "|".join(map(re.escape, self.tables.union(*self.columns.values())))
+        if raw.status == OK or raw.error is None or not re.search(rf"(?<!\w)(?:{names})(?!\w)", fold(raw.error)):
             return raw
         if raw.status in (REFUSED, ERROR) and raw.error_class == "not_authorized":
             return failure(REFUSED, "hidden", REFUSAL)
         return raw._replace(error=str(raw.error_class).replace("_", " "))
-
-    def _names(self) -> re.Pattern[str]:
-        names = self.tables.union(*self.columns.values())
-        return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(names)))})(?!\w)")
-
-
-NOTHING = Hidden()

@@ -243,7 +243,7 @@ def _named(sql: str) -> Named:
         for before, (kind, word), after in zip(words, words[1:], words[2:], strict=False)
     )
     unnamed = stars or bool(rest.strip("; \n")) or not names.isdisjoint(("natural", "table"))
-    return Named(names, frozenset(), names, frozenset(), unnamed, "information_schema" in names)
+    return Named(names, frozenset(), frozenset((name,) for name in names), unnamed, "information_schema" in names)
 
 
 def _view(query: str) -> Named | None:

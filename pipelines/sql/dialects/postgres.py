@@ -9,8 +9,8 @@ import decimal
 import functools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pipelines.registry import dialect
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import psycopg
     import psycopg.abc
 
+Answer = TypeVar("Answer")
 _TIMEOUTS = ("57014", "25P03")
 # By the class of the SQLSTATE (its first two characters), or by all of it.
 _STATES = {
@@ -87,6 +88,18 @@ ORDER BY 1 LIMIT 3
 _VIEWS = """
 SELECT viewname::text, definition FROM pg_views WHERE schemaname NOT IN ('pg_catalog', 'information_schema')
 UNION ALL SELECT matviewname::text, definition FROM pg_matviews
+"""
+_ATTRIBUTES = (
+    "SELECT relname::text, array_agg(attname::text) FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
+    " WHERE has_any_column_privilege(c.oid, 'SELECT') GROUP BY c.oid, relname"
+)
+# What a dot before its name calls with one value, and whether with a row too. The name of a column is none.
+_CALLS = """
+SELECT proname::text, bool_or(typtype IN ('c', 'd', 'p')) FROM pg_proc JOIN pg_type t ON t.oid = proargtypes[0]
+WHERE pronargs - pronargdefaults < 2 AND NOT EXISTS (
+    SELECT FROM pg_attribute JOIN pg_class c ON c.oid = attrelid WHERE attname = proname
+        AND relnamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+) GROUP BY 1
 """
 _PARTS = (
     "SELECT p.relname::text, c.relname::text FROM pg_inherits JOIN pg_class p ON p.oid = inhparent"
@@ -277,6 +290,7 @@ class PostgresSession(Session):
                 prepare_threshold=None,
             )
             row = connection.execute(PRIVILEGES).fetchone()
+            self._calls: dict[str, bool] = dict(connection.execute(_CALLS).fetchall())
         except psycopg.Error:
             raise OpenFailure("database_missing", "the database server cannot be reached, or turned us away") from None
         if row is None or row[0]:
@@ -287,34 +301,29 @@ class PostgresSession(Session):
         return connection
 
     def answer(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement; once more on a new connection if the old one broke, for that may be nobody's fault here.
-
-        A connection that breaks again under the same statement is another matter: see `Session.run`.
-        """
-        import psycopg
-
-        refused = check(sql, "postgres") or refused_by_postgres(sql, self.hidden)
+        """Run one statement."""
+        refused = check(sql, "postgres") or refused_by_postgres(sql, self.hidden, self._calls)
         if refused is not None:
             return refused
-        try:
-            return self._rows(sql, max_rows)
-        except psycopg.OperationalError:
-            if not self._connection.closed:
-                raise
-        self._connection = self._connect()
-        return self._rows(sql, max_rows)
+        return self._reconnecting(lambda: self._rows(sql, max_rows))
 
     def closed(self, hidden: Hidden) -> Hidden:
         """See `Session.closed`: partitions of a table hold its rows under names of their own, and it shows theirs."""
+        return self._reconnecting(lambda: self._closed(hidden))
+
+    def _reconnecting(self, step: Callable[[], Answer]) -> Answer:
+        """Take a step; once more on a new connection if the old one broke, for that may be nobody's fault here. A
+        connection that breaks again under the same statement is another matter: see `Session.run`.
+        """
         import psycopg
 
         try:
-            return self._closed(hidden)
+            return step()
         except psycopg.OperationalError:
             if not self._connection.closed:
                 raise
         self._connection = self._connect()
-        return self._closed(hidden)
+        return step()
 
     def _closed(self, hidden: Hidden) -> Hidden:
         parts = [(fold(parent), fold(part)) for parent, part in self._connection.execute(_PARTS).fetchall()]
@@ -322,7 +331,10 @@ class PostgresSession(Session):
         columns = dict(below.columns)
         for table, names in above.columns.items():
             columns[table] = columns.get(table, frozenset()) | names
-        hidden = Hidden(below.tables | above.tables, columns)
+        attributes: dict[str, frozenset[str]] = {}
+        for table, names in self._connection.execute(_ATTRIBUTES).fetchall():
+            attributes[fold(table)] = attributes.get(fold(table), frozenset(names)) & frozenset(names)
+        hidden = Hidden(below.tables | above.tables, columns, attributes=attributes)
         hidden = hidden.with_computed(self._connection.execute(_COMPUTED).fetchall())
         hidden = hidden.with_functions(str(row[0]) for row in self._connection.execute(_FUNCTIONS).fetchall())
         views = [(str(name), str(sql)) for name, sql in self._connection.execute(_VIEWS).fetchall()]

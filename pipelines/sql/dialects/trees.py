@@ -7,6 +7,7 @@ where it is a function or a relation. The kinds of nodes are allow-listed too, s
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,15 @@ _DUCKDB_FORMS = _words(
     struct_extract array_extract array_slice row map trim overlay position substring date_part count_star unnest
     """
 )
+_DUCKDB_TABLE_FUNCTIONS = _words("generate_series json_each range repeat unnest")  # others take a table by its name
+# The fields whose text names no column that is read; what another field holds may be one. Of `path`, see `uses`.
+_DUCKDB_NAMELESS = _words(
+    """
+    class type alias aliases key catalog schema path table_name type_name function_name collation identifier kind text
+    value id join_type ref_type aggregate_handling start end exclude_clause syntax_type comparison_type subquery_type
+    setop_type null_order nearest_order_type materialized with_ordinality method
+    """
+)
 _SHOWN = frozenset(('"tables"',))  # of what SHOW can show: the names of the tables
 _POSTGRES_PARTS = _words(
     """
@@ -55,6 +65,8 @@ _POSTGRES_FORMS = _words(
     like_escape similar_to_escape similar_escape system bernoulli
     """
 )
+# As `_DUCKDB_NAMELESS`, of fields that hold a list of names.
+_POSTGRES_NAMELESS = _words("funcname names name colnames aliascolnames collname")
 _DATES = ("SVFOP_CURRENT_DATE", "SVFOP_CURRENT_TIME", "SVFOP_LOCALTIME")  # the other words tell who is connected
 # What describes the tables; the rest of this schema describes the server, its roles and who may do what.
 _DESCRIBED = _words(
@@ -70,19 +82,13 @@ _SYSTEM = frozenset(("pg_catalog", "pg_toast", "system", "temp", "pg_temp"))
 
 
 def refused_by_duckdb(sql: str, serialize: Callable[[str], str], hidden: Hidden | None = None) -> Raw | None:
-    """Why DuckDB may not run a statement; None if it may.
-
-    Args:
-        serialize: DuckDB's json_serialize_sql. It takes queries only, and says of anything else that it is none.
-        hidden: what it may not read.
-    """
+    """Why DuckDB may not run a statement, by its own json_serialize_sql, which takes queries only; None if it may."""
     parsed = json.loads(serialize(sql))
     if parsed["error"]:
         if parsed.get("error_type") == "parser":
             return _mistake(parsed["error_message"])
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    refused = _several(parsed["statements"]) or _first(map(_refused_in_duckdb, _nodes(parsed["statements"])))
-    return refused or (None if hidden is None else hidden.refused(_named_in_duckdb(parsed["statements"])))
+    return _refused(parsed["statements"], _refused_in_duckdb, hidden, _named_in_duckdb)
 
 
 def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> Named | None:
@@ -91,11 +97,9 @@ def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> Named | None:
     return None if parsed["error"] else _named_in_duckdb(parsed["statements"])
 
 
-def refused_by_postgres(sql: str, hidden: Hidden | None = None) -> Raw | None:
-    """Why PostgreSQL may not run a statement; None if it may.
-
-    Args:
-        hidden: what it may not read.
+def refused_by_postgres(sql: str, hidden: Hidden | None, calls: Mapping[str, bool]) -> Raw | None:
+    """Why PostgreSQL may not run a statement; None if it may. `calls` has the server's functions that (value).name
+    calls, each with whether table.name calls it too, with a row.
     """
     from pglast import Error
     from pglast.parser import parse_sql_json
@@ -108,8 +112,7 @@ def refused_by_postgres(sql: str, hidden: Hidden | None = None) -> Raw | None:
         return failure(ERROR, "empty", "there is no query to run")
     if "SelectStmt" not in statements[0]["stmt"]:
         return failure(REFUSED, "not_authorized", "not authorized: this is no query")
-    refused = _several(statements) or _first(map(_refused_in_postgres, _nodes(statements)))
-    return refused or (None if hidden is None else hidden.refused(_named_in_postgres(statements)))
+    return _refused(statements, functools.partial(_refused_in_postgres, calls), hidden, _named_in_postgres)
 
 
 def named_by_postgres(sql: str) -> Named | None:
@@ -128,15 +131,14 @@ def _mistake(message: str) -> Raw:
     return failure(ERROR, "too_complex" if "depth" in message else "syntax", message)
 
 
-def _several(statements: list[Any]) -> Raw | None:
-    if len(statements) < 2:
-        return None
-    return failure(REFUSED, "several_statements", "only one statement may be run at a time")
-
-
-def _first(reasons: Iterator[str]) -> Raw | None:
-    reason = next(filter(None, reasons), None)
-    return None if reason is None else failure(REFUSED, "not_authorized", reason)
+def _refused(
+    statements: list[Any], refused: Callable[[Node], str], hidden: Hidden | None, named: Callable[[Any], Named]
+) -> Raw | None:
+    if len(statements) > 1:
+        return failure(REFUSED, "several_statements", "only one statement may be run at a time")
+    if reason := next(filter(None, map(refused, _nodes(statements))), None):
+        return failure(REFUSED, "not_authorized", reason)
+    return None if hidden is None else hidden.refused(named(statements))
 
 
 def _nodes(tree: Any) -> Iterator[Node]:
@@ -154,22 +156,22 @@ def _nodes(tree: Any) -> Iterator[Node]:
 def _refused_in_duckdb(node: Node) -> str:
     """Why an object of DuckDB's tree may not be there; "" if it may."""
     kind = node.get("class") or node.get("type")
-    if "function_name" in node:
-        reason = _called("duckdb", node["function_name"], _DUCKDB_FORMS)
-        if reason:
-            return reason
+    if "function_name" in node and (reason := _called("duckdb", node["function_name"], _DUCKDB_FORMS)):
+        return reason
     if not isinstance(kind, str) or kind.endswith("_TYPE_INFO") or kind in _DIRECTIONS:
         return ""  # no part of a query: the description of a type, the direction of a sort
     if kind.lower() not in _DUCKDB_PARTS:
         return f"this part of SQL is not allowed here: {kind}"
     if kind == "BASE_TABLE":
         return _read(node["qualified_name"]["path"])
+    if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _DUCKDB_TABLE_FUNCTIONS:
+        return f"not authorized to use table function: {node['function']['function_name']}"
     if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWN:
         return f"not authorized to show {node.get('table_name')}"
     return ""
 
 
-def _refused_in_postgres(node: Node) -> str:
+def _refused_in_postgres(calls: Mapping[str, bool], node: Node) -> str:
     """Why an object of PostgreSQL's tree may not be there; "" if it may.
 
     A node that may be of several kinds is an object with its kind as the only key; one that can be of one kind only
@@ -182,8 +184,11 @@ def _refused_in_postgres(node: Node) -> str:
         return "not authorized: only a query that reads"
     if "funcname" in node:
         return _called("postgres", node["funcname"][-1]["String"]["sval"], _POSTGRES_FORMS)
-    if "names" in node:
-        return _cast(node["names"])
+    dotted = [*filter(calls.get, _texts(node.get("fields", ()))[1:])]
+    if dotted or (dotted := [name for name in _texts(node.get("indirection", ())) if name in calls]):
+        return max(_called("postgres", name, _POSTGRES_FORMS) for name in dotted)
+    if "names" in node and (name := _texts(node["names"])[-1].lower()) in _LOOKED_UP:
+        return f"not authorized to use type: {name}"
     if "relname" in node:
         return _read([node[part] for part in ("catalogname", "schemaname", "relname") if part in node])
     if str(node.get("op", "")).startswith("SVFOP_") and not node["op"].startswith(_DATES):
@@ -200,12 +205,6 @@ def _called(engine: str, function: str, forms: frozenset[str]) -> str:
     return f"not authorized to use function: {name}"
 
 
-def _cast(names: list[Node]) -> str:
-    """Why PostgreSQL may not cast to a type; "" if it may."""
-    name = str(names[-1]["String"]["sval"]).lower()
-    return f"not authorized to use type: {name}" if name in _LOOKED_UP else ""
-
-
 def _read(path: list[str]) -> str:
     """Why a relation may not be read; "" if it may."""
     *schemas, name = [part.lower() for part in path]
@@ -219,45 +218,50 @@ def _read(path: list[str]) -> str:
 def _named_in_duckdb(tree: Any) -> Named:
     """What a statement names, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
     nodes = list(_nodes(tree))
-    tables = [node for node in nodes if node.get("type") in ("BASE_TABLE", "SHOW_REF")]
-    columns = [node["column_names"] for node in nodes if node.get("class") == "COLUMN_REF"]
-    joined = [name for node in nodes for name in node.get("using_columns", ())]
-    paths = [list(node.get("qualified_name", {}).get("path", ())) for node in tables]
+    tables = [(node, node["qualified_name"]["path"]) for node in nodes if node.get("type") == "BASE_TABLE"]
+    uses = {tuple(node["column_names"]) for node in nodes if "column_names" in node}
+    uses |= {tuple(node["qualified_name"]["path"][:-1]) for node in nodes if "function_name" in node}  # x.upper()
+    for key, value in (item for node in nodes for item in node.items() if item[0] not in _DUCKDB_NAMELESS):
+        texts = value if isinstance(value, list) and key != "column_names" else [value]
+        uses |= {(text,) for text in texts if isinstance(text, str)}
     unnamed = any(
         node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
-        or node.get("type") in ("SHOW_REF", "PIVOT")
+        or node.get("type") == "PIVOT"
         or node.get("ref_type") == "NATURAL"
         or node.get("column_name_alias")
         for node in nodes
     )
     return Named(
-        relations=frozenset(path[-1] for path in paths if path),
-        aliases=frozenset(str(node["alias"]) for node in tables if "alias" in node),
-        columns=frozenset([*(name for names in columns for name in names), *joined]),
-        values=frozenset(names[-1] for names in columns if names),
+        relations=frozenset(path[-1] for _, path in tables),
+        rows=frozenset((name, path[-1]) for node, path in tables for name in (path[-1], node.get("alias", path[-1]))),
+        uses=frozenset(filter(None, uses)),
         unnamed=unnamed,
-        catalogue=any(_is_described(path) for path in paths if path)
-        or any(node.get("type") == "SHOW_REF" for node in nodes),
+        catalogue=any(node.get("type") == "SHOW_REF" for node in nodes)
+        or any(_is_described(path) for _, path in tables),
         functions=frozenset(str(node["function_name"]) for node in nodes if "function_name" in node),
     )
 
 
 def _named_in_postgres(tree: Any) -> Named:
-    """What a statement names, by PostgreSQL's tree. A star, a natural join and renamed columns read without naming."""
+    """What a statement names, by PostgreSQL's tree. A star, a natural join, renamed columns and a row of several tables
+    read without naming.
+    """
     nodes = list(_nodes(tree))
-    tables = [node for node in nodes if "relname" in node]
-    columns = [_texts(node["ColumnRef"].get("fields", ())) for node in nodes if "ColumnRef" in node]
-    joined = [name for node in nodes for name in _texts(node.get("usingClause", ()))]
+    tables = [(node, str(node["relname"])) for node in nodes if "relname" in node]
     aliases = [node["alias"] for node in nodes if isinstance(node.get("alias"), dict)]
-    schemas = [[str(node.get("schemaname", "")), str(node["relname"])] for node in tables]
+    uses: set[tuple[str, ...]] = set()
+    for key, value in (item for node in nodes for item in node.items() if item[0] not in _POSTGRES_NAMELESS):
+        if isinstance(value, list) and (texts := _texts(value)):
+            uses |= {tuple(texts)} if key == "fields" else {("", text)[key != "indirection" :] for text in texts}
     return Named(
-        relations=frozenset(str(node["relname"]) for node in tables),
-        aliases=frozenset(str(alias.get("aliasname", "")) for alias in aliases),
-        columns=frozenset([*(name for names in columns for name in names), *joined]),
-        values=frozenset(names[-1] for names in columns if names),
-        unnamed=any("A_Star" in node or "isNatural" in node for node in nodes)
+        relations=frozenset(name for _, name in tables),
+        rows=frozenset(
+            (row, name) for node, name in tables for row in (name, node.get("alias", {}).get("aliasname", name))
+        ),
+        uses=frozenset(uses),
+        unnamed=any("A_Star" in node or "isNatural" in node or {"jointype", "alias"} <= node.keys() for node in nodes)
         or any(alias.get("colnames") for alias in aliases),
-        catalogue=any(map(_is_described, schemas)),
+        catalogue=any(_is_described([str(node.get("schemaname", "")), name]) for node, name in tables),
         types=frozenset(_texts(node["names"])[-1] for node in nodes if "names" in node),
         functions=frozenset(_texts(node["funcname"])[-1] for node in nodes if "funcname" in node),
     )
