@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from pipelines.config import Recipe, Source
 from pipelines.errors import BoundaryError, DataError, RecipeError
 from pipelines.nightly import inbox
 from pipelines.nightly.drift import drift
-from pipelines.nightly.ledger import Champion, Ledger
+from pipelines.nightly.ledger import Champion, Ledger, Moved
 from pipelines.nightly.promotion import Held, Verdict, decide
 from pipelines.nightly.seen import trained_on
 from pipelines.nightly.union import Part, sources, unite
@@ -29,18 +30,13 @@ Keys = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Site:
-    """What a night works on.
+    """What a night works on."""
 
-    Attributes:
-        name, overrides: the recipe as the user names it; guards are laid over the same.
-        walk: makes stages: the plain run, or Prefect; its last argument says what for, in a word.
-    """
-
-    name: str
+    name: str  # of the recipe, as the user names it with its overrides; guards are laid over the same
     overrides: Sequence[str]
     recipe: Recipe
     store: Store
-    walk: Walk
+    walk: Walk  # makes stages: the plain run, or Prefect; its last argument says what for, in a word
     stages: list[graph.StageResult] = field(default_factory=list)
 
     def make(self, recipe: Recipe, steps: Sequence[graph.Step], role: str = "") -> dict[str, graph.StageResult]:
@@ -64,17 +60,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Challenger:
-    """What a night trained.
-
-    Attributes:
-        base: key of the model that it started from.
-        learned: names of the batches that it has seen, its champion's included.
-    """
+    """What a night trained."""
 
     stage: str
     key: str
-    base: str
-    learned: tuple[str, ...]
+    base: str  # key of the model that it started from
+    learned: tuple[str, ...]  # names of the batches that it has seen, its champion's included
+    start: str = ""  # key of the champion whose weights that model has; "" for the recipe's own
 
 
 def title(recipe: Recipe, store: Store) -> str:
@@ -123,12 +115,12 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
     ledger = Ledger(store, recipe.name)
     with ledger.locked():
         inbox.collect(recipe.nightly, ledger.batches)
-        fresh, champion = ledger.undecided(), ledger.champion()
-        if champion is not None and not fresh:
+        fresh = ledger.undecided()
+        if ledger.champion() is not None and not fresh:
             return ledger.add("night", decision="nothing", reason="no new questions", new=[])
         base = _curate(site, recipe, "base")
         parts = {path.name: _admit(site, ledger, path, base, path in fresh) for path in ledger.usable()}
-        challenger = _train(site, ledger, base, parts, champion)
+        challenger = _train(site, ledger, base, parts)
         return conclude(site, ledger, challenger, (base, *parts.values()), fresh)
 
 
@@ -137,26 +129,31 @@ def conclude(
 ) -> dict[str, Any]:
     """Hold a challenger against the champion, write the line of the ledger that says who serves, and return it.
 
+    A champion that is rolled back before the line is written decides nothing: the one before it is compared.
+
     Args:
         curated: keys of the stages that it learned from, which the store keeps.
         fresh: batches about which this decides.
     """
-    champion = ledger.champion()
-    verdict = _decided(site, challenger, champion, ledger.withdrawn())
-    return ledger.add(
-        "night",
-        decision=verdict.decision,
-        reason=verdict.reason,
-        numbers=verdict.numbers,
-        new=[path.name for path in fresh],
-        rows=sum(inbox.size(path) for path in fresh),
-        held_out=sum(inbox.left_out(path) for path in fresh),
-        challenger={"stage": challenger.stage, "key": challenger.key},
-        champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
-        learned=challenger.learned,
-        stages=sorted({item for keys in curated for item in keys.items()}),
-        made=sorted(f"{stage.name}/{stage.key}" for stage in site.stages if not stage.cached),
-    )
+    while True:
+        champion = ledger.champion()
+        verdict = _decided(site, challenger, champion, ledger.withdrawn())
+        with contextlib.suppress(Moved):
+            return ledger.add(
+                "night",
+                standing=champion.key if champion else "",
+                decision=verdict.decision,
+                reason=verdict.reason,
+                numbers=verdict.numbers,
+                new=[path.name for path in fresh],
+                rows=sum(inbox.size(path) for path in fresh),
+                held_out=sum(inbox.left_out(path) for path in fresh),
+                challenger={"stage": challenger.stage, "key": challenger.key},
+                champion=None if champion is None else {"stage": champion.stage, "key": champion.key},
+                learned=challenger.learned,
+                stages=sorted({item for keys in curated for item in keys.items()}),
+                made=sorted(f"{stage.name}/{stage.key}" for stage in site.stages if not stage.cached),
+            )
 
 
 def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
@@ -232,17 +229,14 @@ def _hold_drift(site: Site, keys: Keys, base: Keys) -> None:
             )
 
 
-def _train(
-    site: Site, ledger: Ledger, base: Keys, batches: Mapping[str, Keys], champion: Champion | None
-) -> Challenger:
+def _train(site: Site, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
     """Train a challenger: the champion further, or the recipe's base anew on all that there is."""
     recipe, store = site.recipe, site.store
-    further = champion is not None and recipe.nightly.start == "champion"
-    batches_known = champion.batches if champion is not None and further else ()
-    parts = [Part(base, fresh=not further)]
-    parts += [Part(keys, fresh=name not in batches_known) for name, keys in batches.items()]
-    united = unite(store, parts, recipe.nightly.replay if further else None, recipe.seed)
-    trained = _challenging(recipe, store, champion if further else None, sources(store, united["data"]))
+    start = ledger.champion() if recipe.nightly.start == "champion" else None
+    parts = [Part(base, fresh=start is None)]
+    parts += [Part(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
+    united = unite(store, parts, None if start is None else recipe.nightly.replay, recipe.seed)
+    trained = _challenging(recipe, store, start, sources(store, united["data"]))
     steps = graph.plan(trained, store, given=united)
     from tasks import contracts
 
@@ -254,7 +248,7 @@ def _train(
         raise _refused(site, ledger, None, ledger.undecided(), error) from error
     finished = site.make(trained, steps)
     last = [name for name in TRAINING if name in finished][-1]
-    return Challenger(last, finished[last].key, finished["model"].key, tuple(batches))
+    return Challenger(last, finished[last].key, finished["model"].key, tuple(batches), start.key if start else "")
 
 
 def _challenging(recipe: Recipe, store: Store, champion: Champion | None, rl_sources: int) -> Recipe:
@@ -307,6 +301,9 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     if champion is None:
         reason = f"no champion yet, against the base model: {verdict.reason}"
         return Verdict("kept" if verdict.decision == "worse" else verdict.decision, reason, verdict.numbers)
+    if challenger.start in withdrawn:  # nor is the batch to blame for what its champion had learned
+        reason = f"it was trained from a champion that was rolled back; {verdict.reason}"
+        return Verdict("kept", reason, verdict.numbers)
     if verdict.decision == "promoted" and challenger.key in withdrawn:
         return Verdict("kept", f"it was rolled back before; {verdict.reason}", verdict.numbers)
     return verdict

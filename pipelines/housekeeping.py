@@ -227,31 +227,21 @@ def doomed(store: Store, days: float, say: Callable[[str], None] = lambda line: 
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
     old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
     claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
-    hidden = [place for place in _hidden(store) if _is_left(place, claims)]
+    beside = []  # work folders that nobody is at work in, what was set aside, and what an earlier gc was killed over
+    for kind in (entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)):
+        for entry in os.scandir(kind.path):
+            place = Path(entry.path)
+            if not (entry.name.startswith((WORK, DAMAGED, GONE)) and entry.is_dir(follow_symlinks=False)):
+                continue
+            if not entry.name.startswith(WORK) or (_name(place) not in claims and not _locked(place)):
+                beside.append(place)
     entries = []
-    for folder in (*hidden, *old):
+    for folder in (*sorted(beside), *old):
         with contextlib.suppress(FileNotFoundError):  # another gc was first
             touched = folder.stat().st_mtime_ns  # of a finished stage: `Store.note_use`
             if folder.name.startswith(GONE) or touched < before * 1e9:
                 entries.append(Doomed(folder, _size(folder), touched))
     return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))
-
-
-def _hidden(store: Store) -> list[Path]:
-    """The folders beside finished stages: work folders, what was set aside, and what an earlier gc was killed over."""
-    kinds = [entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)]
-    starts = (WORK, DAMAGED, GONE)
-    return sorted(
-        Path(entry.path)
-        for kind in kinds
-        for entry in os.scandir(kind.path)
-        if entry.name.startswith(starts) and entry.is_dir(follow_symlinks=False)
-    )
-
-
-def _is_left(place: Path, claims: Container[Name]) -> bool:
-    """Whether nobody is at work in a folder that is no finished stage."""
-    return not place.name.startswith(WORK) or (_name(place) not in claims and not _locked(place))
 
 
 def _name(folder: Path) -> Name:

@@ -82,7 +82,7 @@ class Store:
         """
         work = self.work(stage, key)
         path = work.with_name(f"{work.name}.lock")
-        with _lock(path, waiting):
+        with lock(path, waiting):
             yield
             path.unlink(missing_ok=True)
 
@@ -308,7 +308,7 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is damaged: it is not JSON", hint) from None
 
 
-def _lock(path: Path, waiting: Callable[[], None]) -> IO[str]:
+def lock(path: Path, waiting: Callable[[], None]) -> IO[str]:
     """The file at a path, with its lock. Its last holder unlinked it: who waited for that one locks the next one."""
     waited = False
     while True:

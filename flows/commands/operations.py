@@ -92,15 +92,16 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
 def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     """Make the previous champion the champion again; the one that leaves is not promoted again.
 
+    A night may be running: it decides against the champion that stands when it ends, and does not promote what it
+    trained from the one that left.
+
     Example: sqltrain champion rollback miniature
     """
     from pipelines.nightly.ledger import Ledger
     from tasks.promotion import announce
 
     loaded, store = open_recipe(recipe, overrides or [])
-    ledger = Ledger(store, loaded.name)
-    with ledger.locked():
-        former, came = ledger.rollback()
+    former, came = Ledger(store, loaded.name).rollback()
     announce(loaded.name, store, typer.echo)
     typer.echo(f"champion: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipelines.errors import DataError, ResourceError
-from pipelines.store import Store, writing
+from pipelines.store import Store, lock, writing
 from pipelines.types import read_lines
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
@@ -29,20 +29,18 @@ class Overlap(ResourceError):
     """A night of that recipe is at work already."""
 
 
+class Moved(ResourceError):
+    """The champion that a line is about has left its place."""
+
+
 @dataclass(frozen=True)
 class Champion:
-    """A checkpoint that serves.
-
-    Attributes:
-        stage, key: of the finished training stage.
-        batches: names of the batches that it has learned.
-        night: the line of the ledger that made it champion.
-    """
+    """A checkpoint that serves: a finished training stage."""
 
     stage: str
     key: str
-    batches: tuple[str, ...]
-    night: int
+    batches: tuple[str, ...]  # names of those that it has learned
+    night: int  # the line of the ledger that made it champion
 
 
 class Ledger:
@@ -76,15 +74,26 @@ class Ledger:
         path = self.folder / LINES
         return [row for _, row in read_lines(path, torn=True)] if path.is_file() else []
 
-    def add(self, event: str, **facts: Any) -> dict[str, Any]:
+    def lines_locked(self) -> IO[str]:
+        """The lock of the file of lines, held for moments; a night holds the other one for hours."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return lock(self.folder / ".lines.lock", lambda: None)
+
+    def add(self, event: str, standing: str = "", **facts: Any) -> dict[str, Any]:
         """Write one line and return it.
 
+        Args:
+            standing: key of the champion that the line is about; "" for a line that is about none.
+
         Raises:
+            Moved: another champion stands by now; nothing is written.
             ResourceError: no room on the disk, or the ledger cannot be written; what was cut short never happened.
         """
         row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder), self.lines_locked():
+            champion = self.champion() if standing else None
+            if standing and (champion is None or champion.key != standing):
+                raise Moved(f"another champion of {self.folder.name} stands by now", "Run again.")
             path = self.folder / LINES
             whole = path.read_bytes() if path.is_file() else b""
             with path.open("r+b" if whole else "wb") as file:
@@ -146,7 +155,7 @@ class Ledger:
         return sorted(self.batches.glob("[0-9]*"))
 
     def rollback(self) -> tuple[Champion, Champion]:
-        """Give the place back to the champion before; returns the one that left and the one that came.
+        """Give the place back to the champion before, at any time; returns the one that left and the one that came.
 
         Raises:
             DataError: there is none before it, or its checkpoint is gone.
@@ -160,7 +169,7 @@ class Ledger:
                 f"the champion before, {came.stage}/{came.key}, is not in the store any more",
                 "gc keeps the last two champions. Pin older ones (sqltrain store pin), or train one anew.",
             )
-        self.add("rollback", **{"from": former.key, "to": came.key})
+        self.add("rollback", standing=former.key, **{"from": former.key, "to": came.key})
         return former, came
 
 

@@ -66,12 +66,15 @@ def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
         own = ledger.folder / LINES
         lines = remote.read(f"{HOME}/{recipe}/{LINES}", sizes[f"{recipe}/{LINES}"])
         with ledger.locked():
-            if own.is_file() and not _continues(lines, own.read_bytes(), recipe):
+            if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):
                 continue
             decided = _decided(lines, recipe)
             for name, size in sorted(sizes.items(), key=lambda item: item[0].endswith(f"/{LINKS}")):
                 _take(remote, ledger, recipe, name, size, decided)  # links come last: no file is written through one
-            write_atomic(own, lines.decode("utf-8"))
+            with ledger.lines_locked():
+                if not _continues(lines, own.read_bytes() if own.is_file() else b"", recipe):  # rolled back meanwhile
+                    continue
+                write_atomic(own, lines.decode("utf-8"))
         say(f"pulled {len(ledger.lines())} nights of {recipe}")
 
 

@@ -89,7 +89,8 @@ def test_rollback_is_one_command_and_cannot_go_too_far(
     monkeypatch.setattr("tasks.promotion.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
     where = f"store={store.root}"
     store.make("grpo", "k1", lambda folder: None, {}, lambda: None)
-    code, out, _ = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
+    with Ledger(store, "miniature").locked():  # a night is at work
+        code, out, _ = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)
     assert code == 0
     assert "grpo/k1/model (was grpo/k3)" in out
     code, out, _ = sqltrain(monkeypatch, capsys, "champion", "show", "miniature", where, "--json")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.errors import DataError, ResourceError
-from pipelines.nightly.ledger import Ledger, Overlap, ledgers
+from pipelines.nightly.ledger import Ledger, Moved, Overlap, ledgers
 from pipelines.store import Store
 
 
@@ -87,6 +87,18 @@ def test_one_night_at_a_time(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     with book.locked(), pytest.raises(Overlap, match="another night"), ledger(tmp_path).locked():
         pass
+
+
+def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    make(tmp_path, "k1")
+    for key in ("k1", "k2"):
+        night(book, "promoted", key)
+    with book.locked():  # a night is at work
+        ledger(tmp_path).rollback()
+    with pytest.raises(Moved, match="another champion of farms stands by now"):
+        book.add("night", standing="k2", decision="kept")
+    assert [row["event"] for row in book.lines()] == ["night", "night", "rollback"]
 
 
 def test_a_store_that_is_no_folder_is_one_plain_line(tmp_path: Path) -> None:
