@@ -52,11 +52,11 @@ def world(folder: Path) -> Path:
     return path
 
 
-def turns(number: int) -> tuple[str, str]:
+def turns(number: int, thought: str = "think") -> tuple[str, str]:
     """The two turns of an episode; each statement is one that was never run before."""
     answer = GOLD if number % 2 else "SELECT name FROM item LIMIT 1"
-    look = f"<think>look</think>\n<sql>SELECT count(*) FROM item WHERE price > {number}</sql>"
-    return look, f"<think>so</think>\n<solution>{answer} -- {number}\n</solution>"
+    look = f"<{thought}>look</{thought}>\n<sql>SELECT count(*) FROM item WHERE price > {number}</sql>"
+    return look, f"<{thought}>so</{thought}>\n<solution>{answer} -- {number}\n</solution>"
 
 
 def theirs(folder: Path, said: Sequence[str], gold: str = GOLD) -> float:
@@ -67,10 +67,10 @@ def theirs(folder: Path, said: Sequence[str], gold: str = GOLD) -> float:
     return float([environment.step(text) for text in said][-1]["reward"])
 
 
-def ours(environment: Environment, path: Path, said: Sequence[str]) -> float:
+def ours(environment: Environment, path: Path, number: int) -> float:
     """The reward of our environment."""
     session = environment.reset(example_of({"question": "dear items", "database": str(path), "sql": GOLD}))
-    reward = [session.step(text) for text in said][-1].reward
+    reward = [session.step(text) for text in turns(number, environment.protocol.thought)][-1].reward
     assert reward is not None
     return reward
 
@@ -134,7 +134,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--nemo-gym", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, Environment("skyrl_sql") as environment:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Environment("skyrl_sql") as environment,
+        Environment("sql_trail") as trail,
+    ):
         folder = Path(name)
         path = world(folder)
 
@@ -147,7 +151,8 @@ def main() -> None:
 
         episodes = {
             "skyrl-gym's example": lambda number: theirs(folder, turns(number)),
-            "ours": lambda number: ours(environment, path, turns(number)),
+            "ours, execution and format (skyrl_sql)": lambda number: ours(environment, path, number),
+            "ours, six terms (sql_trail)": lambda number: ours(trail, path, number),
         }
         sides: dict[str, Verdict] = {"skyrl-gym's example": skyrl, "ours": own}
         print("| episodes | a second | a CPU second |\n|---|---|---|")

@@ -101,8 +101,8 @@ class World:
         """The rewards of episodes, as our own arm pays them."""
         by_id = {example.id: example for example in self.examples}
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
-        outcomes = make_outcomes(trajectories, by_id, self.sql, self.schemas, equality, turns)
         rubric = Rubric(self.recipe.rewards)
+        outcomes = make_outcomes(trajectories, by_id, self.sql, self.schemas, equality, turns, reads=rubric.reads)
         return [rubric.score(outcome).total for outcome in outcomes]
 
 

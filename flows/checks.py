@@ -110,7 +110,8 @@ def _gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -> tup
         for part in parts:
             by_id, answers = {example.id: example for example in part}, [_answer(example) for example in part]
             for outcome in make_outcomes(
-                answers, by_id, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns
+                *(answers, by_id, sql, schemas(recipe), recipe.execution.equality, recipe.protocol.max_turns),
+                reads=rubric.reads if rubric else (),
             ):
                 example = by_id[outcome.example_id]
                 why = _without_result(example, sql) if outcome.broken else _short(outcome, rubric)

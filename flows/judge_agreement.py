@@ -107,7 +107,7 @@ def _choose(
         bars.begin("execute", len(answers), "answers")
         for start in range(0, len(answers), BATCH):
             part = answers[start : start + BATCH]
-            for outcome in make_outcomes(part, pool, sql, None, recipe.execution.equality, 0):
+            for outcome in make_outcomes(part, pool, sql, None, recipe.execution.equality, 0, reads=()):
                 if not outcome.broken and len(chosen[outcome.correct]) < most:
                     chosen[outcome.correct].append(outcome)
             bars.advance(len(part))

@@ -5,7 +5,7 @@ Only the standard library is imported here: SQL workers read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pipelines.sql.compare import Gold, Result
 
 
+# What an outcome may have taken apart for a reward term: tables and columns of both queries; the gold schema; token
+# pairs of both queries; Spider's level of the gold query.
+ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
+
+
 class RewardFunction(NamedTuple):
     """A term of a reward panel.
 
@@ -24,12 +29,14 @@ class RewardFunction(NamedTuple):
         wrong: lowest and highest value of a wrong answer; None for a case table, whose order is its own.
         right: the same of a right answer.
         by_turn: whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
+        reads: which of `ANALYSES` it needs: an outcome lacks what no term of the panel reads.
     """
 
     pay: Callable[..., Any]
     wrong: tuple[float, float] | None = None
     right: tuple[float, float] | None = None
     by_turn: bool = False
+    reads: Collection[str] = ANALYSES
 
 
 class Equality(NamedTuple):

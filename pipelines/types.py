@@ -235,12 +235,14 @@ class SchemaItems:
 class Outcome:
     """All that a reward may look at: the final SQL and the gold SQL executed once, beside the episode's facts.
 
+    Analyses that no reward term reads are left out: then fields are None or empty.
+
     Attributes:
         correct: by the equality named in `equality`; False when there is no final SQL.
         status: of the final SQL's execution; None when there is none.
         n_rows: rows that the final SQL returned.
         broken: a boundary failed for the final SQL or the gold SQL: no reward may be given.
-        hardness: Spider's level of the gold SQL.
+        hardness: Spider's level of the gold SQL; None where nobody asked for it.
         max_turns: the turn cap T that the episode ran under.
         predicted_schema, gold_items: tables and columns of the final SQL and the gold SQL; None when the SQL does not
             parse or is absent.
@@ -256,7 +258,7 @@ class Outcome:
     status: ExecutionStatus | None
     n_rows: int
     broken: bool
-    hardness: Hardness
+    hardness: Hardness | None
     max_turns: int
     predicted_schema: SchemaItems | None
     gold_items: SchemaItems | None

@@ -72,6 +72,7 @@ class CheckedTrajectory:
             database: the id of its question's database.
             drop: names of filter rules.
         """
+        assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
         reason, detail = fault(outcome) or _broken_rule(outcome, drop) or (None, "")
         return cls(

@@ -255,7 +255,7 @@ class Environment:
             DatabaseError: the database cannot be read.
         """
         self._begun += 1
-        prompt = self.protocol.prompt(example, self.schema(example.database), self._rules.max_turns)
+        prompt = self._rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self._rules, POLICY, f"session-{self._begun}", prompt, None))
 
@@ -291,6 +291,7 @@ class Environment:
             self.schema,
             self.recipe.execution.equality,
             self._rules.max_turns,
+            reads=self._rubric.reads,
         )
         facts = _facts(outcome)
         if outcome.broken:

@@ -18,6 +18,7 @@ from pipelines.sql import analyst, livesqlbench
 from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
 from pipelines.types import (
     Action,
@@ -272,7 +273,7 @@ def _record(
         tokens_out=trajectory.n_agent_tokens if has_tokens else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
         linking=None if broken else _linking(static, example, final),  # a database that is gone has no schema
-        bigrams=jaccard(static.bigrams(final), static.bigrams(example.gold_sql)),
+        bigrams=jaccard(bigrams(final or ""), bigrams(example.gold_sql)),
         diagnosis=diagnosis,
         difficulty=str(example.meta.get("difficulty", "")),
         needs_probe=example.meta.get("needs_probe"),

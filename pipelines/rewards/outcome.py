@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipelines.parts import ANALYSES
 from pipelines.sql import analyst
-from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
-from pipelines.types import Database, Example, Hardness, Outcome, SchemaItems, StopReason, Trajectory
+from pipelines.types import Database, EngineName, Example, Hardness, Outcome, SchemaItems, StopReason, Trajectory
 
 Schemas = Callable[[Database], Schema]
+# What gold queries come to, for the life of the process; an answer that may be a failure of the worker is not kept.
+_GOLD_ITEMS: dict[tuple[Database, str], tuple[Schema, SchemaItems]] = {}
+_GOLD_LEVELS: dict[tuple[str, EngineName], Hardness] = {}
+GOLD_KEPT = 50_000  # gold queries; beyond them all are forgotten
 
 
 def make_outcomes(
@@ -22,6 +27,7 @@ def make_outcomes(
     equality: str,
     max_turns: int,
     gold_schemas: Mapping[str, SchemaItems] | None = None,
+    reads: Collection[str] = ANALYSES,
 ) -> list[Outcome]:
     """One outcome a trajectory, in order.
 
@@ -29,118 +35,98 @@ def make_outcomes(
 
     Args:
         examples: by id.
-        schemas: gives a database's schema; without it outcomes lack what reading the SQL would tell (schemas, bigrams),
-            which costs several times the execution.
+        schemas: gives a database's schema; None where nothing of it is read.
         equality: a name of `pipelines/sql/compare.py`.
         max_turns: the turn cap T of the episodes.
         gold_schemas: consensus gold schemas by example id; an example that is not among them has none. Without the
             mapping, the gold SQL's own tables and columns are taken.
+        reads: the analyses (`pipelines.parts.ANALYSES`) that the outcomes hold. They cost more than the execution.
     """
-    pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
+    of = [examples[trajectory.example_id] for trajectory in trajectories]
+    pairs = [
+        Pair(example.database, example.gold_sql, trajectory.final_sql)
+        for example, trajectory in zip(of, trajectories, strict=True)
+    ]
     verdicts = sql.verdicts(pairs, [equality])
-    whole = [
-        pair
-        for pair, verdict, trajectory in zip(pairs, verdicts, trajectories, strict=True)
-        if not _broke(trajectory, verdict)
+    broke = [
+        verdict.broken or trajectory.stop is StopReason.BROKEN
+        for verdict, trajectory in zip(verdicts, trajectories, strict=True)
     ]
-    analysis = None if schemas is None else Analysis(schemas, gold_schemas)
-    if analysis is not None:
-        analysis.learn(whole)
-    level = levels(examples[trajectory.example_id] for trajectory in trajectories)
-    return [
-        _outcome(trajectory, examples[trajectory.example_id], verdict, equality, max_turns, analysis, level)
-        for trajectory, verdict in zip(trajectories, verdicts, strict=True)
-    ]
+    analysis = Analysis(schemas, gold_schemas)
+    if "schema" in reads or ("gold_schema" in reads and gold_schemas is None):
+        whole = [pair for pair, is_broken in zip(pairs, broke, strict=True) if not is_broken]
+        analysis.learn(whole, predicted="schema" in reads)
+    level = levels(of) if "level" in reads else {}
+    outcomes = []
+    for trajectory, example, verdict, is_broken in zip(trajectories, of, verdicts, broke, strict=True):
+        final, database = trajectory.final_sql, example.database
+        taken = () if is_broken else reads  # its database may be gone, and nobody looks at the rest of it
+        outcomes.append(
+            Outcome(
+                example_id=trajectory.example_id,
+                trajectory=trajectory,
+                equality=equality,
+                correct=verdict.scores.get(equality, 0.0) == 1.0,
+                status=verdict.predicted,
+                n_rows=verdict.n_rows,
+                broken=is_broken,
+                hardness=example.hardness or level.get(example.id),
+                max_turns=max_turns,
+                predicted_schema=analysis.items(final, database) if "schema" in taken else None,
+                gold_items=analysis.items(example.gold_sql, database) if "schema" in taken else None,
+                gold_schema=analysis.gold(example) if "gold_schema" in taken else None,
+                predicted_bigrams=bigrams(final or "") if "bigrams" in taken else frozenset(),
+                gold_bigrams=bigrams(example.gold_sql) if "bigrams" in taken else frozenset(),
+            )
+        )
+    return outcomes
 
 
 def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
     """Each example's level, by its id; where it has none, its gold SQL's."""
     by_id = {example.id: example for example in examples}
-    untold = [example for example in by_id.values() if example.hardness is None]
-    levels_measured = (
-        analyst.hardness([(example.gold_sql, example.database.engine) for example in untold]) if untold else []
-    )
-    measured = {example.id: level for example, level in zip(untold, levels_measured, strict=True)}
-    return {id: example.hardness or measured[id] for id, example in by_id.items()}
-
-
-def _broke(trajectory: Trajectory, verdict: Verdict) -> bool:
-    return verdict.broken or trajectory.stop is StopReason.BROKEN
-
-
-def _pair(trajectory: Trajectory, example: Example) -> Pair:
-    return Pair(example.database, example.gold_sql, trajectory.final_sql)
+    untold = {(one.gold_sql, one.database.engine) for one in by_id.values() if one.hardness is None}
+    measured = {query: _GOLD_LEVELS[query] for query in untold if query in _GOLD_LEVELS}
+    if new := sorted(untold - measured.keys()):
+        if len(_GOLD_LEVELS) > GOLD_KEPT:
+            _GOLD_LEVELS.clear()
+        measured |= zip(new, analyst.hardness(new), strict=True)
+        _GOLD_LEVELS.update({query: level for query, level in measured.items() if level != "extra"})
+    return {id: one.hardness or measured[one.gold_sql, one.database.engine] for id, one in by_id.items()}
 
 
 @dataclass
 class Analysis:
-    """The static side of a verdict, for rewards and for evaluation; each query is taken apart once.
+    """The static side of a verdict, for rewards and for evaluation; each query is taken apart once."""
 
-    Attributes:
-        schemas: gives a database's schema.
-        gold_schemas: consensus gold schemas by example id; None takes the gold SQL's own items.
-    """
+    schemas: Schemas | None  # gives a database's schema
+    gold_schemas: Mapping[str, SchemaItems] | None  # by example id; None takes the gold SQL's own items
+    _items: dict[tuple[Database, str], SchemaItems | None] = field(default_factory=dict)
 
-    schemas: Schemas
-    gold_schemas: Mapping[str, SchemaItems] | None
-    _items: dict[tuple[str, str], SchemaItems | None] = field(default_factory=dict)
-    _pairs: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)
-
-    def learn(self, pairs: Iterable[Pair]) -> None:
-        """Have the queries of these pairs taken apart, all at once."""
-        queries = {
-            (pair.database.location, sql): (sql, self.schemas(pair.database), pair.database.engine)
-            for pair in pairs
-            for sql in (pair.gold_sql, pair.predicted_sql)
-            if sql and (pair.database.location, sql) not in self._items
-        }
-        self._items |= zip(queries, analyst.schema_items(list(queries.values())), strict=True)
+    def learn(self, pairs: Iterable[Pair], predicted: bool = True) -> None:
+        """Have the queries of these pairs, or their gold queries alone, taken apart, all at once."""
+        assert self.schemas is not None, "tables and columns are resolved by the schema"
+        pairs = list(pairs)
+        gold = dict.fromkeys((pair.database, pair.gold_sql) for pair in pairs if pair.gold_sql)
+        others = [(pair.database, pair.predicted_sql) for pair in pairs if predicted and pair.predicted_sql]
+        of = {database: self.schemas(database) for database, _ in (*gold, *others)}
+        kept = {query: _GOLD_ITEMS[query] for query in gold if query in _GOLD_ITEMS}
+        self._items |= {query: items for query, (schema, items) in kept.items() if schema == of[query[0]]}
+        new = [query for query in dict.fromkeys((*gold, *others)) if query not in self._items]
+        answers = analyst.schema_items([(sql, of[database], database.engine) for database, sql in new])
+        self._items |= zip(new, answers, strict=True)
+        if len(_GOLD_ITEMS) > GOLD_KEPT:
+            _GOLD_ITEMS.clear()
+        for query, items in zip(new, answers, strict=True):
+            if query in gold and items is not None:
+                _GOLD_ITEMS[query] = of[query[0]], items
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
         """Tables and columns of a query that was learned; None when there is none or it does not parse."""
-        return self._items[database.location, sql] if sql else None
+        return self._items[database, sql] if sql else None
 
     def gold(self, example: Example) -> SchemaItems | None:
         """The gold schema of an example; None where it has none."""
         if self.gold_schemas is not None:
             return self.gold_schemas.get(example.id)
         return self.items(example.gold_sql, example.database)
-
-    def bigrams(self, sql: str | None) -> frozenset[tuple[str, str]]:
-        """Adjacent token pairs of a query; none of no query."""
-        if sql is None:
-            return frozenset()
-        if sql not in self._pairs:
-            self._pairs[sql] = bigrams(sql)
-        return self._pairs[sql]
-
-
-def _outcome(
-    trajectory: Trajectory,
-    example: Example,
-    verdict: Verdict,
-    equality: str,
-    max_turns: int,
-    analysis: Analysis | None,
-    level: Mapping[str, Hardness],
-) -> Outcome:
-    final = trajectory.final_sql
-    broken = _broke(trajectory, verdict)
-    if broken:
-        analysis = None  # its database may be gone, and nobody looks at the rest of it
-    return Outcome(
-        example_id=trajectory.example_id,
-        trajectory=trajectory,
-        equality=equality,
-        correct=verdict.scores.get(equality, 0.0) == 1.0,
-        status=verdict.predicted,
-        n_rows=verdict.n_rows,
-        broken=broken,
-        hardness=level[example.id],
-        max_turns=max_turns,
-        predicted_schema=analysis.items(final, example.database) if analysis else None,
-        gold_items=analysis.items(example.gold_sql, example.database) if analysis else None,
-        gold_schema=analysis.gold(example) if analysis else None,
-        predicted_bigrams=analysis.bigrams(final) if analysis else frozenset(),
-        gold_bigrams=analysis.bigrams(example.gold_sql) if analysis else frozenset(),
-    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipelines.config import RewardTerm
 from pipelines.errors import RecipeError
+from pipelines.parts import ANALYSES
 from pipelines.registry import REWARDS
 from pipelines.rewards.judge import STATIC
 from pipelines.types import Outcome
@@ -45,6 +46,10 @@ class Rubric:
         if not any(term.track == "full" for term in terms):
             raise RecipeError("the recipe has no reward term on the full track", "Add one under rewards:")
         self.terms = tuple(terms)
+        self.reads = frozenset(name for term in terms for name in REWARDS[term.term].reads)
+        if self.reads - ANALYSES:
+            unknown = ", ".join(sorted(self.reads - ANALYSES))
+            raise RecipeError(f"a reward term reads {unknown}", f"There are: {', '.join(sorted(ANALYSES))}")
         self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
 
     def score(self, outcome: Outcome) -> Rewards:

@@ -18,13 +18,13 @@ from pipelines.types import ExecutionStatus, Outcome, SchemaItems
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
 
 
-@reward("exec", wrong=(0.0, 0.0), right=(1.0, 1.0))
+@reward("exec", wrong=(0.0, 0.0), right=(1.0, 1.0), reads=())
 def execution(outcome: Outcome) -> float:
     """1 if the final SQL's result equals the gold SQL's (SQL-Trail, equation 6)."""
     return float(outcome.correct)
 
 
-@reward("turns", wrong=(0.0, 1.0), right=(0.0, 1.0))
+@reward("turns", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"level"})
 def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     """1 within the turn budget of the question's level (SQL-Trail, equation 7).
 
@@ -41,19 +41,19 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3) -> float:
     return float(outcome.correct and finished < outcome.max_turns)
 
 
-@reward("syntax", wrong=(0.0, 1.0), right=(1.0, 1.0))
+@reward("syntax", wrong=(0.0, 1.0), right=(1.0, 1.0), reads=())
 def syntax(outcome: Outcome) -> float:
     """1 if the final SQL ran (SQL-Trail, equation 8)."""
     return float(outcome.executable)
 
 
-@reward("bigram", wrong=(0.0, 1.0), right=(0.0, 1.0))
+@reward("bigram", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"bigrams"})
 def bigram(outcome: Outcome) -> float:
     """Jaccard similarity of the two queries' sets of adjacent token pairs (SQL-Trail, equation 9)."""
     return jaccard(outcome.predicted_bigrams, outcome.gold_bigrams)
 
 
-@reward("schema", wrong=(0.0, 1.0), right=(0.0, 1.0))
+@reward("schema", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"schema"})
 def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 where one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
@@ -61,13 +61,13 @@ def schema(outcome: Outcome) -> float:
     return jaccard(items(outcome.predicted_schema), items(outcome.gold_items))
 
 
-@reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0))
+@reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0), reads=())
 def format_(outcome: Outcome) -> float:
     """1 if every turn is well-formed and a final SQL is there (SQL-Trail, equation 11)."""
     return float(outcome.trajectory.well_formed)
 
 
-@reward("judge", wrong=(0.0, 1.0), right=(1.0, 1.0))
+@reward("judge", wrong=(0.0, 1.0), right=(1.0, 1.0), reads={"schema", "bigrams"})
 def judge(outcome: Outcome, by: str = "static", scale: Annotated[float, Field(gt=0)] = 2.0) -> float:
     """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
 
@@ -98,7 +98,7 @@ def static_grade(outcome: Outcome) -> float:
 # --- Ours: paid turn by turn -----------------------------------------------------------------------------------------
 
 
-@reward("turn_faults", by_turn=True)
+@reward("turn_faults", by_turn=True, reads=())
 def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
     """-0.1 for each turn that is malformed or whose SQL fails, the answer's included, paid for that turn (no paper)."""
     faulty = [
@@ -113,7 +113,7 @@ def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
 # --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
 
 
-@reward("skyrl")
+@reward("skyrl", reads=())
 def skyrl(outcome: Outcome, malformed: float = -1.0, wrong: float = 0.0, right: float = 1.0) -> float:
     """-1 for a bad format, 0 for a wrong answer, 1 for a right one (SkyRL-SQL, 4.1)."""
     if not outcome.trajectory.well_formed:
@@ -124,7 +124,7 @@ def skyrl(outcome: Outcome, malformed: float = -1.0, wrong: float = 0.0, right: 
 # --- TRUST-SQL, section 3.3 ------------------------------------------------------------------------------------------
 
 
-@reward("trust_exec")
+@reward("trust_exec", reads=())
 def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: float = 0.0) -> float:
     """1.0 if right, 0.2 if it runs but is wrong, 0.0 if it does not run (TRUST-SQL, equation 1)."""
     if outcome.correct:
@@ -132,7 +132,7 @@ def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: f
     return runs if outcome.executable else fails
 
 
-@reward("trust_format")
+@reward("trust_format", reads=())
 def trust_format(
     outcome: Outcome,
     value: float = 0.1,
@@ -157,7 +157,7 @@ def trust_format(
     return value if trajectory.well_formed and complete and clean and grounded else 0.0
 
 
-@reward("trust_schema")
+@reward("trust_schema", reads={"gold_schema"})
 def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = "exact", coupled: bool = True) -> float:
     """How the proposed schema matches the gold schema (TRUST-SQL, equation 3 and section 5.2).
 
@@ -181,13 +181,13 @@ def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = 
 # --- MTIR-SQL, section 3.3 -------------------------------------------------------------------------------------------
 
 
-@reward("mtir_format")
+@reward("mtir_format", reads=())
 def mtir_format(outcome: Outcome, value: float = 0.1) -> float:
     """0.1 for the right format, else -0.1 (MTIR-SQL, equation 5)."""
     return value if outcome.trajectory.well_formed else -value
 
 
-@reward("mtir_exec")
+@reward("mtir_exec", reads=())
 def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
     """0.1 if the final SQL runs, -0.1 if it does not, 0 when the format is wrong (MTIR-SQL, equation 6)."""
     if not outcome.trajectory.well_formed:
@@ -195,7 +195,7 @@ def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
     return value if outcome.executable else -value
 
 
-@reward("mtir_result")
+@reward("mtir_result", reads=())
 def mtir_result(outcome: Outcome, value: float = 1.0, unread: float = 0.0) -> float:
     """1 if right, -1 if wrong, 0 when the format is wrong or the SQL does not run (MTIR-SQL, equation 7).
 

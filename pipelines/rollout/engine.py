@@ -178,7 +178,7 @@ class RolloutEngine:
         except (BoundaryError, DataError):
             log.warning("no schema of database %s: its episodes are broken", example.database.id)
             return None
-        return self._rules.protocol.prompt(example, schema, self._rules.max_turns)
+        return self._rules.prompt(example, schema)
 
     async def _turn(self, episode: Episode) -> None:
         """One agent turn and the environment's answer to it."""

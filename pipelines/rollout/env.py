@@ -24,6 +24,9 @@ from pipelines.types import (
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
+    from pipelines.sql.schema import Schema
+
+PROMPTS_KEPT = 256  # of questions whose episodes run side by side
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +58,19 @@ class Rules:
     sampling: Sampling
     max_turns: int
     forced_final: bool
+    _prompts: dict[tuple[str, ...], tuple[Example, Schema, tuple[Message, ...]]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def prompt(self, example: Example, schema: Schema) -> tuple[Message, ...]:
+        """The first messages of a question's episodes, rendered for the first of them."""
+        key = (example.database.location, example.id, example.question)
+        kept = self._prompts.get(key)
+        if kept is None or kept[:2] != (example, schema):
+            if len(self._prompts) >= PROMPTS_KEPT:
+                self._prompts.clear()
+            kept = self._prompts[key] = (example, schema, self.protocol.prompt(example, schema, self.max_turns))
+        return kept[2]
 
 
 class Episode:

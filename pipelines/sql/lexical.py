@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -23,6 +24,7 @@ _COMMENT = re.compile(rf"({_QUOTES})|--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
 _ORDER = re.compile(rf"{_QUOTES}|[()]|\border\s+by\b", re.DOTALL | re.IGNORECASE)
 
 
+@functools.lru_cache(maxsize=256)  # a gold query is compared with all answers of a group
 def bigrams(sql: str) -> frozenset[tuple[str, str]]:
     """The set of adjacent token pairs, keywords and names lower-cased, comments and a closing semicolon left out (the
     n-gram term of Reasoning-SQL, section 3.2, and SQL-Trail). Any text gives a set.

@@ -94,7 +94,9 @@ def judging(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
         trajectories = frames.from_frame(frames.take(source, rows), Trajectory)
         questions = sorted(set(row_of[rows[0] : rows[-1] + 1].tolist()))  # of a shard: neighbours, mostly
         by_id = {example.id: example for example in examples_at(data, questions)}
-        outcomes = make_outcomes(trajectories, by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns)
+        outcomes = make_outcomes(
+            *(trajectories, by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns), reads={"level"}
+        )
         drop = recipe.filter.drop
         judged = (
             filtering.CheckedTrajectory.of(outcome, by_id[outcome.example_id].database.id, drop) for outcome in outcomes

@@ -126,7 +126,7 @@ def start(recipe: Recipe, checkpoint: str, data: Path) -> Run:
         ]
         by_id = {question.id: question for question in questions}
         outcomes: list[Outcome] = make_outcomes(
-            engine.run(requests), by_id, sql, schema, recipe.execution.equality, recipe.protocol.max_turns
+            engine.run(requests), by_id, sql, None, recipe.execution.equality, recipe.protocol.max_turns, reads=()
         )
         scored = difficulty.score(outcomes)
         write_lines(path, map(dataclasses.asdict, scored))

@@ -181,7 +181,7 @@ class Synthesis:
         recipe = self.recipe
         pool = {request.example.id: request.example for request in requests}
         outcomes = make_outcomes(
-            done, pool, self.sql, self.schemas, recipe.execution.equality, recipe.protocol.max_turns
+            done, pool, self.sql, None, recipe.execution.equality, recipe.protocol.max_turns, reads=()
         )
         wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
         redone = self._all([requests[index] for index in wrong], HintedPolicy)

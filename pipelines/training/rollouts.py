@@ -176,7 +176,7 @@ class Rollouts:
         turns, equality = self.recipe.protocol.max_turns, self.recipe.execution.equality
         decided = [
             outcome
-            for outcome in make_outcomes(trajectories, by_id, self.sql, None, equality, turns)
+            for outcome in make_outcomes(trajectories, by_id, self.sql, None, equality, turns, reads=())
             if not outcome.broken
         ]
         return (
@@ -255,6 +255,7 @@ class Rollouts:
             self.recipe.execution.equality,
             self.recipe.protocol.max_turns,
             self.gold_schemas,
+            self.rubric.reads,
         )
         return self.grade(outcomes, self.examples)
 

@@ -4,10 +4,13 @@ import dataclasses
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipelines.parts import ANALYSES
 from pipelines.rewards.outcome import make_outcomes
+from pipelines.sql import analyst
 from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import (
@@ -92,3 +95,51 @@ def test_the_consensus_gold_schema_wins_over_the_gold_sqls_own(example: Example,
     (given,) = judged(example, engine, episode("SELECT 1"), gold_schemas={"e1": agreed})
     (withheld,) = judged(example, engine, episode("SELECT 1"), gold_schemas={})
     assert (given.gold_schema, withheld.gold_schema) == (agreed, None)
+
+
+def test_a_gold_query_is_analysed_once_and_only_for_terms_that_read_it(
+    example: Example, engine: SqlEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    for name in ("schema_items", "hardness"):
+        real = getattr(analyst, name)
+
+        def ask(queries: list[tuple[str, str]], name: str = name, real: Any = real) -> Any:
+            asked.extend((name, query[0]) for query in queries)
+            return real(queries)
+
+        monkeypatch.setattr(analyst, name, ask)
+    example = dataclasses.replace(example, hardness=None)
+    gold, other = example.gold_sql, "SELECT kind FROM singer"
+    (none,) = judged(example, engine, episode(other), reads=())
+    assert asked == []
+    assert (none.correct, none.executable, none.hardness, none.gold_items) == (False, True, None, None)
+    assert none.predicted_bigrams == none.gold_bigrams == frozenset()
+    (own,) = judged(example, engine, episode(other), reads={"gold_schema"})
+    assert asked == [("schema_items", gold)]
+    assert (own.gold_schema, own.gold_items, own.predicted_schema) == (
+        SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")})),
+        None,
+        None,
+    )
+    whole = judged(example, engine, episode(other), reads=ANALYSES)
+    assert asked[1:] == [("schema_items", other), ("hardness", gold)]
+    again = judged(example, engine, episode(other), reads=ANALYSES)
+    assert asked[3:] == [("schema_items", other)]
+    assert again == whole
+
+
+def test_a_gold_query_is_analysed_again_when_its_schema_has_changed(example: Example, engine: SqlEngine) -> None:
+    example = dataclasses.replace(example, gold_sql="SELECT title FROM singer, band")
+    found = []
+    for change in (
+        "CREATE TABLE band (title TEXT)",
+        "ALTER TABLE band RENAME COLUMN title TO heading; ALTER TABLE singer ADD COLUMN title TEXT",
+    ):
+        with sqlite3.connect(example.database.location) as connection:
+            connection.executescript(change)
+        connection.close()
+        (outcome,) = judged(example, engine, episode(None, StopReason.TURN_LIMIT), reads={"schema"})
+        assert outcome.gold_items is not None
+        found.append(outcome.gold_items.columns)
+    assert found == [{("band", "title")}, {("singer", "title")}]

@@ -9,9 +9,11 @@ import pytest
 from pipelines import recipes
 from pipelines.config import RewardTerm
 from pipelines.errors import RecipeError
+from pipelines.protocols import knowledge
 from pipelines.registry import REWARDS
 from pipelines.rewards.rubric import Rubric
-from pipelines.types import ExecutionStatus, Outcome, SchemaItems
+from pipelines.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
+from tests.rewards.conftest import FINAL
 
 Make = Callable[..., Outcome]
 
@@ -66,6 +68,37 @@ def test_a_judge_that_weighs_nothing_is_a_program_that_nobody_waits_for(
     assert (paid.total, paid.by_term["judge"]) == (0.0, pytest.approx((1 + 1 / 3 + 1 / 2) / 3))
     with pytest.raises(ValueError, match="'gone' was not asked"):
         panel({"term": "exec"}, judge).score(wrong)
+
+
+ANALYSED = {
+    **dict.fromkeys(("predicted_schema", "gold_items"), "schema"),
+    **dict.fromkeys(("predicted_bigrams", "gold_bigrams"), "bigrams"),
+    **{"gold_schema": "gold_schema", "hardness": "level"},
+}
+
+
+@pytest.mark.parametrize("term", list(REWARDS))
+def test_a_term_declares_what_it_reads(outcome: Make, items: Callable[..., SchemaItems], term: str) -> None:
+    proposal = Turn("", Action(ActionKind.PROPOSE, knowledge.proposal(["t"], {"t": ["c"]}), "r"))
+    told: dict[str, Any] = {"predicted_schema": items("t"), "gold_items": items("t"), "trace": (proposal, FINAL)}
+    read = set[str]()
+
+    class Watched:
+        def __init__(self, outcome: Outcome) -> None:
+            self._outcome = outcome
+
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(self._outcome, name)
+
+    for correct in (True, False):
+        REWARDS[term].pay(Watched(outcome(correct=correct, **told)))
+    assert {ANALYSED[name] for name in read & ANALYSED.keys()} == set(REWARDS[term].reads)
+
+
+def test_a_panel_reads_what_its_terms_read() -> None:
+    assert SQL_TRAIL.reads == {"level", "schema", "bigrams"}
+    assert panel({"term": "skyrl"}).reads == set()
 
 
 def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:

@@ -52,6 +52,19 @@ def test_the_same_run_gives_the_same_records(
     assert runs[0] == runs[1]
 
 
+def test_a_questions_prompt_is_rendered_once(
+    engine: Make, protocol: Callable[..., Protocol], examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoken, asked = protocol(), list[str]()
+    real = spoken.prompt
+    monkeypatch.setattr(spoken, "prompt", lambda example, *more: asked.append(example.id) or real(example, *more))
+    other = dataclasses.replace(examples[0], evidence="ann is a singer")  # the same id, and another text
+    runner = engine(ScriptedPolicy(probe_then_answer), spoken)
+    made = runner.run(requests(examples, 4)) + runner.run(requests([other]))
+    assert sorted(asked) == sorted([other.id, *(example.id for example in examples)])
+    assert len({one.prompt for one in made}) == len(examples) + 1
+
+
 def test_no_more_in_flight_than_the_policy_wants(
     engine: Make, protocol: Callable[..., Protocol], examples: list[Example]
 ) -> None:
