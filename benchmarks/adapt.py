@@ -129,7 +129,7 @@ def main() -> None:
     drop_values(work / "databases" / "shop.yaml")
     begun = time.perf_counter()
     said = sqltrain(
-        "adapt", "shop", *given.overrides, f"store={work / 'store'}", "--questions", "questions.csv", "--json"
+        "adapt", "shop", *given.overrides, f"--store={work / 'store'}", "--questions", "questions.csv", "--json"
     )
     numbers = json.loads(said.splitlines()[-1])["numbers"]
     before, after, difference, low, high = (

@@ -38,7 +38,7 @@ ORDER = (
 
 def sweep(name: str, store: Path, words: Sequence[str], plan: bool) -> int:
     """Make the cells of one claim, or say which are to be made; the command's exit status."""
-    command = [sys.executable, "-m", "flows.cli", "sweep", f"claims/{name}", *words, f"store={store}"]
+    command = [sys.executable, "-m", "flows.cli", "sweep", f"claims/{name}", *words, f"--store={store}"]
     return subprocess.run([*command, "--plan"] if plan else command, check=False).returncode
 
 

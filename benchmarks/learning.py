@@ -74,7 +74,7 @@ def run(seed: int, arm: Arm, store: Path) -> dict[str, Path]:
     steps = graph.plan(recipes.load("miniature", words), Store(store))
     for step in steps:
         if step.name in ("synthesize", "sft", "difficulty", "grpo", steps[-1].name) and not step.cached:
-            _timed([*words, f"store={store}", "--until", step.name], step.folder.name, store / "seconds.json")
+            _timed([*words, f"--store={store}", "--until", step.name], step.folder.name, store / "seconds.json")
     return {step.name: step.folder for step in steps}
 
 

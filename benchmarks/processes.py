@@ -42,7 +42,7 @@ COMPARED = {"sft": ("loss", "accuracy"), "grpo": ("loss", "reward", "ex", "turns
 
 def command(words: Sequence[str], store: Path) -> None:
     """Run the miniature."""
-    whole = [sys.executable, "-m", "flows.cli", "run", "miniature", *words, f"store={store}"]
+    whole = [sys.executable, "-m", "flows.cli", "run", "miniature", *words, f"--store={store}"]
     subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -61,7 +61,7 @@ class Run:
             SystemExit: it failed; its last lines are said.
         """
         log = self.store / f"{self.recipe}.log"
-        command = [sys.executable, "-m", "flows.cli", "run", self.recipe, *self.overrides, f"store={self.store}"]
+        command = [sys.executable, "-m", "flows.cli", "run", self.recipe, *self.overrides, f"--store={self.store}"]
         began = time.perf_counter()
         with log.open("w", encoding="utf-8") as out:
             code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode

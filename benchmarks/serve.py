@@ -181,7 +181,7 @@ def serving(folder: Path, database: str, policy: str) -> Iterator[tuple[str, sub
     command = [sys.executable, "-m", "flows.cli", "serve", database, f"--port={port}", f"--policy={policy}"]
     command += [f"--feedback={folder / 'feedback'}", "--at-once=1000", "--per-minute=100000"]
     environment = {**os.environ, "SQLTRAIN_ENDPOINTS": str(folder / "endpoints.yaml"), "PYTHONPATH": str(ROOT)}
-    command.append(f"store={folder / 'store'}")
+    command.append(f"--store={folder / 'store'}")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=folder) as server:
         try:
             wait(f"http://127.0.0.1:{port}")

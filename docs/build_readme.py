@@ -20,7 +20,7 @@ BEGIN, END = "<!-- run: begin -->\n", "<!-- run: end -->"
 
 def output(store: Path) -> str:
     """What the command prints, without the lines that a terminal shows as bars; the store's path becomes `store`."""
-    command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"store={store}"]
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"--store={store}"]
     environment = {**os.environ, "COLUMNS": "80"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
     lines = [line for line in done.stdout.splitlines() if not BAR.match(line)]

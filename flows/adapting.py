@@ -52,7 +52,8 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
     if any((wanted.questions, wanted.invented, wanted.model, wanted.recipe)) or not place.is_file():
         _write(name, database_card, wanted)
     rest, store = split(overrides)
-    command = shlex.join(["sqltrain", "adapt", name, *overrides])
+    stores = [f"--store={word.removeprefix('store=')}" for word in overrides if word.startswith("store=")][-1:]
+    command = shlex.join(["sqltrain", "adapt", name, *rest, *stores])
     recipe = recipes.load(str(place), rest)
     recipe_file.trained(recipe)  # it can be adapted
     nights.guards(str(place), rest, recipe)  # they are asked last: a word that is wrong should not cost a training
@@ -72,7 +73,6 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
     screen.say(f"{line['decision']}: {line['reason']}")
     screen.say(f"before and after, and what is still failed: {place.with_suffix('.html')}")
     if line["decision"] in ("promoted", "nothing"):
-        stores = [word for word in overrides if word.startswith("store=")]
         serve = shlex.join(["sqltrain", "serve", name, *stores, "--policy", f"champion:{name}"])
         screen.say(f"serve it: {serve} --feedback feedback")
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +21,27 @@ if TYPE_CHECKING:
 RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50, variant=NAME or store=DIR."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME."),
 ]
+Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
+
+
+def with_store(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with `--store DIR`, which it gets as the last of its overrides."""
+    signature = inspect.signature(command, eval_str=True)
+    (words,) = signature.parameters.keys() & {"overrides", "axes"}
+
+    @functools.wraps(command)
+    def run(store: str | None = None, **values: Any) -> None:
+        more = [] if store is None else [f"store={store}"]
+        command(**{**values, words: [*(values[words] or []), *more]})
+
+    option = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Where)
+    run.__annotations__ = {**command.__annotations__, "store": Where}
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    return run
 
 
 def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
@@ -62,14 +81,14 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
     """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own.
 
     Raises:
-        UserError: `store=` names nothing, as an unset variable in a script does: that would be the current folder.
+        UserError: it names nothing, as an unset variable in a script does: that would be the current folder.
     """
     from pipelines.store import Store
 
     roots = [override.removeprefix("store=") for override in overrides if override.startswith("store=")]
     root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE") or "store"
     if not root:
-        raise UserError("store= names no folder", "Write store=DIR, or leave it out for ./store.")
+        raise UserError("--store names no folder", "Write --store DIR, or leave it out for ./store.")
     return [override for override in overrides if not override.startswith("store=")], Store(Path(root).expanduser())
 
 

@@ -31,7 +31,7 @@ Axes = Annotated[
         metavar="[AXIS=A,B]...",
         help="Overrides in their order; one with several values is an axis: variant=none,no_turns model=NAME,NAME "
         "benchmark=NAME,NAME after=model,sft,grpo, or any key. seed=0..2 is averaged. asked=KEY=VALUE asks a "
-        "checkpoint in another way than it was trained. store=DIR as ever.",
+        "checkpoint in another way than it was trained.",
     ),
 ]
 

@@ -67,7 +67,7 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
         folder.mkdir(parents=True, exist_ok=True)
         require_room(folder, MIN_FREE_MB)
     except OSError as error:
-        raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass store=DIR.") from None
+        raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass --store DIR.") from None
     path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
     row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
     unnamed = path.with_suffix(".new")  # until it is locked: `live` would take it for the claim of a run that has ended

@@ -216,7 +216,7 @@ def require_room(path: Path, megabytes: int) -> None:
     free = shutil.disk_usage(path).free // 2**20
     if free < megabytes:
         raise ResourceError(
-            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass store=DIR."
+            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass --store DIR."
         )
 
 
@@ -236,7 +236,7 @@ def writing(place: Path) -> Iterator[None]:
         if out_of_room(error, place):
             raise no_room(place) from None
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
-            raise ResourceError(f"cannot write {error.filename or place}", "Pass store=DIR.") from None
+            raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
         raise
 
 

@@ -53,7 +53,7 @@ def test_work_whose_code_is_not_noted_is_not_trusted(tmp_path: Path) -> None:
 
 def command(home: Path, *words: str) -> list[str]:
     small = [*SMALL_DATA, "data.sft.options={databases: 4, questions: 60}", "rollout.processes=1"]
-    return [sys.executable, "-m", "flows.cli", *words[:1], "miniature", *words[1:], *small, f"store={home / 'store'}"]
+    return [sys.executable, "-m", "flows.cli", *words[:1], "miniature", *words[1:], *small, f"--store={home / 'store'}"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe
+from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, with_store
 from pipelines.errors import UserError
 
 
@@ -122,7 +122,7 @@ def add(
 
 def register(app: typer.Typer) -> None:
     """Put these commands under the main one."""
-    commands: list[Any] = [invent, review, judge]
+    commands: list[Any] = [with_store(invent), review, with_store(judge)]
     for command in commands:
         app.command(rich_help_panel="Data and teachers")(command)
     app.add_typer(data_app, name="data", rich_help_panel="Data and teachers")

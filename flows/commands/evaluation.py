@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, open_for, open_recipe
+from flows.options import AsJson, Overrides, RecipeName, open_for, open_recipe, with_store
 from flows.score import score
 from pipelines.errors import UserError
 
@@ -98,6 +98,6 @@ def report(
 
 def register(app: typer.Typer) -> None:
     """Put these commands under the main one."""
-    commands: list[Any] = [evaluate, compare, report, score]
+    commands: list[Any] = [with_store(evaluate), compare, with_store(report), score]
     for command in commands:
         app.command(rich_help_panel="Evaluate")(command)

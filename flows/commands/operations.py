@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, open_recipe, split
+from flows.options import AsJson, Overrides, RecipeName, Where, open_recipe, split, with_store
 from pipelines.errors import SqltrainError, UserError
 
 if TYPE_CHECKING:
     from pipelines.store import Store
 
-Where = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 Stores = Annotated[
     list[str] | None, typer.Option("--store", help="A store, or several of them; SQLTRAIN_STORE or ./store by default.")
 ]
@@ -62,6 +61,7 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
 
 
 @champion_app.command("show")
+@with_store
 def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the champion, and those that a rollback goes back to.
 
@@ -89,6 +89,7 @@ def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJs
 
 
 @champion_app.command("rollback")
+@with_store
 def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     """Make the previous champion the champion again; the one that leaves is not promoted again.
 
@@ -235,7 +236,7 @@ def _store(root: str | None, there: bool = True) -> Store:
 
 def register(app: typer.Typer) -> None:
     """Put these commands under the main one."""
-    commands: list[Any] = [nightly, status]
+    commands: list[Any] = [with_store(nightly), status]
     for command in commands:
         app.command()(command)
     app.add_typer(champion_app, name="champion")

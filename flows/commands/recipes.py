@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, split
+from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, split, with_store
 from pipelines.errors import UserError
 
 
@@ -59,6 +59,6 @@ def check(
 
 def register(app: typer.Typer) -> None:
     """Put these commands under the main one."""
-    commands: list[Any] = [show, recipes, check]
+    commands: list[Any] = [with_store(show), recipes, with_store(check)]
     for command in commands:
         app.command(rich_help_panel="Recipes")(command)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe
+from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, with_store
 from flows.planning import plan
 from flows.sweep import sweep
 from pipelines.errors import UserError
@@ -114,7 +114,7 @@ def watch(
 
       sqltrain watch miniature
 
-      sqltrain watch miniature grpo.steps=40 store=/tmp/s --once
+      sqltrain watch miniature grpo.steps=40 --store /tmp/s --once
     """
     from flows import screen, watching
 
@@ -126,4 +126,4 @@ def register(app: typer.Typer) -> None:
     """Put these commands under the main one."""
     commands: list[Any] = [run, stages, adapt, watch, plan, sweep]
     for command in commands:
-        app.command(rich_help_panel="Train")(command)
+        app.command(rich_help_panel="Train")(with_store(command))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.options import AsJson, Overrides, RecipeName, emit, open_for, open_recipe, split
+from flows.options import AsJson, Overrides, RecipeName, Where, emit, open_for, open_recipe, split, with_store
 from pipelines.errors import UserError
 
 
@@ -50,7 +50,7 @@ def ask(
 
     Examples:
 
-      sqltrain ask "how many farms are there ?" --database FILE.sqlite store=/tmp/s
+      sqltrain ask "how many farms are there ?" --database FILE.sqlite --store /tmp/s
 
       sqltrain ask "how many farms are there ?" --database FILE.sqlite --model ~/checkpoint
 
@@ -139,6 +139,7 @@ def mcp(
         str | None, typer.Option(help="Also a tool that asks the agent: its model, as `sqltrain serve` takes it.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="Whose protocol an endpoint or a script speaks.")] = "sql_trail",
+    store: Where = None,
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
 
@@ -160,7 +161,7 @@ def mcp(
     if policy is not None:
         from pipelines.serving.models import Served
 
-        model = Served(policy, recipe, [], split([])[1])
+        model = Served(policy, recipe, [], split([] if store is None else [f"store={store}"])[1])
     serve(databases, Execution(), rows, port, model, None if model is None else model.follow)
 
 
@@ -239,7 +240,7 @@ def feedback_delete(
 
 def register(app: typer.Typer) -> None:
     """Put these commands under the main one."""
-    commands: list[Any] = [connect, ask, serve, export, mcp]
+    commands: list[Any] = [connect, with_store(ask), with_store(serve), with_store(export), mcp]
     for command in commands:
         app.command(rich_help_panel="Use")(command)
     app.add_typer(environment_app, name="environment", rich_help_panel="Use")

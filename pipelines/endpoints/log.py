@@ -159,7 +159,7 @@ class ResponseLog:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise ResourceError(f"no space left for {self.path}", "Free some, or pass store=DIR.") from None
+            raise ResourceError(f"no space left for {self.path}", "Free some, or pass --store DIR.") from None
         self.refresh()
 
     def _write(self, line: bytes) -> None:

@@ -48,7 +48,7 @@ def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(
     train, test = (f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}" for pool in asked)
     own = [f"data.sft={train}", f"data.rl=[{train}]", f"data.dev={test}", f"data.test=[{test}]"]
     code, out, said = sqltrain(
-        monkeypatch, capsys, "check", "miniature", *own, f"store={tmp_path / 's'}", "--data", "--json"
+        monkeypatch, capsys, "check", "miniature", *own, f"--store={tmp_path / 's'}", "--data", "--json"
     )
     assert code == 0, said
     facts = json.loads(out.splitlines()[-1])

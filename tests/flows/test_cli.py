@@ -46,7 +46,7 @@ ROOT = recipes.CONF.parent
             ["report", "miniature", "stages=[data]"],
             "miniature end without a report. Add report to `stages`",
         ),
-        (["run", "miniature", "store="], "store= names no folder"),
+        (["run", "miniature", "--store="], "--store names no folder"),
         (["store", "ls"], "no store at"),
         (["status"], "no store at"),
         (["check", "store=/tmp"], "Name one before overrides: sqltrain check miniature store=/tmp"),
@@ -94,7 +94,7 @@ def test_every_command_has_help(
 def test_stages_says_why_and_json_is_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = sqltrain(monkeypatch, capsys, "stages", "miniature", f"store={tmp_path}", "--json")
+    code, out, _ = sqltrain(monkeypatch, capsys, "stages", "miniature", f"--store={tmp_path}", "--json")
     assert code == 0
     stages = json.loads(out.splitlines()[-1])["stages"]
     assert [stage["name"] for stage in stages][:4] == ["data", "test", "leakage", "synthesize"]
@@ -112,7 +112,7 @@ def test_stages_answers_where_the_store_cannot_be_written(
     for path in tmp_path.iterdir():
         os.utime(path, (1e9, 1e9))  # a file that has just changed is not remembered
     own = f"data.test=[{{kind: jsonl, path: {questions}}}]"
-    code, out, err = sqltrain(monkeypatch, capsys, "stages", "miniature", own, "store=/sys/store", "--json")
+    code, out, err = sqltrain(monkeypatch, capsys, "stages", "miniature", own, "--store=/sys/store", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out.splitlines()[-1])["stages"][1]["why"] == "not made yet"
 
@@ -131,7 +131,7 @@ def test_show_prints_a_recipe_that_can_be_run_again(
 
 def test_an_interrupted_run_says_so_and_fails(tmp_path: Path) -> None:
     """As Ctrl-C does: a script must not go on as if the run had ended. Pressed again as long as it is not heard."""
-    command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"store={tmp_path / 'store'}"]
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", f"--store={tmp_path / 'store'}"]
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 180
@@ -153,7 +153,7 @@ def test_an_interrupted_run_says_so_and_fails(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_lacks_a_character_shows_another(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows.cli", "run", "miniature", "--until", "data", f"store={tmp_path}"]
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", "--until", "data", f"--store={tmp_path}"]
     done = subprocess.run(
         [*command, *(f"data.{pool}.options={{databases: 1, questions: 4}}" for pool in ("sft", "dev")), "data.rl=[]"],
         cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False,

@@ -24,7 +24,7 @@ def test_a_breach_stops_the_second_run_as_it_did_the_first(
     pools = {"sft": source, "rl": [source], "dev": source, "test": [source]}
     recipe = {"include": ["recipes/miniature"], "data": {**pools, "max_bad_share": 0.5}}
     (tmp_path / "mine.yaml").write_text(json.dumps({**recipe, "contracts": {"max_duplicates": 1}}))
-    run = ("run", str(tmp_path / "mine.yaml"), f"store={tmp_path / 'store'}", "--until", "data")
+    run = ("run", str(tmp_path / "mine.yaml"), f"--store={tmp_path / 'store'}", "--until", "data")
     code, _, first = sqltrain(monkeypatch, capsys, *run)
     assert code == 2
     assert "a training pool asks this held-out question too in 2 of 3 rows of pool dev" in first

@@ -42,7 +42,7 @@ QUICK = ("evaluation.samples=2", "evaluation.ks=[1, 2]", "evaluation.forced_sing
 
 def command(store: Path, *more: str) -> list[str]:
     start = [sys.executable, "-m", "flows.cli", "evaluate", "miniature", "--json"]
-    return [*start, *SMALL, f"store={store}", *more]
+    return [*start, *SMALL, f"--store={store}", *more]
 
 
 def run(store: Path, *more: str) -> dict[str, float]:
@@ -253,7 +253,7 @@ def test_a_checkpoint_is_evaluated_in_other_modes_than_it_was_trained_in(tmp_pat
     """A model of random weights finds nothing, but what it is shown and allowed can be counted."""
     store = tmp_path / "store"
     made = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run", "miniature", *SMALL, f"store={store}", "--until", "model"],
+        [sys.executable, "-m", "flows.cli", "run", "miniature", *SMALL, f"--store={store}", "--until", "model"],
         capture_output=True,
         text=True,
     )

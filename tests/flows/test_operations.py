@@ -1,12 +1,15 @@
 """Commands of operation on a real store: status, store, champion; each with examples in its help."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from command_line import sqltrain
 
-from flows import status
+from flows import cli, status
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
 
@@ -44,6 +47,23 @@ def test_help_has_an_example(
     code, out, _ = sqltrain(monkeypatch, capsys, *command, "--help")
     assert code == 0
     assert f"sqltrain {' '.join(command)}" in out.partition("Example")[2]
+
+
+def test_every_command_names_a_store_by_the_same_option() -> None:
+    def leaves(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+        for name, command in group.commands.items():
+            whole = f"{path} {name}".strip()
+            yield from leaves(command, whole) if hasattr(command, "commands") else [(whole, command)]
+
+    commands = dict(leaves(typer.main.get_command(cli.app), ""))
+    takes = {name for name, command in commands.items() if any("--store" in one.opts for one in command.params)}
+    changes = {
+        name for name, command in commands.items() if {one.name for one in command.params} & {"overrides", "axes"}
+    }
+    assert changes - takes == {"review", "environment serve"}  # they use no store
+    assert takes - changes == {"mcp", "status", *(name for name in commands if name.startswith("store "))}
+    texts = [text for one in commands.values() for text in (one.help, *(getattr(p, "help", "") for p in one.params))]
+    assert not [text for text in texts if "store=" in (text or "")]
 
 
 def test_status_tells_the_last_night_and_plots_accuracy(
@@ -87,7 +107,7 @@ def test_rollback_is_one_command_and_cannot_go_too_far(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tasks.promotion.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
-    where = f"store={store.root}"
+    where = f"--store={store.root}"
     store.make("grpo", "k1", lambda folder: None, {}, lambda: None)
     with Ledger(store, "miniature").locked():  # a night is at work
         code, out, _ = sqltrain(monkeypatch, capsys, "champion", "rollback", "miniature", where)

@@ -150,7 +150,7 @@ def test_titles_and_paths_hold_no_markup(
         f"data.test=[{test}]",
         'title="a [/b] :smile:"',
     ]
-    code, _, err = sqltrain(monkeypatch, capsys, "run", "miniature", *pools, "--until", "data", f"store={folder}")
+    code, _, err = sqltrain(monkeypatch, capsys, "run", "miniature", *pools, "--until", "data", f"--store={folder}")
     assert (code, err) == (0, "")
     assert printed(out).startswith(f"miniature: a [/b] :smile: (store: {folder})\n✓ data ")
     screen.say("5 questions in r[final].jsonl and s[/old]")

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 def test_the_cause_is_printed(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = f"store={store.root}"
+    where = f"--store={store.root}"
     code, out, _ = sqltrain(monkeypatch, capsys, "stages", "miniature", where)
     assert (code, "changed" in out) == (0, False)
     for override, (stage, cause) in CAUSES.items():

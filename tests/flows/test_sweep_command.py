@@ -10,7 +10,7 @@ from command_line import sqltrain
 def test_a_papers_table_is_planned_by_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ("sweep", "sql_trail/table6", "--miniature", "grpo.steps=2", f"store={tmp_path}", "--plan")
+    words = ("sweep", "sql_trail/table6", "--miniature", "grpo.steps=2", f"--store={tmp_path}", "--plan")
     code, out, _ = sqltrain(monkeypatch, capsys, *words)
     lines = out.splitlines()
     assert code == 0
@@ -52,7 +52,7 @@ def test_a_finished_sweep_prints_its_tables_line_by_line(
         "sweep",
         "miniature",
         "seed=0..1",
-        f"store={tmp_path}",
+        f"--store={tmp_path}",
         "stages=[data]",
         "data.sft={kind: jsonl, path: none}",
     )
@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_cell_is_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "taken").write_text("")
-    words = ("sweep", "miniature", "seed=0..1", "--out", str(tmp_path / "taken"), f"store={tmp_path / 'store'}")
+    words = ("sweep", "miniature", "seed=0..1", "--out", str(tmp_path / "taken"), f"--store={tmp_path / 'store'}")
     code, _, err = sqltrain(monkeypatch, capsys, *words)
     assert code == 2
     assert "taken cannot be written: File exists. Name another folder with --out." in err
@@ -77,7 +77,7 @@ def test_workers_are_asked_for_no_recipe_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text("include: [recipes/miniature]\n")
-    words = ("sweep", str(tmp_path / "mine.yaml"), "seed=0..1", f"store={tmp_path}", "--engine", "workers")
+    words = ("sweep", str(tmp_path / "mine.yaml"), "seed=0..1", f"--store={tmp_path}", "--engine", "workers")
     code, _, err = sqltrain(monkeypatch, capsys, *words)
     assert code == 2
     assert err.startswith("error: workers run the recipes of conf/recipes")

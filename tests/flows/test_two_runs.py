@@ -16,7 +16,7 @@ RECIPE = [*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize
 def test_each_stage_is_made_once(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     command = [sys.executable, "-m", "flows.cli", "run", "miniature", *RECIPE, "--until", "filter"]
-    command += [f"store={tmp_path}/store"]
+    command += [f"--store={tmp_path}/store"]
     runs = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(2)

@@ -211,10 +211,10 @@ def test_the_job_set_s_machines_meet_where_the_head_is() -> None:
     assert jobs["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [head["name"]]}
     command, *overrides = container_of(head)["args"]
     assert command == "run"
-    recipe = recipes.load(overrides[0], [word for word in overrides[1:] if not word.startswith("store=")])
+    recipe = recipes.load(overrides[0], [word for word in overrides[1:] if not word.startswith("--store=")])
     store, *launcher = container_of(others)["args"]
     assert launcher == list(recipe.hardware.launch)
-    assert f"store={store}" in overrides
+    assert f"--store={store}" in overrides
     assert f"--rdzv-endpoint={jobs['metadata']['name']}-{head['name']}-0-0.{jobs['metadata']['name']}:29500" in launcher
     pods = sum(job["replicas"] * job["template"]["spec"]["parallelism"] for job in (head, others))
     assert f"--nnodes={pods}" in launcher
@@ -246,7 +246,7 @@ def test_the_slurm_script_starts_one_launcher_a_machine_and_is_queued_again_when
         assert script.wait(30) == 1
     assert (tmp_path / "calls").read_text() == "requeue 7\n"
     run, name, store, *overrides = (tmp_path / "arguments").read_text().splitlines()
-    assert (run, name, store) == ("run", "sql_trail", "store=/shared/store")
+    assert (run, name, store) == ("run", "sql_trail", "--store=/shared/store")
     recipe = recipes.load(name, overrides)
     assert recipe.seed == 1
     assert recipe.hardware.launch == (

@@ -104,7 +104,7 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path: Path) ->
 def test_a_store_that_is_no_folder_is_one_plain_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "x")
-    with pytest.raises(ResourceError, match=r"cannot write .*store=DIR"), Ledger(store, "farms").locked():
+    with pytest.raises(ResourceError, match=r"cannot write .*--store DIR"), Ledger(store, "farms").locked():
         pass
 
 

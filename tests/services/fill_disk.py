@@ -23,7 +23,7 @@ def main(folder: Path, left: int) -> None:
     for victim in [*(step.name for step in graph.plan(recipes.load("miniature", SMALL), places)), "nobody"]:
         print(f"== {victim}", flush=True)
         store.require_room = lambda path, megabytes, victim=victim: fill(path, megabytes, folder, victim, left)
-        sys.argv = ["sqltrain", "run", "miniature", *SMALL, f"store={places.root}"]
+        sys.argv = ["sqltrain", "run", "miniature", *SMALL, f"--store={places.root}"]
         try:
             cli.main()
         except SystemExit as ended:

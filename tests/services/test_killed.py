@@ -26,7 +26,7 @@ def undisturbed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """What a plain run that nobody kills writes."""
     store = tmp_path_factory.mktemp("undisturbed")
     quoted = " ".join(f"'{one}'" for one in LONG)
-    done = site.run(f"sqltrain run miniature store={store} {quoted}")
+    done = site.run(f"sqltrain run miniature --store={store} {quoted}")
     assert done.returncode == 0, done.stderr
     return digests(store)
 

@@ -24,7 +24,7 @@ TOY = [
 def test_a_claim_that_is_killed_goes_on_and_ends_with_a_verdict(tmp_path: Path) -> None:
     """Its second row asks the first row's checkpoint in another way; its third is of another recipe."""
     store = tmp_path / "store"
-    words = ["sweep", "claims/unknown_schema", *TOY, f"store={store}", "--out", str(tmp_path / "out")]
+    words = ["sweep", "claims/unknown_schema", *TOY, f"--store={store}", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: bool(list(store.glob("sft/*/manifest.json"))), 600, "the first SFT ends")

@@ -144,7 +144,7 @@ def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
     promoted = [line["challenger"]["key"] for line in nights.lines() if line.get("decision") == "promoted"]
     assert len(promoted) >= 2
     (nights.folder / "inbox" / "tuesday.jsonl").unlink(missing_ok=True)  # the mended batch, where no night has taken it
-    nights.command(f"sqltrain champion rollback miniature store={nights.store}")
+    nights.command(f"sqltrain champion rollback miniature --store={nights.store}")
     assert nights.aliases()["champion"] == promoted[-2]
     code, line = nights.run()  # nothing new: nothing is done
     assert (code, line["decision"]) == (0, "nothing")
@@ -157,5 +157,5 @@ def test_rollback_is_one_command_and_lasts(nights: Nights) -> None:
 def test_gc_leaves_what_the_champion_needs(nights: Nights) -> None:
     nights.command(f"sqltrain store gc --days 0 --delete --store {nights.store}")
     nights.command(f"sqltrain store verify --store {nights.store}")
-    shown = json.loads(nights.command(f"sqltrain champion show miniature store={nights.store} --json"))
+    shown = json.loads(nights.command(f"sqltrain champion show miniature --store={nights.store} --json"))
     assert all(Path(one["model"], "config.json").is_file() for one in shown["champions"])

@@ -189,7 +189,7 @@ def test_a_cancelled_chain_cancels_what_it_waits_for(site: Site) -> None:
 @pytest.mark.slow  # a figure of the machine: for people
 def test_prefect_costs_at_most_30_cpu_seconds_more(site: Site, tmp_path: Path) -> None:
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
-    command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --until filter {quoted}"
+    command = f"unset PREFECT_API_URL; sqltrain run miniature --store={tmp_path} --until filter {quoted}"
     assert site.run(command).returncode == 0
     plain = cpu_seconds(site, command)
     orchestrated = cpu_seconds(site, f"{command} --engine prefect")
@@ -208,7 +208,7 @@ def cpu_seconds(site: Site, command: str) -> float:
 @pytest.mark.slow  # CI kills such a run and its server: the test after it
 def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, tmp_path: Path) -> None:
     quoted = " ".join(f"'{one}'" for one in SMALL_DATA)
-    command = f"unset PREFECT_API_URL; sqltrain run miniature store={tmp_path} --engine prefect --until synthesize"
+    command = f"unset PREFECT_API_URL; sqltrain run miniature --store={tmp_path} --engine prefect --until synthesize"
     done = site.run(f"{command} {quoted}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.split("/")[0] for path in digests(tmp_path)) == ["data", "synthesize"]
@@ -217,7 +217,7 @@ def test_a_run_without_a_server_starts_one_and_ends_it_with_itself(site: Site, t
 
 
 def test_the_server_that_a_run_started_ends_when_the_run_is_killed(site: Site, tmp_path: Path) -> None:
-    command = ["sqltrain", "run", "miniature", f"store={tmp_path}", "--engine", "prefect", *SMALL_DATA]
+    command = ["sqltrain", "run", "miniature", f"--store={tmp_path}", "--engine", "prefect", *SMALL_DATA]
     environment = {key: value for key, value in site.environment.items() if key != "PREFECT_API_URL"}
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)

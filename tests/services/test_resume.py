@@ -19,7 +19,7 @@ DONE = re.compile(r"✓ (\S+) +(\S+) +(?:([\d.]+) s|cached)")
 
 
 def start(store: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flows.cli", "run", "miniature", *MADE, f"store={store}", "--json"]
+    command = [sys.executable, "-m", "flows.cli", "run", "miniature", *MADE, f"--store={store}", "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

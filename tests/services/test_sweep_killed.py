@@ -15,7 +15,16 @@ CHAIN = ["stages=[data, gold_schema, grpo, evaluate, report]", "grpo.steps=12", 
 
 
 def command(store: Path) -> list[str]:
-    words = ["sweep", "miniature", "variant=none,exec_only", *SMALL, *CHAIN, f"store={store}", "--out", f"{store}/out"]
+    words = [
+        "sweep",
+        "miniature",
+        "variant=none,exec_only",
+        *SMALL,
+        *CHAIN,
+        f"--store={store}",
+        "--out",
+        f"{store}/out",
+    ]
     return [sys.executable, "-c", "from flows.cli import main; main()", *words]
 
 

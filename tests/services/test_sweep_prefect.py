@@ -33,7 +33,7 @@ def test_each_cell_is_a_flow_run_of_its_own(site: Site) -> None:
 def test_workers_share_the_cells_and_make_what_is_common_once(site: Site) -> None:
     words = " ".join(f"'{one}'" for one in (*SMALL, *CHAIN))
     store = site.folder / "shared"
-    done = site.run(f"sqltrain sweep miniature protocol.cell_chars=20,24 {words} store={store} --engine workers")
+    done = site.run(f"sqltrain sweep miniature protocol.cell_chars=20,24 {words} --store={store} --engine workers")
     assert done.returncode == 0, done.stdout + done.stderr
     tags = {"all_": ["sweep"]}
     runs = site.api("flow_runs/filter", {"flow_runs": {"tags": tags}, "limit": 50})

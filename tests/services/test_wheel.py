@@ -109,7 +109,7 @@ def test_predictions_are_scored(python: Path, tmp_path: Path) -> None:
 def test_a_run_makes_the_stages_that_a_checkout_would_make(python: Path, tmp_path: Path) -> None:
     """The same keys: what a wheel has made, a checkout of the same version takes from the store."""
     run(python, tmp_path, "run", "miniature", "--until", "model", *SMALL)
-    here = [sys.executable, "-m", "flows.cli", "stages", "miniature", *SMALL, f"store={tmp_path / 'store'}", "--json"]
+    here = [sys.executable, "-m", "flows.cli", "stages", "miniature", *SMALL, f"--store={tmp_path / 'store'}", "--json"]
     done = subprocess.run(here, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     stages = json.loads(done.stdout.splitlines()[-1])["stages"]
     assert len(stages) == 15

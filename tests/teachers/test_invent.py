@@ -106,7 +106,7 @@ def test_the_command_balances_levels_and_varies_styles(
     name_endpoint(servers(propose), servers(answer))
     out = tmp_path / "mine.jsonl"
     who = ["--teacher", "teacher", "--checker", "other"]
-    where = ["--out", str(out), f"store={tmp_path / 'store'}", "--json"]
+    where = ["--out", str(out), f"--store={tmp_path / 'store'}", "--json"]
     app(["invent", "--database", database.location, "--count", "8", *who, *where], standalone_mode=False)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert collections.Counter(row["hardness"] for row in rows) == dict.fromkeys(HARDNESS_LEVELS, 2)

@@ -36,7 +36,7 @@ def test_a_judge_that_likes_long_queries_is_found_out(
         lambda messages: "2.0" if "AS answer_that_was_written_with_care" in messages[-1]["content"] else "0.0"
     )
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
-    command = ["judge", "miniature", *world(2), f"store={store.root}", "--endpoint", "other", "--count", "6"]
+    command = ["judge", "miniature", *world(2), f"--store={store.root}", "--endpoint", "other", "--count", "6"]
     code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
@@ -67,7 +67,7 @@ def test_a_judge_grades_by_the_recipes_own_scale(
     judge = servers(lambda messages: "2")
     name_endpoint(servers(wrong_half(replies(recipe_of(2), store))), judge)
     scale = "rewards=[{term: exec}, {term: judge, options: {by: other, scale: 4}}]"
-    command = ["judge", "miniature", *world(2), scale, f"store={store.root}", "--endpoint", "other", "--count", "6"]
+    command = ["judge", "miniature", *world(2), scale, f"--store={store.root}", "--endpoint", "other", "--count", "6"]
     code, out, said = sqltrain(monkeypatch, capsys, *command, "--json")
     assert code == 0, said
     found = json.loads(out.splitlines()[-1])
@@ -87,7 +87,7 @@ def test_answers_are_judged_by_the_questions_of_their_own_pool(
         (tmp_path / f"{pool}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         pools.append(f"{{kind: jsonl, path: {tmp_path / pool}.jsonl}}")
     own = [f"data.sft={pools[0]}", "data.rl=[]", f"data.dev={pools[1]}", f"data.test=[{pools[1]}]"]
-    own += ["synthesis.teacher.error_rate=0", "contracts.max_leaked=1", f"store={tmp_path / 's'}"]
+    own += ["synthesis.teacher.error_rate=0", "contracts.max_leaked=1", f"--store={tmp_path / 's'}"]
     name_endpoint(servers(lambda messages: "2.0"))
     assert sqltrain(monkeypatch, capsys, "check", "miniature", *own)[0] == 0  # reads both pools
     code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *own, "--endpoint", "teacher")
@@ -96,7 +96,7 @@ def test_answers_are_judged_by_the_questions_of_their_own_pool(
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    command = ["judge", "miniature", f"store={tmp_path / 's'}", "--endpoint", "nobody"]
+    command = ["judge", "miniature", f"--store={tmp_path / 's'}", "--endpoint", "nobody"]
     code, _, said = sqltrain(monkeypatch, capsys, *command)
     assert (code, said.count("\n")) == (2, 1)
     assert "nobody" in said
@@ -108,7 +108,7 @@ def test_teachers_that_are_always_right_measure_no_judge(
 ) -> None:
     name_endpoint(servers(lambda messages: "2.0"))
     careful = "synthesis.teacher.guesses={}"
-    oracle = [*world(2)[:4], careful, f"store={tmp_path / 's'}", "--endpoint", "teacher"]
+    oracle = [*world(2)[:4], careful, f"--store={tmp_path / 's'}", "--endpoint", "teacher"]
     code, _, said = sqltrain(monkeypatch, capsys, "judge", "miniature", *oracle)
     assert code == 2
     assert "are all right" in said

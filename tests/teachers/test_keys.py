@@ -54,7 +54,7 @@ def test_after_a_whole_run_the_key_is_nowhere(
     store = Store(tmp_path / "store")
     teacher, other = servers(replies(recipe_of(1), Store(tmp_path / "world"))), servers(expert)
     name_endpoint(teacher, other)
-    done = run(["run", "miniature", *world(1), *SHORT, f"store={store.root}"])
+    done = run(["run", "miniature", *world(1), *SHORT, f"--store={store.root}"])
     assert done.returncode == 0, done.stderr[-3000:]
     for server in (teacher, other):
         assert f"authorization: bearer {KEY}".encode() in server.headers[0].lower()  # it was used
@@ -71,7 +71,7 @@ def test_an_error_does_not_say_the_key_though_the_server_does(tmp_path: Path, se
         raise ValueError(f"bad request with the key {KEY}")  # the server answers 400 with this
 
     name_endpoint(servers(refuse))
-    done = run(["run", "miniature", *world(1), f"store={tmp_path / 'store'}", "--until", "synthesize"])
+    done = run(["run", "miniature", *world(1), f"--store={tmp_path / 'store'}", "--until", "synthesize"])
     assert done.returncode == 2
     assert "bad request with the key ***" in done.stderr
     assert KEY not in done.stdout + done.stderr
