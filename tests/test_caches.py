@@ -12,7 +12,7 @@ import pytest
 
 from pipelines import recipes
 from pipelines.registry import PROTOCOLS
-from pipelines.stages import graph
+from pipelines.stages import fingerprints, graph
 from pipelines.stages.context import Silent
 from pipelines.store import Store
 
@@ -195,6 +195,16 @@ def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     found = world.again()
     assert set(found) == ALL - {"data", "gold_schema", "test", "test_schema", "leakage"}
     assert found["synthesize"] == "changed: the prompt's text"
+
+
+def test_the_rules_of_a_judge_behind_an_endpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge}]"
+    graded = set(world.again(program))
+    monkeypatch.setattr(fingerprints, "RUBRIC", f"{fingerprints.RUBRIC} Be kind.")
+    found = world.again()
+    assert set(found) == AFTER_GRPO
+    assert found["grpo"].startswith("changed: endpoint rubric")
+    assert set(world.again(program)) == graded
 
 
 def test_a_plug_ins_code(world: World) -> None:

@@ -19,7 +19,7 @@ from pipelines.errors import DataError, RecipeError, ResourceError
 from pipelines.protocols.ask import SCRIPTED, Ask
 from pipelines.recipes import digest
 from pipelines.registry import PROTOCOLS
-from pipelines.rewards.judge import endpoint_of
+from pipelines.rewards.judge import RUBRIC, endpoint_of
 from pipelines.sql.dialects.hiding import identity
 from pipelines.store import Store, read_json, sha256, write_atomic
 
@@ -218,7 +218,9 @@ def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:
     no facts here; whether it is needed is found before a run begins.
     """
     names = sorted({name for name in asked(recipe, stage) if name is not None})
-    return {name: _entry(name) for name in names}
+    facts: dict[str, Any] = {name: _entry(name) for name in names}
+    judge = endpoint_of(recipe.rewards)
+    return facts | ({"rubric": digest(RUBRIC)} if judge is not None and judge in names else {})
 
 
 def _entry(name: str) -> dict[str, Any] | None:
