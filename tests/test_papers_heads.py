@@ -1,7 +1,6 @@
-"""What the heads of the recipes of SQL-Trail, SkyRL-SQL and MTIR-SQL say, run: a sentence that is not so fails here."""
+"""What the heads of the papers' recipes say, run: a sentence that is not so fails here."""
 
 import json
-import math
 import sqlite3
 from pathlib import Path
 
@@ -12,9 +11,11 @@ from pipelines import recipes
 from pipelines.config import Recipe
 from pipelines.data import base
 from pipelines.protocols.base import Protocol, build
+from pipelines.rewards.judge import RUBRIC
 from pipelines.sql.catalogs import introspect
 from pipelines.training import losses
 from pipelines.training.advantages import estimate
+from pipelines.training.batching import grpo_steps
 from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
 
 FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
@@ -75,11 +76,12 @@ def test_a_thinking_model_s_prompt_lacks_what_speaks_of_thinking_and_nothing_els
 
 
 def test_the_batches_are_of_questions() -> None:
-    """SkyRL-SQL, section 5: "approximately 14 epochs"; MTIR-SQL's steps are an epoch of what its two sources hold."""
+    """SkyRL-SQL, section 5: "approximately 14 epochs"; MTIR-SQL trains for one, of the questions that are left."""
     skyrl, mtir = load("skyrl_sql"), load("mtir_sql").grpo
     epochs = skyrl.grpo.steps * skyrl.grpo.questions_per_step / sum(one.count or 0 for one in skyrl.data.rl)
     assert 13.5 < epochs < 14
-    assert mtir.steps == math.ceil((8659 + 9428) / mtir.questions_per_step)
+    assert grpo_steps(mtir, 8659 + 9428) == 283  # 18,087 / 64
+    assert grpo_steps(mtir, 16_000) == 250
 
 
 @pytest.mark.parametrize(("name", "pool", "others"), [("mtir_sql", 0, True), ("sql_trail", 1, False)])
@@ -136,3 +138,92 @@ def test_at_ratio_one_the_sum_over_tokens_is_equation_2_up_to_a_factor_and_no_bo
     assert torch.allclose(-ours * mask.sum() / len(mask), given.grad)
     unbound = load("sql_trail", "grpo.clip_low=0.01", "grpo.clip_high=0.01")
     assert torch.equal(gradient(unbound, logps, advantages, mask), ours)
+
+
+@pytest.mark.parametrize(
+    ("action", "content", "error"),
+    [
+        ("confirm_answer", "<answer>SELECT 1</answer>", None),
+        ("confirm_answer", "<answer>SELECT 1</answer><schema>{}</schema>", "two_contents"),
+        ("explore_schema", "<tool_call>SELECT 1</tool_call>", "bad_json"),
+        ("propose_schema", '<schema>{"stock": null}</schema>', "bad_schema"),
+    ],
+)
+def test_trust_sqls_turn_is_stricter_than_appendix_c_2(action: str, content: str, error: str | None) -> None:
+    turn = f"<action>{action}</action>{content}"
+    assert speaking("trust_sql").parse(f"<think>t</think>{turn}").format_error == error
+    assert speaking("trust_sql").parse(f"<think></think>{turn}").format_error is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "turn"),
+    [
+        ("sql_trail", "<reasoning>r</reasoning><solution>{}</solution>"),
+        ("skyrl_sql", "<think>r</think><solution>{}</solution>"),
+        ("trust_sql", "<think>r</think><action>confirm_answer</action><answer>{}</answer>"),
+    ],
+)
+def test_a_fence_inside_the_answer_stays_where_the_papers_do_not_speak_of_it(name: str, turn: str) -> None:
+    action = speaking(name).parse(turn.format("```sql\nSELECT 1\n```"))
+    assert (action.content, action.format_error) == ("```sql\nSELECT 1\n```", None)
+
+
+def test_mtir_sqls_answer_needs_its_fence() -> None:
+    mtir = speaking("mtir_sql")
+    assert mtir.parse("<think>t</think><answer>SELECT 1</answer>").format_error == "missing_fence"
+    assert mtir.parse("<think>t</think><answer>\n```sql\nSELECT 1\n```\n</answer>").format_error is None
+
+
+def test_reasoning_sqls_format_asks_for_both_tags_in_either_order(tmp_path: Path) -> None:
+    """3.2. Its prompts for SFT and STaR have <answer> around the query, too."""
+    parse = speaking("reasoning_sql").parse
+    assert parse("<answer>SELECT 1</answer><reasoning>r</reasoning>").format_error is None
+    assert parse("<answer>SELECT 1</answer>").format_error is not None
+    for variant in ("sft_gold", "star_sft"):
+        assert "<answer>" in system(tmp_path, "reasoning_sql", f"variant={variant}")
+    assert load("reasoning_sql").grpo.sampling.episode_tokens == 8192
+
+
+def test_observations_are_cut_as_the_heads_say() -> None:
+    """By rows, by cells and as a whole; TRUST-SQL's cells hold a table's definition."""
+    bounds = {name: load(name).protocol for name in ("sql_trail", "skyrl_sql", "mtir_sql", "trust_sql")}
+    cut = {name: (one.observation_rows, one.cell_chars, one.observation_chars) for name, one in bounds.items()}
+    assert cut["sql_trail"] == cut["skyrl_sql"] == (50, 200, 8000)
+    assert cut["mtir_sql"] == (10, 200, 8000)
+    assert cut["trust_sql"] == (30, 4000, 16_000)
+
+
+def test_the_optimiser_of_rl_is_what_each_head_says() -> None:
+    for name in ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql"):
+        one = load(name).grpo.optimizer
+        assert (one.kind, one.betas, one.weight_decay, one.clip, one.schedule) == (
+            "adamw",
+            (0.9, 0.95),
+            0.01,
+            1.0,
+            "constant",
+        )
+        head = (recipes.CONF / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ntitle:")[0]
+        assert "betas 0.9 and 0.95, decay 0.01" in " ".join(head.replace("#", " ").split())
+
+
+def test_mtir_sqls_direct_answer_is_not_thought_of(tmp_path: Path) -> None:
+    """Table 4: Qwen3's own switch ends the prompt, and no block of reasoning is asked for."""
+    prompt = system(tmp_path, "mtir_sql", "variant=direct")
+    assert prompt.rstrip().endswith("/no_think")
+    assert "<think>" not in prompt
+    answer = "<think>\n\n</think>\n\n<answer>\n```sql\nSELECT 1\n```\n</answer>"
+    assert speaking("mtir_sql", "variant=direct").parse(answer).format_error is None
+
+
+def test_the_judge_grades_by_the_papers_rules() -> None:
+    """Reasoning-SQL, A.3: two of its twelve rules were in no line of the prompt."""
+    for rule in ("first be grouped", "INNER JOIN", "STRFTIME"):
+        assert rule in RUBRIC
+
+
+def test_revisql_has_what_its_authors_tell() -> None:
+    one = load("revisql")
+    assert one.model.lora is not None
+    assert (one.model.lora.rank, one.grpo.group, one.grpo.questions_per_step) == (32, 16, 64)
+    assert (one.grpo.optimizer.lr, one.protocol.max_turns, one.grpo.sampling.turn_tokens) == (5e-5, 5, 3000)
