@@ -239,11 +239,7 @@ def _touched(stage: str, key: str, store: Store) -> int:
 
 
 def _result(cell: Cell, store: Store) -> Filled:
-    """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it.
-
-    Raises:
-        RecipeError: the recipe has no such evaluation.
-    """
+    """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it."""
     evaluated, trained = _evaluated(cell, store)
     settings, path = cell.recipe.evaluation, trained.folder / "curves.jsonl"
     curves: tuple[Mapping[str, Any], ...] = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
@@ -271,11 +267,7 @@ def _condition(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
 
 
 def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
-    """The evaluation that a cell shows, and the stage that made the checkpoint.
-
-    Raises:
-        RecipeError: the recipe has no such evaluation.
-    """
+    """The evaluation that a cell shows, and the stage that made the checkpoint."""
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
     names = [f"evaluate_{checkpoint}" for checkpoint in CHECKPOINTS if cell.after in ("", checkpoint)]
     done = [steps[name] for name in names if name in steps]

@@ -84,11 +84,7 @@ class PaperTable(Form):
         return self
 
     def form(self, miniature: bool) -> Form:
-        """The cells at the paper's scale, or in miniature.
-
-        Raises:
-            RecipeError: it has no miniature.
-        """
+        """The cells at the paper's scale, or in miniature."""
         if not miniature:
             return self
         if self.miniature is None:
@@ -113,11 +109,7 @@ def is_table(name: str) -> bool:
 
 
 def load(name: str) -> PaperTable:
-    """A table by its name.
-
-    Raises:
-        RecipeError: there is none of that name, or its file is wrong.
-    """
+    """A table by its name."""
     if name not in names():
         close = difflib.get_close_matches(name, names(), n=1)
         raise RecipeError(
@@ -127,11 +119,7 @@ def load(name: str) -> PaperTable:
 
 
 def read(path: Path) -> PaperTable:
-    """A table's file.
-
-    Raises:
-        RecipeError: it cannot be read, has an unknown key, or speaks of a row or a measure that it does not have.
-    """
+    """A table's file."""
     try:
         return PaperTable.model_validate(read_yaml(path))
     except pydantic.ValidationError as error:

@@ -92,11 +92,7 @@ TITLES = {"greedy": "EX", "at once": "EX at once", "sampled": "EX sampled", "rea
 
 
 def measure(name: str) -> Measure:
-    """The measure of a name.
-
-    Raises:
-        RecipeError: there is none of that name.
-    """
+    """The measure of a name."""
     match = NAME.fullmatch(name)
     base, k, level = (match["base"], match["k"], match["level"]) if match else ("", None, None)
     if base in OVER_SAMPLES and (k or base == "majority"):
