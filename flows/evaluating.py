@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,15 @@ from flows import screen
 from flows.progress import Bars
 from pipelines import housekeeping, recipes
 from pipelines.config import Protocol, Recipe
+from pipelines.endpoints.client import Endpoint
 from pipelines.errors import RecipeError
 from pipelines.plugins import plugin_code
 from pipelines.protocols.base import at_once
 from pipelines.report import writer
+from pipelines.report.data import ReportData
+from pipelines.report.formats import Cell, Column, Table
 from pipelines.stages import evaluate, graph
-from pipelines.stages.answers import latencies
+from pipelines.stages.answers import Latency, latencies
 from pipelines.stages.context import Context
 from pipelines.stages.fingerprints import cards, endpoints, folder_digest, prompt_digest
 from pipelines.stages.inputs import examples
@@ -29,14 +34,14 @@ ASKING = ("protocol", "seed", *(f"execution.{name}" for name in ("timeout_s", "m
 ANSWER_FIELDS = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # of an entry: what decides its answers
 
 
-def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool) -> None:
+def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool, plan_only: bool = False) -> None:
     """Evaluate a checkpoint folder on the recipe's held-out questions."""
     about = {"digest": folder_digest(model), "dtype": recipe.model.compute_dtype, "decoder": recipe.rollout.policy}
     answerer = Answerer(str(model.resolve()), model.name, about, f"checkpoint {about['digest']}")
-    evaluate_policy(recipe, store, answerer, as_json)
+    evaluate_policy(recipe, store, answerer, as_json, plan_only)
 
 
-def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> None:
+def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool, plan_only: bool = False) -> None:
     """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions.
 
     Raises:
@@ -47,13 +52,9 @@ def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool) -> 
 
         entry = endpoint(policy.removeprefix(evaluate.ENDPOINT))
         about = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
-        for folder in evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model), as_json):
-            for name, latency in latencies(folder).items():
-                cost = (latency.bought_in * entry.price_in + latency.bought_out * entry.price_out) / 1e6
-                tokens = f"{latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
-                screen.console.print(f"cost ({name})  {cost:.5f} {entry.currency} a question: {tokens}", markup=False)
+        evaluate_policy(recipe, store, Answerer(policy, policy, about, entry.model, entry), as_json, plan_only)
     elif policy == evaluate.ORACLE:
-        evaluate_policy(recipe, store, Answerer(policy, policy, {"policy": policy}), as_json)
+        evaluate_policy(recipe, store, Answerer(policy, policy, {"policy": policy}), as_json, plan_only)
     else:
         raise RecipeError(f"there is no policy {policy!r}", "Choose oracle or endpoint:NAME, or pass --model FOLDER.")
 
@@ -66,19 +67,27 @@ class Answerer:
     name: str  # for people
     about: Mapping[str, object]  # what tells it from any other, for the keys
     note: str = ""  # the same in a few words, for the report
+    entry: Endpoint | None = None  # of an endpoint, with its price
 
 
-def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: bool) -> list[Path]:
+def evaluate_policy(
+    recipe: Recipe, store: Store, answerer: Answerer, as_json: bool, plan_only: bool = False
+) -> list[Path]:
     """Evaluate a policy on every benchmark of the recipe, and write a report of each.
 
     What it has answered when asked in the same way is not asked again. An evaluation with broken episodes is no last
     word: the same command makes it anew, and asks only those again.
 
+    Args:
+        plan_only: print what it would ask, and what that costs at most, and stop.
+
     Returns the evaluations' folders, in the order of the benchmarks.
     """
     alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
     with Bars(screen.console) as bars:
-        folders = [_evaluated(single, store, answerer, bars) for single in alone]
+        folders = [_evaluated(single, store, answerer, bars, plan_only) for single in alone]
+    if plan_only:
+        return []
     results = [
         graph.StageResult(
             f"evaluate {answerer.name}{f' on {single.benchmark.name}' if number else ''}",
@@ -93,22 +102,35 @@ def evaluate_policy(recipe: Recipe, store: Store, answerer: Answerer, as_json: b
         single.benchmark.name: {answerer.name: screen.summary_of(folder)}
         for single, folder in zip(alone, folders, strict=True)
     }
-    screen.conclude(recipe, store, results, as_json, figures)
+    lines: list[str] = []
     for single, result in zip(alone, results, strict=True):
         if len(alone) > 1:
-            screen.say(single.benchmark.name)
+            lines.append(single.benchmark.name)
         if _all_malformed(result.folder):
-            screen.say(
+            lines.append(
                 f"warning: every answer was malformed: does {answerer.name} speak the protocol {single.protocol.name} "
                 f"(prompt {single.protocol.prompt}) ?"
             )
-        lines = (*_chosen(single, result.metrics), *_costs(result.folder), f"report  {result.folder / writer.PAGE}")
-        for line in lines:
-            screen.console.print(line, soft_wrap=True, markup=False)
+        lines += _chosen(single, result.metrics)
+        efficiency = read_json(result.folder / evaluate.EFFICIENCY)
+        lines += [f"R-VES  {efficiency['r_ves']:.1f}"] if efficiency else []
+        for name, latency in latencies(result.folder).items():
+            lines.append(f"latency ({name})  {latency.total_s:.2f} s a question, {latency.sql_s:.2f} s of it in SQL")
+            if answerer.entry is not None:
+                cost = f"{_price(answerer.entry, latency):.5f} {answerer.entry.currency} a question"
+                tokens = f"{latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
+                lines.append(f"cost ({name})  {cost}: {tokens}")
+        lines.append(f"report  {result.folder / writer.PAGE}")
+    screen.conclude(recipe, store, results, as_json, figures, lines)
     return folders
 
 
-def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> Path:
+def _price(entry: Endpoint, latency: Latency) -> float:
+    """Of a question."""
+    return (latency.bought_in * entry.price_in + latency.bought_out * entry.price_out) / 1e6
+
+
+def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, plan_only: bool = False) -> Path:
     """A policy's evaluation on the first benchmark of a recipe."""
     asking = recipe.slice(*ASKING)
     code = plugin_code(asking | recipe.slice("rollout.policy"))
@@ -126,7 +148,7 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars) -> 
     evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
     with housekeeping.claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}):
-        return _asked(recipe, store, answerer, bars, steps, settings)
+        return _asked(recipe, store, answerer, bars, steps, settings, plan_only)
 
 
 def _asked(
@@ -136,8 +158,9 @@ def _asked(
     bars: Bars,
     steps: Sequence[graph.Step],
     settings: Mapping[str, object],
+    plan_only: bool,
 ) -> Path:
-    """The evaluation over the benchmark's stages, which are made first."""
+    """The evaluation over the benchmark's stages, which are made first; of a plan, the folder of the questions."""
     results = {step.name: graph.execute(step, recipe, store, bars, steps) for step in steps}
     test = results["test"]
     questions = examples(test.folder, "test")
@@ -147,13 +170,33 @@ def _asked(
             "Evaluate a checkpoint (--model FOLDER) or an endpoint on them.",
         )
     links = results["test_schema"].folder if "test_schema" in results else None
+    # Each turn sends the conversation again; a conversation ends at its budget of tokens.
+    asked = {one.name: (len(questions) * one.samples, one.max_turns, one.sampling) for one in evaluate.passes(recipe)}
+    n_calls = sum(episodes * turns for episodes, turns, _ in asked.values())
+    episodes = ", ".join(f"{number:,} {name}" for name, (number, *_) in asked.items())
+    bars.say(f"{len(questions):,} questions of {recipe.benchmark.name}: {episodes}; at most {n_calls:,} calls")
+    if answerer.entry is not None:
+        read = sum(number * turns * sampling.episode_tokens for number, turns, sampling in asked.values())
+        made = sum(number * sampling.episode_tokens for number, _, sampling in asked.values())
+        cost = (read * answerer.entry.price_in + made * answerer.entry.price_out) / 1e6
+        price = f"{cost:,.2f} {answerer.entry.currency}" if cost else "its entry has no price"
+        bars.say(f"at most {read:,} tokens in and {made:,} out: {price}; what is answered already is not asked again")
+    if plan_only:
+        return test.folder
 
     def build(folder: Path) -> None:
         context = Context("evaluate", recipe, folder, {"test": test.folder}, bars)
         answers = store.root / ANSWERS / recipes.digest(settings)
+        if answerer.entry is not None:  # an endpoint that does not answer as it should costs one question
+            (store.root / ANSWERS).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=store.root / ANSWERS, prefix=".first-") as first:
+                alone = recipe.evaluation.model_copy(update={"selector": None})
+                single = recipe.model_copy(update={"evaluation": alone})
+                one = Context("first question", single, Path(first), {"test": test.folder}, bars)
+                evaluate.evaluate_questions(one, questions[:1], answerer.policy, links, answers)
         evaluate.evaluate_questions(context, questions, answerer.policy, links, answers)
         data = of_systems(recipe, tuple(systems_of(folder, answerer.name, note=answerer.note)), test.folder)
-        writer.write_all(data, folder)
+        writer.write_all(_with_costs(data, answerer.entry, folder), folder)
 
     evaluation = recipe.slice(*graph.VERDICTS, "benchmark.name", "execution", "gold_schema", "stages")
     whole = {
@@ -211,11 +254,22 @@ def _chosen(recipe: Recipe, metrics: Mapping[str, float]) -> list[str]:
     return [f"selected by {recipe.evaluation.selector}  {value:.1f} [{low:.1f}, {high:.1f}]{bias}"]
 
 
-def _costs(folder: Path) -> list[str]:
-    """What the answers took, from the side files; nothing of it is part of the results."""
-    lines = [
-        f"latency ({name})  {latency.total_s:.2f} s a question, {latency.sql_s:.2f} s of it in SQL"
-        for name, latency in latencies(folder).items()
-    ]
-    efficiency = read_json(folder / evaluate.EFFICIENCY)
-    return [*lines, *([f"R-VES  {efficiency['r_ves']:.1f}"] if efficiency else [])]
+def _with_costs(data: ReportData, entry: Endpoint | None, folder: Path) -> ReportData:
+    """The report with cost and latency of an endpoint's answers; no other report depends on the time that it took."""
+    times = latencies(folder)
+    if entry is None or not times:
+        return data
+    texts = ("latency, s", "SQL, s", "tokens in", "tokens out", f"cost, {entry.currency}")
+    columns = (Column("answers"), Column("number", "count"), *(Column(text, "text") for text in texts))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            name,
+            one.episodes,
+            *(f"{value:,.2f}" for value in (one.total_s, one.sql_s)),
+            *(f"{value:,.0f}" for value in (one.bought_in, one.bought_out)),
+            f"{_price(entry, one):.5f}",
+        )
+        for name, one in times.items()
+    )
+    costs = Table("cost", "Cost and latency", columns, rows, "Means of an answer, of what this run asked.")
+    return dataclasses.replace(data, tables=(*data.tables, costs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,13 @@ def conclude(
     results: list[graph.StageResult],
     as_json: bool,
     figures: Mapping[str, Mapping[str, Summary]] | None = None,
+    more: Iterable[str] = (),
 ) -> None:
-    """The end of a run: the EX figures, where to look, and with `as_json` one JSON object.
+    """The end of a run: the EX figures, where to look, and with `as_json` one JSON object on the last line.
 
     Args:
         figures: figures by benchmark and system; None for those of the checkpoints among the results.
+        more: further lines for a person.
     """
     by_name = {result.name: result for result in results}
     where = look(store, by_name)
@@ -108,6 +110,8 @@ def conclude(
     else:
         for label, place in where.items():
             say(f"{label}  {place}")
+    for line in more:
+        say(line)
     if as_json:
         stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
         print(json.dumps({"recipe": recipe.name, "stages": stages, "look": where}, sort_keys=True))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, open_for, open_recipe, with_store
 from flows.score import score
 from pipelines.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.config import Recipe
+    from pipelines.store import Store
 
 
 def evaluate(
@@ -21,6 +26,18 @@ def evaluate(
         str | None,
         typer.Option(help="To evaluate on, with commas between; omnisql: those added of its nine."),
     ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(help="Of all --questions: a file, an address, or a name of databases/.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Of each benchmark so many questions, drawn by the seed.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print calls, tokens and price at most, and stop; with --model or --policy.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
@@ -33,6 +50,8 @@ def evaluate(
 
       sqltrain evaluate sql_trail --policy endpoint:big include=local/bird_dev
 
+      sqltrain evaluate sql_trail --policy endpoint:big --questions q.csv --database shop --limit 5 --plan
+
       sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
     """
     from flows import screen
@@ -40,20 +59,41 @@ def evaluate(
 
     if model is not None and policy is not None:
         raise UserError("--model and --policy name two different policies", "Pass one of them.")
+    if plan and model is None and policy is None:
+        raise UserError("--plan is of one policy", "Pass --model or --policy; a recipe's stages: sqltrain stages.")
     words = list(overrides or [])
+    if questions is not None:
+        if not questions.expanduser().is_file():
+            raise UserError(f"there is no file {questions}", "--questions takes JSON lines, or CSV with a header.")
+        kind, place = ("csv" if questions.suffix.lower() == ".csv" else "jsonl"), questions.expanduser().resolve()
+        source = {"name": "questions", "kind": kind, "path": str(place)}
+        if database is not None:
+            from pipelines.databases import named
+
+            source["options"] = {"database": named.find(database).address}  # type: ignore[assignment]
+        words.append(f"data.test={json.dumps([source])}")
+    elif database is not None:
+        raise UserError("--database is of --questions", "Pass both, or data.test.0.options.database=ADDRESS.")
     if benchmarks is not None:
         from flows import datasets
 
         words.append(datasets.chosen(benchmarks, screen.say))
     model = None if model is None else folder_of(model)
-    loaded, store = open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
+
+    def opened() -> tuple[Recipe, Store]:
+        return open_recipe(recipe, words) if model is None else open_for(recipe, words, model)
+
+    loaded, store = opened()
+    if limit is not None:
+        words += [f"data.test.{place}.count={limit}" for place in range(len(loaded.data.test))]
+        loaded, store = opened()
     if model is not None or policy is not None:
         from flows import evaluating
 
         if model is not None:
-            evaluating.evaluate_model(loaded, store, model, as_json)
+            evaluating.evaluate_model(loaded, store, model, as_json, plan)
         elif policy is not None:
-            evaluating.evaluate_named(loaded, store, policy, as_json)
+            evaluating.evaluate_named(loaded, store, policy, as_json, plan)
         return
     results = screen.run(loaded, store, "evaluate")
     screen.conclude(loaded, store, results, as_json)

@@ -159,12 +159,16 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
     """The endpoint of that name.
 
     Args:
-        path: the file that holds it; by default `conf/local/endpoints.yaml`, or what SQLTRAIN_ENDPOINTS names.
+        path: the file that holds it; by default what SQLTRAIN_ENDPOINTS names, or `conf/local/endpoints.yaml` of the
+                working folder, else of the checkout.
 
     Raises:
         RecipeError: there is no such entry, or it has an unknown or a missing key.
     """
-    path = path or Path(os.environ.get(ENDPOINTS_VARIABLE) or ENDPOINTS)
+    here = Path("conf", "local", ENDPOINTS.name)
+    path = path or Path(os.environ.get(ENDPOINTS_VARIABLE) or (ENDPOINTS if ENDPOINTS.is_file() else here))
+    if here.is_file() and path == ENDPOINTS:
+        path = here
     entries = {str(key): value for key, value in (read_yaml(path) if path.is_file() else {}).items()}
     if name not in entries:
         close = difflib.get_close_matches(name, list(entries), n=1)

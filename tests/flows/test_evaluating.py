@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import sqltrain
 
 from flows import evaluating, screen
 from flows.progress import Bars
@@ -129,6 +130,28 @@ def test_a_ready_policy_needs_no_training_questions(own: Path, tmp_path: Path) -
     assert json.loads(read.read_text()) == {"test_examples": 3, "quarantined": 0}
     (agreed,) = (tmp_path / "store").glob("test_schema/*/metrics.json")  # the consensus is what links are held against
     assert json.loads(agreed.read_text())["examples"] == 3
+
+
+def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(
+    harbour: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("question,sql\n" + "".join(f"how many {n} ?,SELECT count(*) + {n} FROM ship\n" for n in range(4)))
+    words = ["--policy", "oracle", "--questions", str(path), "--database", str(harbour), f"store={tmp_path / 'store'}"]
+    command = ["evaluate", "sql_trail", *words, "evaluation.samples=0"]
+    code, out, err = sqltrain(monkeypatch, capsys, *command, "--limit", "3", "--plan")
+    assert (code, err) == (0, "")
+    assert "3 questions of questions: 3 greedy, 3 once; at most" in out
+    assert not (tmp_path / "store" / "evaluations").exists()
+    code, out, err = sqltrain(monkeypatch, capsys, *command, "--json")
+    assert (code, err) == (0, "")
+    (stage,) = json.loads(out.splitlines()[-1])["stages"].values()
+    assert (stage["metrics"]["ex"], stage["metrics"]["n_questions"]) == (1.0, 4)
+    for wrong, said in (
+        (["--questions", "no.csv"], "there is no file no.csv"),
+        (["--database", "x"], "of --questions"),
+    ):
+        assert said in sqltrain(monkeypatch, capsys, "evaluate", "sql_trail", "--policy", "oracle", *wrong)[2]
 
 
 def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own: Path, tmp_path: Path) -> None:

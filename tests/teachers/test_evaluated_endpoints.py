@@ -78,13 +78,21 @@ def test_an_endpoint_is_evaluated_and_its_cost_told(
     recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
     server = servers(oracle_of(recipe, store))
     name_endpoint(server, price_in=1000.0, price_out=0.0)
-    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", False, plan_only=True)
+    planned, turns = capsys.readouterr().out, recipe.protocol.max_turns_eval
+    assert f"8 questions of miniature_test: 8 greedy, 24 sampled; at most {32 * turns:,} calls" in planned
+    tokens = 32 * recipe.evaluation.sampling.episode_tokens
+    assert f"at most {tokens * turns:,} tokens in and {tokens:,} out: {tokens * turns / 1000:,.2f} USD" in planned
+    assert not server.delivered
+    evaluating.evaluate_named(recipe, store, "endpoint:teacher", True)
     figures, told = evaluated(store), capsys.readouterr().out
+    assert json.loads(told.splitlines()[-1])["recipe"] == recipe.name
     assert (figures["ex"], figures["n_questions"]) == (1.0, 8)
     assert "cost (greedy)" in told
     assert "0.00000 USD" not in told
     (page,) = (store.root / "evaluations").glob("*/report.html")
     assert "model (endpoint:teacher)" in page.read_text()  # which one answered
+    assert "Cost and latency" in page.read_text()
     assert sum(server.delivered.values()) >= 32  # eight questions, one greedy answer and three samples each
 
 
