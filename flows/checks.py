@@ -17,6 +17,7 @@ from pipelines.stages import graph
 from pipelines.stages.inputs import examples
 from pipelines.store import Store
 from pipelines.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
+from pipelines.yaml_files import read_yaml
 
 Say = Callable[[str], None]
 
@@ -36,7 +37,10 @@ def check(
     names = recipes.recipe_names() if name is None else [name]
     n_variants = 0
     for recipe_name in names:
-        for variant in (None, *recipes.variants(recipe_name)):
+        known = recipes.variants(recipe_name)
+        if recipe_name not in recipes.recipe_names():  # of a user's own file: its own, and not those that it includes
+            known = {key: known[str(key)] for key in read_yaml(Path(recipe_name)).get("variants") or {}}
+        for variant in (None, *known):
             n_variants += variant is not None
             problems += _loads(recipe_name, [*([f"variant={variant}"] if variant else []), *overrides])
     of = "1 recipe" if len(names) == 1 else f"{len(names)} recipes"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipelines.config import RewardTerm
-from pipelines.errors import RecipeError
+from pipelines.errors import RecipeError, SqltrainError
 from pipelines.parts import ANALYSES
 from pipelines.registry import REWARDS
 from pipelines.rewards.judge import STATIC
@@ -93,14 +96,23 @@ def _options(term: RewardTerm) -> Mapping[str, Any]:
 
 
 def _by_turn(term: RewardTerm, outcome: Outcome) -> list[float]:
-    """What a term pays for each turn, before its weight; for the last one alone, where it pays for the whole episode.
-
-    Raises:
-        ValueError: a term that pays by turn gave another number of values.
-    """
+    """What a term pays for each turn, before its weight; for the last one alone, if it pays for the whole episode."""
     entry, turns = REWARDS[term.term], max(1, len(outcome.trajectory.turns))
-    paid = entry.pay(outcome, **_options(term))
-    values = list(paid) if entry.by_turn else [0.0] * (turns - 1) + [paid]
-    if len(values) != turns:
-        raise ValueError(f"reward term {term.term!r} paid for {len(values)} turns of {turns}")
+    try:
+        paid = entry.pay(outcome, **_options(term))
+        values = [float(value) for value in (paid if entry.by_turn else [0.0] * (turns - 1) + [paid])]
+        if len(values) != turns:
+            raise ValueError(f"it pays for {len(values)} turns of {turns}")
+    except Exception as error:
+        code = getattr(inspect.unwrap(entry.pay), "__code__", None)
+        file = code.co_filename if code is not None else "its plug-in"
+        if isinstance(error, SqltrainError) or Path(file).parent == Path(__file__).parent:
+            raise  # one of ours has a traceback, and not an author who reads one line
+        lines = [
+            f", line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
+        ]
+        raise RecipeError(
+            f"reward term {term.term!r} fails on question {outcome.example_id}: {type(error).__name__}: {error}",
+            f"Look at {file}{lines[-1] if lines else ''}.",
+        ) from error
     return values

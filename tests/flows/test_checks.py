@@ -53,3 +53,28 @@ def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(
     assert code == 0, said
     facts = json.loads(out.splitlines()[-1])
     assert (facts["gold_checked"], facts["gold_full"], facts["health"]["empty"]) == (5, 5, 1)
+
+
+def test_a_recipe_of_ones_own_is_checked_with_its_own_variants_and_a_reward_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The miniature's variants name terms of its panel, which this recipe leaves out."""
+    (tmp_path / "own.py").write_text(
+        "from pipelines.registry import reward\n\n\n"
+        "@reward('own_term')\ndef own_term(outcome):\n    return float(len(outcome.nothing))\n"
+    )
+    pool = "{kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"
+    train, dev, test = (pool.replace("SPLIT", name) for name in ("train", "dev", "test"))
+    (tmp_path / "own.yaml").write_text(
+        "include: [recipes/miniature]\nplugins: [own.py]\nrewards:\n  - {term: own_term, weight: 1}\n"
+        f"data: {{sft: {train}, rl: [{train}], dev: {dev}, test: [{test}]}}\n"
+        "variants:\n  short: [grpo.steps=3]\n"
+    )
+    command = ["check", str(tmp_path / "own.yaml"), f"store={tmp_path / 's'}"]
+    code, out, err = sqltrain(monkeypatch, capsys, *command)
+    assert "1 recipe with 1 variants: all load" in out
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("error: reward term 'own_term' fails on question ")
+    assert "AttributeError: 'Outcome' object has no attribute 'nothing'" in line
+    assert line.endswith(f"Look at {tmp_path / 'own.py'}, line 6.")

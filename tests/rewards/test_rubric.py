@@ -115,7 +115,7 @@ def test_each_turn_is_paid_what_it_earned(outcome: Make) -> None:
 def test_a_term_must_pay_each_turn(outcome: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     short = REWARDS["turn_faults"]._replace(pay=lambda outcome: [0.0])
     monkeypatch.setitem(REWARDS._entries, "turn_faults", dataclasses.replace(REWARDS.entry("turn_faults"), value=short))
-    with pytest.raises(ValueError, match="paid for 1 turns of 2"):
+    with pytest.raises(RecipeError, match="ValueError: it pays for 1 turns of 2"):
         panel({"term": "turn_faults"}).score(outcome())
 
 
