@@ -50,6 +50,7 @@ def test_a_question_gives_at_most_per_example_trajectories_its_first_right_ones(
     selection = select(outcomes, Filter(per_example=2), seed=0)
     assert selection.kept == [("a", 1), ("a", 2)]
     assert filtering.reasons(selection.table) == {"over_per_example": 1, "wrong_result": 1}
+    assert select(outcomes[::-1], Filter(per_example=2), seed=0).kept == [("a", 2), ("a", 1)]  # in whatever order
 
 
 def test_medium_and_hard_come_first_where_keep_binds(outcome):

@@ -45,6 +45,11 @@ def test_the_same_words_about_another_database_are_told_apart() -> None:
     assert found["shared_databases"] == []
 
 
+def test_a_query_repeated_on_another_database_is_no_leak() -> None:
+    held_out = [*HELD_OUT, ask("h3", "Is it open?", "SELECT open FROM shop", "e")]  # so the benchmark asks e too
+    assert list(leakage.leaks([ask("a", "Count them.", "SELECT count(*) FROM singer", "e")], held_out)) == []
+
+
 def test_a_leak_on_the_same_database_is_not_hidden_by_the_same_words_on_another() -> None:
     """The exact question stands on e; on d, which the training question asks, it stands in other words."""
     held_out = [

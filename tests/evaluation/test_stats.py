@@ -126,6 +126,17 @@ def test_with_few_databases_the_interval_is_wilsons_or_over_questions() -> None:
     assert graded.method == "bootstrap by question"
 
 
+@pytest.mark.parametrize(("databases", "resampled"), [(9, "question"), (10, "database")])
+def test_ten_databases_are_enough_to_resample_them(databases: int, resampled: str) -> None:
+    graded = [0.25, 0.75] * databases
+    of = [question // 2 for question in range(2 * databases)]
+    alone, pair = stats.estimate(graded, of), stats.paired([0.0] * len(graded), graded, of)
+    assert alone is not None
+    assert pair is not None
+    assert (alone.method, pair.method) == (f"bootstrap by {resampled}",) * 2
+    assert pair.flipped == resampled
+
+
 def test_scores_that_are_all_equal_still_have_an_interval() -> None:
     none_right = stats.estimate([0.0] * 400, [i // 10 for i in range(400)])
     assert none_right is not None

@@ -125,6 +125,7 @@ def test_results_that_agree(left: ExecutionResult, right: ExecutionResult) -> No
         (result((None,)), result(("null",))),
         (result(), result(columns=2)),  # empty, but of another shape
         (result((10**15,)), result((10**15 + 1,))),  # neighbouring identifiers
+        (result((1234567.5,)), result((1234568.4,))),  # seven digits of ten
         (result((float("inf"),)), result((float("-inf"),))),
     ],
 )

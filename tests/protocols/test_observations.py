@@ -30,6 +30,12 @@ def test_a_wide_table_is_cut_to_its_budget() -> None:
     assert len(observations.json_text(observations.records(wide, 10, 200, 8000))) < 9000
 
 
+def test_a_table_may_fill_its_budget() -> None:
+    three = result(("n",), (1,), (2,))  # the header is 1 character, each row 2 with its line break
+    assert observations.table(three, 50, 200, 5) == "n\n1\n2\n(2 rows)"
+    assert observations.table(three, 50, 200, 4) == "n\n1\n(first 1 of 2 rows)"
+
+
 def test_many_columns_are_cut_to_the_budget_too() -> None:
     wide = result(tuple(f"a_long_name_of_column_{i}" for i in range(1500)))
     shown = observations.records(wide, 10, 200, 1000)

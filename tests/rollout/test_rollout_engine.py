@@ -286,6 +286,12 @@ class Cutting(Policy):
         return Completion(rest[: min(ends)], tuple(ids), (-0.5,) * len(ids))
 
 
+def test_a_turn_without_a_thinking_block_is_not_inside_one(protocol: Any) -> None:
+    thinks = protocol(options={"reasoning_tag": "think"}).thinking
+    texts = ["<sql> SELECT 1</sql>", "<think> so</think><sql>", "<think> a <sql>", "<think> a</think><think>"]
+    assert [thinks(text) for text in texts] == [False, False, True, True]
+
+
 @pytest.mark.parametrize(("tag", "turns"), [("think", 1), ("reasoning", 2)])
 def test_a_stop_string_inside_an_open_thinking_block_ends_nothing(
     tag: str, turns: int, engine: Any, protocol: Any, examples: list[Example], codec: Any

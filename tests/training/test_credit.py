@@ -87,6 +87,11 @@ def test_what_a_turn_earns_is_held_against_the_others() -> None:
     assert of_turns(payments[2:], 2).tolist() == [[0.0] * 3] * 2  # alone, there is nothing to hold it against
 
 
+def test_rounding_earns_a_turn_nothing() -> None:
+    """Three times 1.1: in 32 bits (3.3 - 1.1) / 2 is 1.1000001, so each turn would earn -1.2e-7."""
+    assert of_turns(torch.tensor([[1.1]] * 3), 3).tolist() == [[0.0]] * 3
+
+
 def test_paid_at_the_end_alone_it_is_leave_one_out() -> None:
     payments = torch.tensor([[0.0, 3.0, NAN], [1.0, NAN, NAN], [0.0, 0.0, 0.0], [0.0, 0.0, NAN]])
     whole = estimate(payments.nansum(1), 4, "others", "none")

@@ -246,6 +246,33 @@ def test_parts_of_a_micro_batch_add_up_to_it(make, batch, loss):
     assert (gradients(parted.model) - expected).norm() / expected.norm() < 1e-5
 
 
+def test_a_process_with_fewer_parts_computes_empty_ones_beside_the_others(make, batch, monkeypatch):
+    """Each backward waits for all processes; an empty part moves nothing."""
+    trainer = make(micro_tokens=1000)
+    monkeypatch.setattr(trainer, "_most", lambda count: 3)
+    parts = trainer._parts(trainer.model, batch)
+    assert [moving(part).tolist() for part in parts] == [[True] * ROWS, [False] * ROWS, [False] * ROWS]
+
+
+def test_experts_balance_is_computed_by_trls_own_forward(make, batch, monkeypatch):
+    """A packed forward would drop the balancing loss without a word."""
+    asked = []
+
+    def forward(self, model, input_ids, attention_mask, logits_to_keep, **more):
+        asked.append(more["compute_aux_loss"])
+        values = torch.zeros(len(input_ids), logits_to_keep)
+        return values, values, torch.tensor(0.5)
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", forward)
+    trainer = make()
+    ids, mask = joined(batch)
+    *_, balance = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, mask, COMPLETION, compute_aux_loss=True
+    )
+    assert balance == 0.5
+    assert set(asked) == {True}
+
+
 def test_rows_are_cut_into_parts_by_the_tokens_that_are_computed(batch):
     moves = torch.tensor([True, True, True, False])
     batch["prompt_ids"][1:3], batch["prompt_ids"][0] = 1, 2  # rows 1 and 2 come first
