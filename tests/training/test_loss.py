@@ -2,6 +2,7 @@
 
 import copy
 import math
+import statistics
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from pipelines.config import Grpo, Hardware, Optimizer, Sampling
 from pipelines.loading import load
 from pipelines.training import grpo_trainer
+from pipelines.training.advantages import estimate
 from pipelines.training.grpo import _dataset, arguments
 from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.losses import sampler_weights
@@ -197,6 +199,70 @@ def test_every_loss_is_trls_own(make, batch, loss, level):
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     expected = gradients(plain.model)
     assert (gradients(ours.model) - expected).norm() / expected.norm() < 1e-5
+
+
+def own_loss(network, batch, old, rewards, mask, loss, level, baseline, scale, longest):
+    """One track's loss, written from the papers: each episode by itself, without padding, in 64 bits."""
+    groups = [rewards[:2], rewards[2:]]
+    of = [groups[row // 2] for row in range(ROWS)]
+    taken = {
+        "group": lambda row: statistics.fmean(of[row]),
+        "others": lambda row: sum(of[row]) - rewards[row],
+        "batch": lambda row: statistics.fmean(rewards),
+    }[baseline]
+    centred = [rewards[row] - taken(row) for row in range(ROWS)]
+    deviation = {"group": lambda row: statistics.stdev(of[row]), "batch": lambda row: statistics.stdev(centred)}
+    advantages = [
+        value if scale == "none" else value / (deviation[scale](row) + 1e-4) for row, value in enumerate(centred)
+    ]
+    logps, rows, counts = log_probabilities(network, batch), [], []
+    for row in range(ROWS):
+        there = mask[row].nonzero().flatten()
+        ours, log_ratio = logps[row, there], logps[row, there] - old[row, there].double()
+        ratio = (log_ratio if level == "token" else log_ratio.mean()).exp()
+        clipped = ratio.clamp(1 - LOW, 1 + HIGH)
+        by_token = -torch.min(ratio * advantages[row], clipped * advantages[row]).expand(len(there))
+        if loss == "cispo":
+            by_token = -ratio.clamp(max=1 + HIGH).detach() * advantages[row] * ours
+        rows.append(by_token.sum())
+        counts.append(len(there))
+    if loss == "grpo":
+        return sum(row / count for row, count in zip(rows, counts, strict=True)) / ROWS
+    return sum(rows) / (ROWS * longest if loss == "dr_grpo" else sum(counts))
+
+
+@pytest.mark.parametrize(
+    ("loss", "level", "baseline", "scale", "lambda_schema"),
+    [
+        ("grpo", "token", "group", "group", 0.0),
+        ("dapo", "token", "group", "none", 0.25),
+        ("dr_grpo", "token", "others", "none", 0.0),
+        ("bnpo", "sequence", "group", "group", 0.0),
+        ("cispo", "token", "batch", "batch", 0.25),
+    ],
+)
+def test_a_step_has_the_gradient_of_an_independent_computation(
+    make, batch, checkpoint, recipe, loss, level, baseline, scale, lambda_schema
+):
+    settings = {"loss": loss, "level": level, "baseline": baseline, "scale": scale}
+    trainer = make(**settings, lambda_schema=lambda_schema)
+    rewards, schema_rewards = [1.0, 0.2, -0.3, 0.7], [0.0, 1.0, 0.5, 0.1]
+    old = batch["old_per_token_logps"] = drifted(trainer.model, batch)
+    batch["advantages"] = estimate(torch.tensor(rewards), 2, baseline, scale)
+    batch["schema_advantages"] = estimate(torch.tensor(schema_rewards), 2, baseline, scale)
+    given = batch if lambda_schema else {name: value for name, value in batch.items() if "schema" not in name}
+    own = load(checkpoint, recipe.model)[0].double()
+    trainer.compute_loss(trainer.model, dict(given)).backward()
+
+    longest = trainer.max_completion_length
+    full = batch["completion_mask"] * batch["tool_mask"]
+    total = own_loss(own, batch, old, rewards, full, **settings, longest=longest)
+    if lambda_schema:
+        schema = own_loss(own, batch, old, schema_rewards, batch["schema_mask"], **settings, longest=longest)
+        total = total + lambda_schema * schema
+    total.backward()
+    expected = gradients(own)
+    assert (gradients(trainer.model) - expected).norm() / expected.norm() < 1e-5
 
 
 @pytest.mark.parametrize(("loss", "micro_tokens"), [("dapo", None), ("grpo", 20)])
