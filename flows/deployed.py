@@ -37,6 +37,9 @@ def set_home() -> dict[str, str]:
     Raises:
         ResourceError: there is no such folder, or the worker runs an installed wheel and the variable is not set.
     """
+    from tasks import lineage
+
+    lineage.scheduled()
     home = os.environ.get(HOME)
     folder = Path(home) if home else CHECKOUT
     if not home and not (folder / "pyproject.toml").is_file():

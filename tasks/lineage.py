@@ -8,17 +8,21 @@ was there materializes nothing. Lineage goes from question files (`file://...`) 
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import runtime
 from prefect.assets import Asset, materialize
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
 from prefect.context import AssetContext
 from prefect.events import emit_event
+from prefect.events.worker import EventsWorker
 
 from pipelines.config import Recipe, Source
 from pipelines.stages.graph import StageResult, Step
@@ -96,6 +100,25 @@ def _tell(event: str, recipe: str, payload: Mapping[str, str]) -> None:
     """Prefect's worker thread sends it; a server that is away costs the event and nothing else."""
     about = {"prefect.resource.id": f"sqltrain.recipe.{recipe}", "prefect.resource.name": recipe}
     emit_event(event, about, payload={"recipe": recipe, **{name: text[:LONGEST] for name, text in payload.items()}})
+
+
+def scheduled() -> None:
+    """Emit the event of this flow run's first state, which Prefect's scheduler does not send.
+
+    Automations hold back each event of a run until they have seen the one before it, for a quarter of an hour. An event
+    that is there already is left as it is: its id is that of the state.
+    """
+    run = runtime.flow_run.id
+    if run is None:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            first = min(client.read_flow_run_states(UUID(run)), key=lambda state: state.timestamp)
+        about = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+        emit_event(f"prefect.flow-run.{first.name}", about, occurred=first.timestamp, id=first.id)
+        EventsWorker.drain_all(timeout=10)  # this process may end with the pull step
+    except Exception as error:
+        logging.getLogger("prefect.flow_runs").debug("the event of the first state was not sent: %s", error)
 
 
 class Pulse:
