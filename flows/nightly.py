@@ -38,10 +38,10 @@ def retrain(
         common: What most runs change; what is left empty stays as the recipe says.
         overrides: Any other change, one an item, such as nightly.start=base; they win over the fields above.
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
-        inbox: Folder of JSONL files with new questions; left empty, the recipe's nightly.inbox.
+        inbox: Folder of JSONL files with new questions; left empty, the recipe's. An override nightly.inbox wins.
         gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
     """
-    changes = [*common.overrides(overrides), *([f"nightly.inbox={inbox}"] if inbox else [])]
+    changes = common.overrides((*([f"nightly.inbox={inbox}"] if inbox else []), *overrides))
     loaded, opened = open_form(recipe, changes, store)
     common.check(loaded)
     step_by_step = walk_on_gpu if gpu_pool else walk

@@ -196,8 +196,9 @@ def retrain(
         if gpu_pool:
             walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)), tracker)
             tracker.begin()  # what runs elsewhere adds to this run
+            say = get_run_logger().info
             for deployment in ("train/gpu", "evaluate/gpu"):
-                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(changes), "store": store})
+                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(changes), "store": store}, say)
         return walk(loaded, opened, graph.plan(loaded, opened), tracker)
 
 
@@ -233,7 +234,8 @@ def walk_on_gpu(
     tracker.begin()  # what runs elsewhere adds to this run
     cached = {step.name: step.key for step in steps if step.cached}
     about = {"name": recipe.name, "recipe": recipe.model_dump(mode="json"), "store": str(store.root)}
-    run_elsewhere("make/gpu", {**about, "given": cached, "stages": [step.name for step in steps], "role": role})
+    parameters = {**about, "given": cached, "stages": [step.name for step in steps], "role": role}
+    run_elsewhere("make/gpu", parameters, get_run_logger().info)
     metrics = {step.name: read_json(step.folder / "metrics.json") for step in steps}
     return [graph.StageResult(step.name, step.key, step.folder, metrics[step.name], step.cached) for step in steps]
 

@@ -1,14 +1,15 @@
-"""A deployment started from within a flow, on its own work pool, and waited for."""
+"""A deployment started from here, on its own work pool, and waited for."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect import runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.deployments import run_deployment
-from prefect.logging import get_run_logger
 from prefect.states import Cancelling
 
 from pipelines.errors import BoundaryError
@@ -18,8 +19,10 @@ from tasks.patience import patiently
 POLL_S = 5.0
 
 
-def run_elsewhere(deployment: str, parameters: dict[str, Any]) -> None:
-    """Run a deployment as a part of this flow run; when this run is cancelled or fails, so is that one.
+def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[str], None]) -> State[Any]:
+    """Run a deployment and return its final state; a server that is away meanwhile is waited for.
+
+    As a part of a flow run it is cancelled when that one is cancelled or fails.
 
     Args:
         deployment: "flow/deployment".
@@ -27,28 +30,24 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any]) -> None:
     Raises:
         BoundaryError: it did not complete.
     """
-    log = get_run_logger()
     run: Any = patiently(
-        lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", log.warning
+        lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", say
     )
-    log.info("%s runs as %s", deployment, run.name)
+    say(f"{deployment} runs as {run.name}, flow run {run.id}")
+    pulse = Pulse()
     with get_client(sync_client=True) as client:
         try:
-            _wait(client, deployment, run.id)
+            while True:
+                pulse.beat()  # that run tells of itself whether it gets on
+                state = patiently(lambda: client.read_flow_run(run.id).state, f"the end of {deployment}", say)
+                if state is not None and state.is_final():
+                    break
+                time.sleep(POLL_S)
         except BaseException:
-            state = client.read_flow_run(run.id).state
+            state = client.read_flow_run(run.id).state if runtime.flow_run.id else None
             if state is not None and not state.is_final():
                 client.set_flow_run_state(run.id, Cancelling(message="its parent run ended"))
             raise
-
-
-def _wait(client: SyncPrefectClient, deployment: str, run_id: UUID) -> None:
-    say, pulse = get_run_logger().warning, Pulse()
-    while True:
-        pulse.beat()  # that run tells of itself whether it gets on
-        state = patiently(lambda: client.read_flow_run(run_id).state, f"the end of {deployment}", say)
-        if state is not None and state.is_final():
-            break
-        time.sleep(POLL_S)
     if not state.is_completed():
-        raise BoundaryError(f"{deployment} ended as {state.name}: {state.message}", f"See its flow run {run_id}.")
+        raise BoundaryError(f"{deployment} ended as {state.name}: {state.message}", f"See its flow run {run.id}.")
+    return state

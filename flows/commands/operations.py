@@ -25,8 +25,17 @@ champion_app = typer.Typer(help="The checkpoint that nightly retraining promoted
 store_app = typer.Typer(help="What a store holds, and what of it may go.", no_args_is_help=True)
 
 
-def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def nightly(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="Have it run as this deployment, such as retrain/nightly, and wait for its end.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Run one night: take new questions, train a challenger, promote it only if it is better.
+
+    With --deployment it waits through a restart of the Prefect server, and exits with 0 if the night completed.
 
     Examples:
 
@@ -34,7 +43,35 @@ def nightly(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = F
 
       sqltrain nightly sql_trail nightly.inbox=new.duckdb nightly.table=questions nightly.start=base
 
+      sqltrain nightly miniature --deployment retrain/nightly
+
     """
+    if deployment is not None:
+        from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+        from prefect.settings import PREFECT_API_URL
+
+        from flows.subdeployment import run_elsewhere
+        from tasks.server import see_server
+
+        if not PREFECT_API_URL.value():
+            raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
+        see_server()
+        stores = [word.removeprefix("store=") for word in overrides or [] if word.startswith("store=")]
+        parameters: dict[str, Any] = {"store": stores[-1]} if stores else {}
+        parameters["recipe"] = recipe
+        parameters["overrides"] = [word for word in overrides or [] if not word.startswith("store=")]
+        unknown = UserError(f"the server has no deployment {deployment!r}", "See: prefect deployment ls")
+        if deployment.count("/") != 1:
+            raise unknown
+        try:
+            state = run_elsewhere(deployment, parameters, lambda line: typer.echo(line, err=True))
+        except ObjectNotFound:
+            raise unknown from None
+        except PrefectHTTPStatusError as error:
+            raise UserError(f"the server refuses {deployment}: {error.response.text[:500]}") from None
+        line = {"decision": str(state.name).lower(), "reason": state.message}
+        typer.echo(json.dumps(line, sort_keys=True) if as_json else f"{line['decision']}: {line['reason']}")
+        return
     from flows import run, screen
     from flows.nights import night, title
     from flows.progress import Bars

@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import typer
 from command_line import sqltrain
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed, Running
 
-from flows import cli, status
+from flows import cli, status, subdeployment
 from pipelines.nightly.ledger import Ledger
 from pipelines.store import Store
 
@@ -101,6 +106,39 @@ def test_a_plot_of_equal_nights_and_of_none() -> None:
     night = {"at": "", "decision": "kept", "ex": 0.5}
     assert [line for line in status.plot([night, night]) if "┤○" in line] == ["  50.0 ┤○ ○"]
     assert status.plot([{"at": "", "decision": "nothing", "ex": None}]) == []
+
+
+def test_a_deployed_night_is_waited_for_while_the_server_restarts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [Running(), httpx.ConnectError("refused"), httpx.ReadError(""), Completed(name="Kept", message="no gain")]
+    asked: list[Any] = []
+
+    class Client:
+        def read_flow_run(self, run: str) -> SimpleNamespace:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return SimpleNamespace(state=answer)
+
+    def start(name: str, **how: Any) -> SimpleNamespace:
+        asked.append((name, how["parameters"]))
+        return SimpleNamespace(id="r1", name="a night")
+
+    monkeypatch.setattr("tasks.server.see_server", lambda: None)
+    monkeypatch.setattr(subdeployment, "run_deployment", start)
+    monkeypatch.setattr(subdeployment, "get_client", lambda **_: nullcontext(Client()))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    command = ["nightly", "miniature", "seed=1", "--deployment", "retrain/nightly", "--store", "s"]
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        code, out, err = sqltrain(monkeypatch, capsys, *command)
+    assert (code, out) == (0, "kept: no gain\n")
+    assert err.count("does not answer") == 1
+    assert asked == [("retrain/nightly", {"recipe": "miniature", "overrides": ["seed=1"], "store": "s"})]
+    with temporary_settings({PREFECT_API_URL: None}):
+        code, _, err = sqltrain(monkeypatch, capsys, *command)
+    assert code == 2
+    assert "PREFECT_API_URL is not set" in err
 
 
 def test_rollback_is_one_command_and_cannot_go_too_far(

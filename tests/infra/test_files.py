@@ -280,7 +280,7 @@ def test_the_workflow_parses_and_names_what_there_is() -> None:
             script = step.get("run", "")
             assert subprocess.run(["bash", "-n", "-c", script], capture_output=True).returncode == 0, script
             assert set(re.findall(r"\bmake (\w+)", script)) <= targets
-            assert set(re.findall(r"deployment run (\S+)", script)) <= deployments
+            assert set(re.findall(r"(?:deployment run|--deployment) (\S+)", script)) <= deployments
 
 
 def test_the_smoke_run_s_overrides_fit_the_recipe() -> None:

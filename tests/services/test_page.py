@@ -38,10 +38,10 @@ class Reader:
         self.site = site
         self.followed = {"key", "environment", "server", "pools", "deploy", "worker", "traces"}  # by the site's start
 
-    def follow(self, name: str, code: int = 0, **parameters: object) -> str:
-        """Run a block, with parameters behind its last word; what it printed."""
+    def follow(self, name: str, *words: str, code: int = 0, **parameters: object) -> str:
+        """Run a block, with words and parameters behind its last word; what it printed."""
         more = [f"--param {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in parameters.items()]
-        done = self.site.run(" ".join([self.site.block(name).strip(), *more]), timeout=900)
+        done = self.site.run(" ".join([self.site.block(name).strip(), *map(shlex.quote, words), *more]), timeout=900)
         assert done.returncode == code, done.stdout + done.stderr
         self.followed.add(name)
         return done.stdout
@@ -121,7 +121,7 @@ def a_run_is_one_trace(collector: Collector) -> None:
 
 
 def stages_are_assets(site: Site, page: Page, pictures: Path) -> None:
-    event = wait_for(lambda: materialized(site, SFT).get(SFT), 60, "SFT is an asset")
+    event = wait_for(lambda: materialized(site, "retrain").get(SFT), 60, "SFT is an asset")
     page.open(f"http://127.0.0.1:{site.port}/events/event/{event['occurred'][:10]}/{event['id']}")
     page.wait_for("sqltrain://miniature/filter")
     page.picture(pictures / "prefect-assets.png")
@@ -129,18 +129,18 @@ def stages_are_assets(site: Site, page: Page, pictures: Path) -> None:
 
 def two_nights(reader: Reader, listener: Listener, folder: Path) -> None:
     base = farms.questions(folder / "base", "base.jsonl", farms.named("b", 20), [0, 1])
-    overrides = farms.overrides(folder, base)
     inbox = folder / "inbox"
+    words = [*farms.overrides(folder, base), f"nightly.inbox={inbox}"]
     inbox.mkdir()
-    reader.follow("night", overrides=overrides, inbox=str(inbox))
+    assert "promoted: " in reader.follow("night", *words)
     farms.questions(inbox, "monday.jsonl", farms.named("n", 20), [2, 3])
-    reader.follow("night", overrides=overrides, inbox=str(inbox))
+    assert "promoted: " in reader.follow("night", *words)
     ledger = reader.site.store / "nightly" / "miniature" / "ledger.jsonl"
     lines: list[dict[str, Any]] = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["promoted", "promoted"]
     key = lines[-1]["challenger"]["key"]
     wait_for(lambda: listener.heard("/reload", key), 60, "what serves was told of the champion")
-    assert "sqltrain://miniature/champion" in materialized(reader.site, "sqltrain://miniature/champion")
+    assert "sqltrain://miniature/champion" in materialized(reader.site, "retrain")
 
 
 def an_evaluation_has_feedback(reader: Reader, page: Page, pictures: Path) -> None:

@@ -127,7 +127,14 @@ def test_ci_s_night_ends_red_when_the_night_failed_and_without_the_key(site: Sit
     script = next(step["run"] for step in workflow["jobs"]["night"]["steps"] if step.get("name") == "night")
     done = site.run(script)
     assert done.returncode == 1
+    assert "retrain/nightly ended as Failed: " in done.stderr
     assert "inbox" in site.newest_run("retrain")["state"]["message"]
     refused = site.run(f"export PREFECT_API_AUTH_STRING=sqltrain:guess; {script}")
-    assert refused.returncode == 1
-    assert "401" in refused.stdout + refused.stderr
+    assert refused.returncode == 2
+    assert "refuses the key" in refused.stderr
+    unknown = site.run("sqltrain nightly miniature --deployment retrain/nowhere")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.startswith("error: the server has no deployment 'retrain/nowhere'")
+    wrong = site.run("sqltrain nightly miniature --deployment retrain/nightly 'not an override'")
+    assert wrong.returncode == 2
+    assert "the server refuses retrain/nightly" in wrong.stderr
