@@ -1,17 +1,22 @@
 """Hidden tables and columns: no statement gets their values or names out, in any engine; what is shown still works."""
 
+import random
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from servers import Server
 
+from pipelines.sql.dialects import sqlite_rules
 from pipelines.sql.dialects.base import CATALOGUE_S
 from pipelines.sql.dialects.duckdb import computed
-from pipelines.sql.dialects.hiding import Hidden, Named, fold
+from pipelines.sql.dialects.guard import FUNCTIONS
+from pipelines.sql.dialects.hiding import Hidden, Named, Told, fold
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
@@ -27,6 +32,7 @@ INSERT INTO person VALUES (1, 'Ada', 'SECRET-1', NULL), (2, 'Bo', 'SECRET-2', 1)
 INSERT INTO wage VALUES (1, 'SECRET-9000'), (2, 'SECRET-7000');
 INSERT INTO visit VALUES (1, 1, 'Oslo', 0), (2, 2, 'Rome', 1);
 """
+TWIN = re.sub(r"SECRET-(\w+)", lambda match: f"{9 - len(match[1])}other{match[1][::-1]}", TABLES)  # other hidden values
 HIDDEN = (("Wage",), {"PERSON": ("ssn",)})
 NAMES = ("ssn", "wage", "amount")
 SHOWN = [
@@ -121,6 +127,7 @@ TRIES = [
     "EXPLAIN QUERY PLAN SELECT count(*) FROM person",
     "/* x */ EXPLAIN QUERY PLAN SELECT count(*) FROM person",
     "SELECT copy FROM person",
+    "SELECT name FROM person INDEXED BY by_ssn",
     "SELECT table_name FROM information_schema.tables",
     "SELECT column_name FROM information_schema.columns",
     "SELECT * FROM information_schema.columns WHERE table_name = 'person'",
@@ -473,6 +480,87 @@ def test_mysql_lets_nothing_hidden_out(mysql_port: int) -> None:
             connection.cursor().execute(statement)
     people = Database("people", "mysql", f"mysql://viewer@127.0.0.1:{mysql_port}/people")
     check(people, [*TRIES, "SELECT `ssn` FROM `person`"])
+
+
+GRAMMAR = [line.split(" ", 2) for line in Path(__file__).with_name("hidden_grammar.txt").read_text().splitlines()[1:]]
+UNSTEADY = {"age", "clock_timestamp", "now", "random", "rand", "randomblob", "timeofday", "unix_timestamp", "sysdate"}
+SAMPLED = {"column": ["name", "@.name"], "row": ["@.name"], "from": ["person @", "person @ JOIN visit v ON {test}"]}
+ROWS_READ = re.compile(r"@|person|ssn|COLUMNS|\*|#|^FROM|TABLE|EXPLAIN")
+
+
+def derive(engine: str, chance: random.Random, is_shown: bool) -> str:
+    """A statement of an engine's grammar, or of its part without hidden columns; deep inside, a value is a column."""
+    forms: dict[str, list[str]] = {}
+    for of, name, form in GRAMMAR:
+        if of in ("all", engine):
+            forms.setdefault(name, []).append(form)
+    if is_shown:
+        kept = {
+            name: [form for form in forms[name] if not ROWS_READ.search(form)]
+            for name in ("value", "test", "query", "type")
+        }
+        forms |= {**kept, **SAMPLED, "query": [*kept["query"], "SELECT {value} FROM {from}"]}
+    forms["call"] = sorted({"sqlite": sqlite_rules.FUNCTIONS - {"->", "->>"}, **FUNCTIONS}[engine] - UNSTEADY)
+    column = forms["column"][0]
+    deep = {"value": column, "test": f"{column} > 'S'", "from": "person @", "query": f"SELECT {column} FROM person @"}
+
+    def expand(name: str, depth: int) -> str:
+        form = deep[name] if depth > 3 and name in deep else chance.choice(forms[name])
+        return re.sub(r"\{(\w+)\}", lambda match: expand(match[1], depth + 1), form)
+
+    return expand("query", 0).replace("{{", "{").replace("}}", "}").replace("@", chance.choice(("p", "person")))
+
+
+def check_grammar(pair: list[Database], count: int) -> None:
+    """No statement has another answer where the hidden values are others, and none that reads shown columns is refused
+    for what is hidden. The grammar is no empty threat: with nothing hidden one statement in twenty tells values.
+    """
+    chance, engine = random.Random(33), pair[0].engine
+    statements = [derive(engine, chance, place % 10 == 9) for place in range(count)]
+
+    def answers(hidden: dict[str, Told]) -> list[list[ExecutionResult]]:
+        with SqlEngine(Limits(timeout_s=5, max_rows=100), hidden=hidden) as runner:
+            results = [runner.execute_many([(database, sql) for sql in statements]) for database in pair]
+        return [[replace(r, error=r.error and r.error.replace("twin2", "twin1")) for r in found] for found in results]
+
+    first, second = answers({database.location: HIDDEN for database in pair})
+    assert [row for row in zip(statements, first, second, strict=True) if row[1] != row[2]] == []
+    assert [statements[place] for place in range(9, count, 10) if first[place].error_class == "hidden"] == []
+    assert sum(a != b for a, b in zip(*answers({}), strict=True)) > count / 20
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_no_hidden_value_comes_out_of_the_grammar_of_a_file(tmp_path: Path, engine: str, count: int) -> None:
+    import duckdb
+
+    pair = [Database(name, engine, str(tmp_path / f"{name}.{engine}")) for name in ("twin1", "twin2")]
+    for database, tables in zip(pair, (TABLES, TWIN), strict=True):
+        if engine == "sqlite":
+            with closing(sqlite3.connect(database.location)) as connection:
+                connection.executescript(tables)
+        else:
+            with duckdb.connect(database.location) as opened:
+                opened.execute(tables)
+    check_grammar(pair, count)
+
+
+@pytest.mark.services
+def test_no_hidden_value_comes_out_of_the_grammar_of_postgres(server: Server) -> None:
+    import psycopg
+
+    pair, admins = [], {name: server.admin.replace("dbname=postgres", f"dbname={name}") for name in ("twin1", "twin2")}
+    for (name, admin), tables in zip(admins.items(), (TABLES, TWIN), strict=True):
+        with psycopg.connect(server.admin, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(b"CREATE SCHEMA people; SET search_path = people;" + tables.encode())
+            connection.execute(
+                "GRANT USAGE ON SCHEMA people TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA people TO reader"
+            )
+        address = server.reader.replace("dbname=postgres", f"dbname={name}")
+        pair.append(Database("people", "postgres", f"{address} options='-c search_path=people'"))
+    check_grammar(pair, 5000)
 
 
 def test_names_are_one_where_any_engine_may_take_them_for_one() -> None:

@@ -63,9 +63,9 @@ _RESERVED = """
     having in index insert intersect into is isnull join limit not nothing notnull null on or order primary raise
     references returning select set table then to transaction union unique update using values when where
 """
-# What SQLite's authorizer is not asked about: columns that a join names by USING, or by having the same name.
+# What SQLite's authorizer is not asked about: columns that a join has by name, with USING or not; an index's order.
 _UNASKED = re.compile(
-    r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural)\b""",
+    r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|$))|\b(?:using|natural|indexed)\b""",
     re.DOTALL | re.IGNORECASE,
 )
 _PLANS = (
@@ -271,7 +271,7 @@ class SqliteSession(Session):
         if refused is not None:
             return refused
         if self._is_unasked(sql):
-            return failure(REFUSED, "hidden", "join with ON here, without USING and NATURAL")
+            return failure(REFUSED, "hidden", "join with ON here, without USING and NATURAL, and without INDEXED BY")
         changed: set[str] = set()
         try:
             while True:
