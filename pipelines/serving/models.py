@@ -51,10 +51,18 @@ def champion_of(store: Store, recipe: str) -> Champion:
     Raises:
         DataError: it has none, or the store does not hold it.
     """
-    champion = Ledger(store, recipe).champion()
-    if champion is None:
-        raise DataError(f"recipe {recipe} has no champion in {store.root}", f"Run: sqltrain nightly {recipe}")
-    return champion
+    ledger = Ledger(store, recipe)
+    champion = ledger.champion()
+    if champion is not None:
+        return champion
+    why, hint = f"recipe {recipe} has no champion in {store.root}", f"Run: sqltrain nightly {recipe}"
+    tried = [row for row in ledger.lines() if row["event"] == "night" and "challenger" in row]
+    if tried:
+        last = tried[-1]["challenger"]
+        model = store.folder(last["stage"], last["key"]) / "model"
+        why += f": its last model was {tried[-1]['decision']}, {tried[-1]['reason']}"
+        hint = f"Add questions and train again, or name that model itself: {model}"
+    raise DataError(why, hint)
 
 
 def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) -> Model:

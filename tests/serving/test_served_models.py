@@ -79,6 +79,18 @@ def test_an_unknown_policy_is_reported(text: str, message: str, tmp_path: Path) 
     assert message in str(raised.value)
 
 
+def test_without_a_champion_the_last_decision_and_its_model_are_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    challenger = {"stage": "sft", "key": "0a1b"}
+    Ledger(store, "shop").add("night", decision="kept", reason="not shown to be better", challenger=challenger, new=[])
+    with pytest.raises(DataError) as raised:
+        opened("champion:shop", "sql_trail", [], store)
+    assert str(raised.value) == (
+        f"recipe shop has no champion in {tmp_path}: its last model was kept, not shown to be better. "
+        f"Add questions and train again, or name that model itself: {tmp_path}/sft/0a1b/model"
+    )
+
+
 def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path: Path) -> None:
     paid = [{"answers": 2.0, "prompt_tokens": 90.0}, {"answers": 1.0, "prompt_tokens": 10.0}]
     policy = ScriptedPolicy(lambda _: "<reasoning>x</reasoning>\n<solution>SELECT 1</solution>", "script")
