@@ -15,10 +15,12 @@ from shops import USERS, build_shop, build_users
 from pipelines.data.descriptions import describe
 from pipelines.sql import catalogs
 from pipelines.sql.catalogs import introspect
-from pipelines.sql.dialects.mysql import connect
+from pipelines.sql.dialects.base import Bounds
+from pipelines.sql.dialects.mysql import MysqlSession, connect
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
+from tests.sql.test_sandbox_state import NoClock
 
 pytestmark = pytest.mark.services
 
@@ -163,6 +165,20 @@ def test_the_clock_fires_within_a_fifth(engine: SqlEngine, shop: Database, name:
     result, took = timed(engine, shop, HANGS[name], 1.3)
     assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
     assert 0.95 <= took <= 1.3, took
+
+
+def test_a_statement_is_killed_where_the_servers_own_clock_does_not_end_it(shop: Database, mysql_port: int) -> None:
+    session = MysqlSession(shop.location, Bounds(1.0, 1000, 1_000_000, 256), NoClock())
+    assert session._connection is not None
+    with session._connection.cursor() as cursor:
+        cursor.execute("SET SESSION max_statement_time = 0")
+    raw = session.run(HANGS["cross join"], 10)
+    assert (raw.status, raw.error_class) == ("timeout", "timeout"), raw
+    session.close()
+    with contextlib.closing(pymysql.connect(host="127.0.0.1", port=mysql_port, user="owner")) as admin:
+        cursor = admin.cursor()
+        cursor.execute("SELECT count(*) FROM information_schema.processlist WHERE info LIKE '%purchase n'")
+        assert cursor.fetchone() == (0,)
 
 
 def test_rows_are_cut_and_the_rest_is_not_fetched(engine: SqlEngine, shop: Database) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 
 import psycopg
@@ -144,6 +146,45 @@ def test_the_clock_fires_within_a_fifth(engine: SqlEngine, shop: Database, name:
     assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
     assert 0.95 <= took <= 1.2, took
     assert run(engine, shop, "SELECT count(*) FROM customer").rows == ((4,),)
+
+
+def running(server: Server, seconds: float) -> int:
+    """Transactions of readers that are still open after so many seconds; 0 as soon as there are none."""
+    query = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE usename = 'reader'"
+    until = time.monotonic() + seconds
+    with psycopg.connect(server.admin, autocommit=True) as admin:  # whether they are active is shown to nobody
+        while True:
+            row = admin.execute(query).fetchone()
+            if row == (0,) or time.monotonic() > until:
+                return row[0] if row else 0
+            time.sleep(0.02)
+
+
+def test_a_statement_is_gone_from_the_server_at_its_limit(shop: Database, server: Server) -> None:
+    """The server's own timeout begins anew at each FETCH: here the first takes a part of the limit."""
+    with SqlEngine(Limits(timeout_s=2)) as engine:
+        rows = "CASE g WHEN 1 THEN 6000000 WHEN 65 THEN 100000000000 ELSE 1 END"
+        result = run(
+            engine, shop, f"SELECT (SELECT count(*) FROM generate_series(1, {rows})) FROM generate_series(1, 99) g"
+        )
+        assert running(server, 0.3) == 0
+        assert (result.status, result.error_class) == (ExecutionStatus.TIMEOUT, "timeout"), result
+        assert run(engine, shop, "SELECT 1").rows == ((1,),)
+
+
+def test_a_statement_ends_when_its_worker_is_gone(shop: Database, server: Server) -> None:
+    with SqlEngine(Limits(timeout_s=30)) as engine:
+
+        async def leave() -> None:
+            query = asyncio.ensure_future(engine.execute(shop, HANGS["cross join"]))
+            await asyncio.sleep(1.0)
+            assert running(server, 0) > 0
+            query.cancel()
+            await asyncio.gather(query, return_exceptions=True)
+
+        run(engine, shop, "SELECT 1")
+        asyncio.run(leave())
+        assert running(server, 5.0) == 0
 
 
 def test_a_lock_is_told_in_time_and_is_not_the_querys_fault(engine: SqlEngine, shop: Database, server: Server) -> None:

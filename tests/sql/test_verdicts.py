@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
+import sqlite3
 import time
 from pathlib import Path
 
@@ -128,6 +130,53 @@ def test_many_verdicts_keep_their_order_over_workers_and_databases(tmp_path: Pat
     with SqlEngine(Limits(), workers=3) as engine:
         verdicts = engine.verdicts(pairs, ["strict"])
     assert [verdict.scores["strict"] for verdict in verdicts] == [float(n % 3 == n % 2) for n in range(600)]
+
+
+COUNT = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT (SELECT n FROM t)) SELECT count(*) FROM c"
+
+
+def test_a_gold_query_that_ran_before_and_times_out_now_is_no_way_out_of_scoring(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE t (n); INSERT INTO t VALUES (3)")
+        pair = Pair(Database("a", "sqlite", str(path)), COUNT, "SELECT 3")
+        with SqlEngine(Limits(timeout_s=0.5)) as engine:
+            assert engine.verdicts([pair], ["strict"])[0].scores == {"strict": 1.0}
+            connection.executescript("UPDATE t SET n = 1000000000000")
+            (verdict,) = engine.verdicts([pair], ["strict"])
+            assert (verdict.scores, verdict.predicted, verdict.broken) == (
+                {"strict": 0.0},
+                ExecutionStatus.TIMEOUT,
+                False,
+            )
+            assert asyncio.run(engine.decide(pair, ["strict"])) == verdict
+        with SqlEngine(Limits(timeout_s=0.5)) as engine:  # it never ran: nothing is known of the prediction
+            assert engine.verdicts([pair], ["strict"])[0].broken
+
+
+def test_a_gold_query_of_a_server_that_times_out_is_asked_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = ({}, ("timeout", "timeout", 0, 500.0), None)
+    right = ({"strict": 1.0}, ("ok", None, 1, 1.0), ("ok", None, 1, 1.0))
+    replies, asked = [[right, slow], [right], [slow], [slow], [slow]], []
+    pairs = [Pair(Database("a", "postgres", "postgresql://host/a"), f"SELECT {n}", "SELECT 1") for n in range(3)]
+    with SqlEngine(Limits()) as engine:
+        monkeypatch.setattr(engine, "_run", lambda jobs: asked.append([job[2] for _, job in jobs]) or replies.pop(0))
+        assert [verdict.scores["strict"] for verdict in engine.verdicts(pairs[:2], ["strict"])] == [1.0, 1.0]
+        assert engine.verdicts(pairs[2:], ["strict"])[0].broken
+        assert engine.verdicts(pairs[2:], ["strict"])[0].broken  # which is known now
+    assert asked == [["SELECT 0", "SELECT 1"], ["SELECT 1"], ["SELECT 2"], ["SELECT 2"], ["SELECT 2"]]
+
+
+def test_a_prediction_that_times_out_is_wrong_by_all_and_no_other_query_is_asked(shop: Database) -> None:
+    """The rewritten gold query would wait beside what the server may still be at."""
+    pair = Pair(shop, "SELECT DISTINCT city FROM customer", f"SELECT DISTINCT * FROM ({ENDLESS})")
+    names = ["strict", "test_suite", "bird"]
+    with SqlEngine(Limits(timeout_s=0.5)) as engine:
+        engine.verdicts([Pair(shop, "SELECT 1", None)], names)
+        start = time.monotonic()
+        (verdict,) = engine.verdicts([pair], names)
+        assert time.monotonic() - start < 0.95
+    assert (verdict.scores, verdict.broken) == (dict.fromkeys(names, 0.0), False)
 
 
 def test_judging_does_not_block_an_event_loop(engine: SqlEngine, shop: Database) -> None:

@@ -6,8 +6,11 @@ Only the standard library is imported here: a worker must start in some 30 ms.
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import marshal
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -208,6 +211,45 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of the database."""
+
+
+class _Watch:
+    """One thread of this process, which interrupts the running statement at its limit."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.running: tuple[float, Callable[[], object]] | None = None
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        with self.changed:
+            while True:
+                remaining_s = None if self.running is None else self.running[0] - perf_counter()
+                if self.running is not None and remaining_s is not None and remaining_s <= 0:
+                    with contextlib.suppress(Exception):  # the driver's own: the timer of the worker comes next
+                        self.running[1]()
+                    self.running = None
+                    continue
+                self.changed.wait(remaining_s)
+
+
+_watch = functools.cache(_Watch)
+
+
+@contextlib.contextmanager
+def interrupted_at(deadline: float, interrupt: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+    """Call `interrupt` from another thread if the block runs past the deadline; the yielded function returns whether
+    it was called. It never runs after the block.
+    """
+    watch = _watch()
+    with watch.changed:
+        watch.running = running = deadline, interrupt
+        watch.changed.notify()
+    try:
+        yield lambda: watch.running is not running
+    finally:
+        with watch.changed:
+            watch.running = None
 
 
 def failure(status: str, error_class: str, message: str) -> Raw:

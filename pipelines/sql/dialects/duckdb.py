@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pipelines.registry import dialect
@@ -30,6 +29,7 @@ from pipelines.sql.dialects.base import (
     Session,
     failure,
     fetch,
+    interrupted_at,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check, lexed
@@ -139,7 +139,6 @@ class DuckdbSession(Session):
         self._location = location
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._opened()
-        self._watch = _Clock()
         self._checked = functools.lru_cache(_KEPT_CHECKS)(self._refused)
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
@@ -166,12 +165,9 @@ class DuckdbSession(Session):
         refused = self._checked(sql) if len(sql) <= _KEPT_CHARS else self._refused(sql)
         if refused is not None:
             return refused
-        with contextlib.closing(self._opened().cursor()) as cursor:
-            self._watch.start(cursor, self.deadline)
-            try:
-                return self._rows(cursor, sql, max_rows)
-            finally:
-                self._watch.stop()
+        cursor = self._opened().cursor()  # DuckDB has no timeout of its own
+        with contextlib.closing(cursor), interrupted_at(self.deadline, cursor.interrupt):
+            return self._rows(cursor, sql, max_rows)
 
     def _refused(self, sql: str) -> Raw | None:
         """Both fences. EXPLAIN is allowed before what is a query by itself, so never with options, nor with ANALYZE."""
@@ -252,7 +248,6 @@ class DuckdbSession(Session):
 
     def close(self) -> None:
         """Close the file."""
-        self._watch.end()
         self._let_go()
 
 
@@ -271,43 +266,6 @@ def _told(error: Exception) -> Mapping[str, Any]:
     except ValueError:
         facts = None
     return facts if isinstance(facts, dict) else {"exception_message": text or name}
-
-
-class _Clock:
-    """Interrupts a cursor when its statement is past its limit: DuckDB has no timeout of its own."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running: tuple[duckdb.DuckDBPyConnection, float] | None = None
-        self._over = False
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def start(self, cursor: duckdb.DuckDBPyConnection, deadline: float) -> None:
-        """A statement starts."""
-        with self._changed:
-            self._running = cursor, deadline
-            self._changed.notify()
-
-    def stop(self) -> None:
-        """The statement is done."""
-        with self._changed:
-            self._running = None
-
-    def end(self) -> None:
-        """No more statements."""
-        with self._changed:
-            self._over = True
-            self._changed.notify()
-
-    def _watch(self) -> None:
-        with self._changed:
-            while not self._over:
-                remaining_s = None if self._running is None else self._running[1] - perf_counter()
-                if self._running is not None and remaining_s is not None and remaining_s <= 0:
-                    self._running[0].interrupt()
-                    self._running = None
-                    continue
-                self._changed.wait(remaining_s)
 
 
 def computed(statement: str) -> list[str]:

@@ -7,6 +7,7 @@ engine's own parse (`trees`), and behind both are the read-only transaction, the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -84,7 +85,7 @@ _POSTGRES = """
     encode decode string_to_table parse_ident overlay sha256
     date text clock_timestamp statement_timestamp transaction_timestamp timeofday date_bin justify_interval isfinite
     timezone xmlagg range_agg regr_avgx regr_avgy regr_count regr_r2 regr_sxx regr_sxy regr_syy bit_xor num_nonnulls
-    num_nulls array_dims array_fill array_lower array_ndims array_positions array_replace array_upper trim_array
+    num_nulls array_dims array_lower array_ndims array_positions array_replace array_upper trim_array
     generate_subscripts json_to_record json_to_recordset json_populate_record jsonb_to_record jsonb_to_recordset
     jsonb_set jsonb_insert jsonb_pretty jsonb_path_query jsonb_path_exists jsonb_path_query_array json_strip_nulls
     lower_inc upper_inc isempty int4range int8range numrange daterange tsrange tstzrange to_tsvector to_tsquery
@@ -114,6 +115,10 @@ _STATEMENTS = """
     reindex release rename repair replace reset revoke rollback savepoint security set show shutdown signal start stop
     truncate uninstall unlisten unlock update use vacuum xa
 """
+# Which argument says how wide a text becomes. Servers do not interrupt some functions, however long their text is.
+_WIDTHS = {"repeat": 1, "lpad": 1, "rpad": 1, "space": 0, "binary": 0}
+_WIDEST = 1_000_000  # characters that such calls of a statement make of one, together
+_WIDE_FORMAT = re.compile(r"%[^a-z%]*(?:\*|\d{4})", re.IGNORECASE)
 KEYWORDS = frozenset(_KEYWORDS.split())
 STATEMENTS = frozenset(_STATEMENTS.split())
 FUNCTIONS = {
@@ -157,7 +162,38 @@ def check(sql: str, engine: str) -> Raw | None:
             reason = _refused(tokens, index, word, engine)
             if reason:
                 return failure(REFUSED, "not_authorized", reason)
+    if engine != "duckdb" and _width(tokens, engine) > _WIDEST:
+        message = f"repeat, lpad and the like make at most {_WIDEST:,} characters here, by a number or least(n, 1000)"
+        return failure(LIMIT, "cell_limit", message)
     return None
+
+
+def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
+    """Characters that the calls of `_WIDTHS` make of one, all together; infinite if a width is no number."""
+    repeated = padded = 1.0
+    calls: list[tuple[str, list[list[str]]]] = [("", [[]])]  # open brackets: what is called, with which arguments
+    for kind, word in tokens:
+        arguments = calls[-1][1]
+        if kind != "sign" or word not in "(,)" or (word == ")" and len(calls) == 1):
+            arguments[-1].append(f'"{word}' if kind == "name" else word)
+        elif word == "(":
+            calls.append((arguments[-1].pop().lstrip('"') if arguments[-1] else "", [[]]))
+        elif word == ",":
+            arguments.append([])
+        else:
+            name = calls.pop()[0]
+            sole = [words[0] if len(words) == 1 else "" for words in arguments]
+            numbers = [float(text) if text[:1].isdigit() and "_" not in text else math.inf for text in sole]
+            # A bracket around it is no number; `least` is as wide as its smallest.
+            calls[-1][1][-1].append(str(min(numbers)) if name == "least" else "()")
+            if name == "format" and engine == "postgres" and (sole[0][:1] != "'" or _WIDE_FORMAT.search(sole[0])):
+                return math.inf
+            width = numbers[_WIDTHS[name]] if name in _WIDTHS and len(numbers) > _WIDTHS[name] else 1.0
+            if name == "repeat":
+                repeated *= max(width, 1.0)
+            else:
+                padded = max(padded, width)
+    return repeated * padded
 
 
 def body(sql: str) -> str:

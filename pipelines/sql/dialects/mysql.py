@@ -30,6 +30,7 @@ from pipelines.sql.dialects.base import (
     Session,
     failure,
     fetch,
+    interrupted_at,
     quoted,
 )
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role, left
@@ -378,13 +379,21 @@ class MysqlSession(Session):
         connection = self._connection or self._connect(is_first=False)
         self._connection = None  # variables, temporary tables, locks: with it goes all that a statement could leave
         cursor = connection.cursor()
+
+        def kill() -> None:
+            with contextlib.closing(connect(self._location, self.bounds.timeout_s)) as other, other.cursor() as killer:
+                killer.execute(f"KILL QUERY {connection.thread_id()}")
+
         try:
-            cursor.execute(f"SET SESSION sql_select_limit = {max_rows + 1}")
-            cursor.execute("START TRANSACTION READ ONLY")
-            cursor.execute(body(sql))
-            columns = tuple([item[0] for item in cursor.description or ()])
-            rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
-            return Raw(OK, columns, rows, truncated)
+            with interrupted_at(self.deadline, kill):
+                cursor.execute(f"SET SESSION sql_select_limit = {max_rows + 1}")
+                cursor.execute("START TRANSACTION READ ONLY")
+                cursor.execute(body(sql))
+                columns = tuple([item[0] for item in cursor.description or ()])
+                rows, truncated = fetch(
+                    lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes
+                )
+                return Raw(OK, columns, rows, truncated)
         finally:
             cursor.connection = None  # it would fetch all rows that are left
             connection._force_close()

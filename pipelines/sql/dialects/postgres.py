@@ -28,6 +28,7 @@ from pipelines.sql.dialects.base import (
     Session,
     failure,
     fetch,
+    interrupted_at,
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role, left
 from pipelines.sql.dialects.guard import body, check
@@ -346,8 +347,12 @@ class PostgresSession(Session):
         It is declared for the statement, which the server allows for queries only, and with the extended protocol,
         which takes one statement only.
         """
-        with self._connection.cursor() as cursor:
-            cursor.execute(b"BEGIN READ ONLY")
+        connection = self._connection
+        # `statement_timeout` runs anew for each FETCH.
+        with connection.cursor() as cursor, interrupted_at(self.deadline, connection.cancel_safe) as is_cancelled:
+            # From PostgreSQL 14 on a statement also ends when its worker is gone.
+            leave = b"; SET LOCAL client_connection_check_interval = 100"
+            cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))
             try:
                 cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + body(sql).encode(), binary=True)
 
@@ -357,7 +362,9 @@ class PostgresSession(Session):
                 rows, truncated = fetch(more, max_rows, self.bounds.max_bytes)
                 return Raw(OK, tuple([column.name for column in cursor.description or ()]), rows, truncated)
             finally:
-                if not self._connection.closed:
+                if is_cancelled():
+                    connection.close()  # a late signal would end the next statement
+                if not connection.closed:
                     cursor.execute(b"ROLLBACK")
                     cursor.execute(b"DISCARD ALL")  # settings, advisory locks, temporary tables, prepared statements
 

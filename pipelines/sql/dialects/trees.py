@@ -67,6 +67,7 @@ _POSTGRES_FORMS = _words(
 )
 # As `_DUCKDB_NAMELESS`, of fields that hold a list of names.
 _POSTGRES_NAMELESS = _words("funcname names name colnames aliascolnames collname")
+_TRIMS, _MOST_TRIMMED = ("btrim", "ltrim", "rtrim"), 100
 _DATES = ("SVFOP_CURRENT_DATE", "SVFOP_CURRENT_TIME", "SVFOP_LOCALTIME")  # the other words tell who is connected
 # What describes the tables; the rest of this schema describes the server, its roles and who may do what.
 _DESCRIBED = _words(
@@ -183,7 +184,13 @@ def _refused_in_postgres(calls: Mapping[str, bool], node: Node) -> str:
     if "intoClause" in node or "lockingClause" in node:
         return "not authorized: only a query that reads"
     if "funcname" in node:
-        return _called("postgres", node["funcname"][-1]["String"]["sval"], _POSTGRES_FORMS)
+        name = node["funcname"][-1]["String"]["sval"]
+        for trimmed in node.get("args", ())[1:2] if name in _TRIMS else ():
+            # Each character of the text is looked up among all of these, and nothing interrupts the server at it.
+            constant = trimmed.get("A_Const", {}).get("sval")
+            if constant is None or len(constant.get("sval", "")) >= _MOST_TRIMMED:
+                return f"{name} takes a constant of fewer than {_MOST_TRIMMED} characters to trim"
+        return _called("postgres", name, _POSTGRES_FORMS)
     dotted = [*filter(calls.get, _texts(node.get("fields", ()))[1:])]
     if dotted or (dotted := [name for name in _texts(node.get("indirection", ())) if name in calls]):
         return max(_called("postgres", name, _POSTGRES_FORMS) for name in dotted)
