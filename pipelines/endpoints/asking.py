@@ -24,7 +24,7 @@ from pipelines.endpoints.client import (
 )
 from pipelines.endpoints.limits import Budget
 from pipelines.endpoints.log import ResponseLog, Spent
-from pipelines.errors import BoundaryError, EndpointError
+from pipelines.errors import BoundaryError, EndpointError, RecipeError, SqltrainError
 from pipelines.types import Message
 
 MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
@@ -150,11 +150,13 @@ class Asker:
         that a boundary broke, and caches no answer's absence.
 
         Raises:
-            UserError: what the user must mend.
+            UserError: what the user must mend; also that every request was refused.
             BoundaryError: every one failed.
         """
-        done, failures = asyncio.run(self._ask_each(conversations, GREEDY))
+        done, failures = asyncio.run(self._ask_each(conversations, GREEDY, caught=(EndpointError, RecipeError)))
         if failures and len(failures) == len(done):
+            if isinstance(failures[0], RecipeError):
+                raise failures[0]
             raise BoundaryError(f"endpoint {self.name!r} answered none of {len(done)} requests: {failures[0]}")
         return done
 
@@ -176,7 +178,8 @@ class Asker:
         conversations: Sequence[Sequence[Message]],
         sampling: Sampling,
         samples: int = 1,
-    ) -> tuple[list[Answer | None], list[EndpointError]]:
+        caught: tuple[type[SqltrainError], ...] = (EndpointError,),
+    ) -> tuple[list[Answer | None], list[SqltrainError]]:
         """The answers in order, and what failed after all retries."""
         requests = [(messages, sample) for messages in conversations for sample in range(samples)]
         done: list[Answer | None] = [None] * len(requests)
@@ -188,10 +191,10 @@ class Asker:
                     done[index] = await self.ask(messages, sampling, sample=sample)
                 except ContextOverflow:
                     pass
-                except EndpointError as error:
+                except caught as error:
                     failures.append(error)
 
-        failures: list[EndpointError] = []
+        failures: list[SqltrainError] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self.concurrency, len(requests))):

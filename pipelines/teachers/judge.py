@@ -30,6 +30,7 @@ class GradeSource:
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
         name = judge.endpoint_of(terms)
+        self._failed = 0
         self._asker = None if name is None else Asker.named(name, responses)
         self._scale = next((float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"), 0.0)
 
@@ -38,14 +39,20 @@ class GradeSource:
         asker = self._asker
         if asker is None:
             return outcomes
-        return judge.grade(outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), self._scale)
+        graded, failed = judge.grade(
+            outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), self._scale
+        )
+        self._failed += failed
+        return graded
 
     def take_used(self) -> dict[str, float]:
-        """Answers used since the last call and what they cost, whichever run bought them; {} where nobody is asked."""
+        """Answers used since the last call and their cost, whichever run bought them, and texts that no judge answered;
+        {} where nobody is asked.
+        """
         if self._asker is None:
             return {}
-        used = self._asker.take_used()
-        return {"judge_answers": used["answers"], "judge_cost": used["cost"]}
+        used, failed, self._failed = self._asker.take_used(), self._failed, 0
+        return {"judge_answers": used["answers"], "judge_cost": used["cost"], "judge_failed": float(failed)}
 
 
 def ask(

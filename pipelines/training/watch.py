@@ -43,7 +43,7 @@ ORDER = (
         FAULT,
         "sql_errors",
     ),
-    *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "grad_norm", "learning_rate"),
+    *("no_answer", "broken", "dropped", "judge_answers", "judge_cost", "judge_failed", "grad_norm", "learning_rate"),
 )
 RATES = {
     "trained_per_s": "{:,.0f} tokens/s trained on each device",

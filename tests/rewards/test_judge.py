@@ -1,10 +1,12 @@
-"""The judge: asked about wrong answers only, each once; graded 0 to 2 and halved; a failure is not a zero."""
+"""The judge: asked about wrong answers only, each once; graded 0 to 2 and halved."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from pipelines.errors import BoundaryError
 from pipelines.rewards import judge
 from pipelines.sql.analyst import without_comments
 from pipelines.types import Database, EngineName, Example, Outcome
@@ -48,14 +50,47 @@ def test_only_wrong_answers_are_asked_and_each_once(outcome: Make) -> None:
 
     def ask(prompts: Sequence[judge.Messages]) -> list[str | None]:
         asked.extend(prompt[1][1].rpartition("\n    ")[2] for prompt in prompts)
-        return ["1.0", None, "It is hard to say."]
+        return ["1.0", "2.0", "It is hard to say."]
 
-    wrong, failed = outcome(correct=False, final="SELECT 1"), outcome(correct=False, final="SELECT 2")
-    outcomes = [outcome(), wrong, wrong, failed, outcome(final=None), outcome(correct=False, broken=True)]
-    graded = judge.grade([*outcomes, outcome(correct=False, final="SELECT 3")], {"e1": EXAMPLE}, ask)
+    wrong, other = outcome(correct=False, final="SELECT 1"), outcome(correct=False, final="SELECT 2")
+    outcomes = [outcome(), wrong, wrong, other, outcome(final=None), outcome(correct=False, broken=True)]
+    graded, failed = judge.grade([*outcomes, outcome(correct=False, final="SELECT 3")], {"e1": EXAMPLE}, ask)
+    assert failed == 0
     assert asked == ["SELECT 1", "SELECT 2", "SELECT 3"]
-    assert [one.judge for one in graded] == [None, 0.5, 0.5, None, None, None, 0.0]
-    assert [one.broken for one in graded] == [False, False, False, True, False, True, False]
+    assert [one.judge for one in graded] == [None, 0.5, 0.5, 1.0, None, None, 0.0]
+    assert [one.broken for one in graded] == [False, False, False, False, False, True, False]
+
+
+def test_a_text_that_makes_the_judge_fail_is_asked_without_its_tail_and_then_gets_the_lowest_grade(
+    outcome: Make,
+) -> None:
+    wrong = [outcome(correct=False, final=f"SELECT '{word}', '{'b' * 40} end'") for word in ("bad", "odd")]
+
+    def answers(failing: str) -> tuple[list[float | None], list[bool], int]:
+        def ask(prompts: Sequence[judge.Messages]) -> list[str | None]:
+            said = [None if re.search(failing, prompt[1][1]) else "1.0" for prompt in prompts]
+            if set(said) == {None}:
+                raise BoundaryError("all failed")
+            return said
+
+        graded, failed = judge.grade(wrong, {"e1": EXAMPLE}, ask)
+        return [one.judge for one in graded], [one.broken for one in graded], failed
+
+    assert answers("end'") == ([0.5, 0.5], [False, False], 0)  # in the tail of both
+    assert answers("bad") == ([0.0, 0.5], [False, False], 1)
+    assert answers("bad|odd") == ([0.0, 0.0], [False, False], 2)
+    with pytest.raises(BoundaryError):  # the endpoint is down
+        answers("Question")
+
+
+def test_a_judge_that_does_not_answer_without_the_text_either_breaks_the_episode(outcome: Make) -> None:
+    silent = {"e1": EXAMPLE, "e2": dataclasses.replace(EXAMPLE, question="Too long?")}
+    wrong = [dataclasses.replace(outcome(correct=False, final="SELECT 1"), example_id=name) for name in silent]
+    graded, failed = judge.grade(
+        wrong, silent, lambda prompts: [None if "Too long?" in prompt[1][1] else "1.0" for prompt in prompts]
+    )
+    assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (None, True)]
+    assert failed == 0
 
 
 def test_a_predictions_comments_do_not_reach_the_judge() -> None:

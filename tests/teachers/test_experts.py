@@ -109,8 +109,8 @@ def test_rewards_ask_the_judge_about_wrong_answers_once_and_for_ever(
         graded = grade(outcomes, cases)
         assert [one.judge for one in graded] == [None, 0.75, 0.0, 0.0, 0.75]
         assert [one.broken for one in graded] == [False] * 5
-        assert grade.take_used() == {"judge_answers": 3.0, "judge_cost": 3 + 13 + 1}
-        assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0}
+        assert grade.take_used() == {"judge_answers": 3.0, "judge_cost": 3 + 13 + 1, "judge_failed": 0.0}
+        assert grade.take_used() == {"judge_answers": 0.0, "judge_cost": 0.0, "judge_failed": 0.0}
     assert sum(server.delivered.values()) == 3
     assert judge.GradeSource([], tmp_path / "responses").take_used() == {}
 
@@ -377,7 +377,7 @@ def test_one_endpoint_twice_in_a_mix_has_one_bill(
     assert (costs["teacher"]["refused"], costs["teacher"]["malformed"]) == (0.0, 0.0)
 
 
-def test_a_judge_that_fails_on_one_leaves_it_out_of_training_and_stops_a_measurement(
+def test_a_text_that_a_judge_fails_at_is_asked_without_its_tail_in_training_and_stops_a_measurement(
     servers: Any, music: Database, name_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
@@ -388,7 +388,8 @@ def test_a_judge_that_fails_on_one_leaves_it_out_of_training_and_stops_a_measure
     server.sick = judging.messages(pool["q1"], "SELECT 1", 2.0)[-1][1]
     fill = judge.GradeSource([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
     graded = fill(outcomes, pool)
-    assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (None, True)]
+    assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (0.5, False)]
+    assert fill.take_used()["judge_failed"] == 0.0
     with pytest.raises(BoundaryError, match="1 of 2 requests failed"):
         judge.check(Asker.named("teacher", tmp_path / "responses"), outcomes, pool)
 
