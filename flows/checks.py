@@ -54,7 +54,7 @@ def check(
     gold_problems, facts = _gold(recipe, pools, bars)
     say(f"{facts['gold_checked']} gold SQL of {recipe.name}: {facts['gold_full']} earn the full reward")
     if health:
-        facts |= _health(recipe, [*chain(*pools)], say)
+        facts |= _health(recipe, pools, say)
     return [*problems, *gold_problems], {"recipes": len(names), "variants": n_variants, **facts}
 
 
@@ -153,13 +153,19 @@ def _short(outcome: Outcome, rubric: Any) -> str:
     return f"{', '.join(low)} below {'its' if len(low) == 1 else 'their'} highest value" if low else ""
 
 
-def _health(recipe: Recipe, pool: list[Example], say: Say) -> dict[str, Any]:
-    """The report of `pipelines/sql/health.py` over all pools."""
+def _health(recipe: Recipe, pools: list[list[Example]], say: Say) -> dict[str, Any]:
+    """The report of `pipelines/sql/health.py` over all pools, and a note of empty results that are trained on."""
     from pipelines.databases.of_recipe import sql_engine
     from pipelines.sql.health import counts, examine, lines
 
+    trained, rest = [*pools[0::4], *pools[1::4]], [*pools[2::4], *pools[3::4]]  # sft and rl; dev and test
     with sql_engine(recipe) as sql:
-        report = examine(pool, sql)
+        report = examine([*chain(*trained, *rest)], sql)
     for line in lines(report):
         say(line)
-    return {"health": counts(report)}
+    n_trained = 0 if recipe.data.drop_empty else sum(map(len, trained))
+    empty = counts([finding for finding in report if finding.place < n_trained])["empty"]
+    if empty:
+        say(f"note: {empty} training questions have an empty gold result, which any query without rows equals:")
+        say("  data.drop_empty=true leaves them out")
+    return {"health": counts(report), "empty_trained": empty}
