@@ -14,7 +14,7 @@ from clocks import timed
 from copies import to_duckdb
 from shops import USERS, build_shop, build_users
 
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 REFUSED = """
@@ -256,3 +256,10 @@ def test_a_file_that_is_no_database_is_unavailable(engine: SqlEngine, tmp_path: 
     missing = run(engine, Database("x", "duckdb", str(tmp_path / "gone.duckdb")), "SELECT 1")
     assert (missing.status, missing.error_class) == (ExecutionStatus.UNAVAILABLE, "database_missing")
     assert not (tmp_path / "gone.duckdb").exists()
+
+
+def test_an_infinite_date_is_not_the_last_day_of_pythons_calendar(engine: SqlEngine, shop: Database) -> None:
+    sql = "SELECT 'infinity'::DATE, DATE '9999-12-31', '-infinity'::TIMESTAMP, 1.5::DOUBLE"
+    assert run(engine, shop, sql).rows == (("infinity", "9999-12-31", "-infinity", 1.5),)
+    (verdict,) = engine.verdicts([Pair(shop, "SELECT 'infinity'::DATE", "SELECT DATE '9999-12-31'")], ["strict"])
+    assert (verdict.scores, verdict.broken) == ({"strict": 0.0}, False)

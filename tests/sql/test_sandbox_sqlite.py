@@ -276,3 +276,10 @@ def test_hostile_values_come_through_as_values(engine: SqlEngine, tmp_path: Path
     database = Database("hostile", "sqlite", str(path))
     result = run(engine, database, "SELECT v FROM t ORDER BY id")
     assert [row[0] for row in result.rows] == [*values, "\ufffdA\ufffd"]
+
+
+def test_semicolons_behind_a_statement_are_no_second_one(engine: SqlEngine, shop: Database) -> None:
+    for sql in ("SELECT ';;';;", "SELECT ';;' ; -- nothing\n ; /* more */"):
+        assert run(engine, shop, sql).rows == ((";;",),), sql
+    for sql in ("SELECT 1;; SELECT 2", "SELECT 1; ;DROP TABLE customer"):
+        assert run(engine, shop, sql).error_class == "several_statements", sql

@@ -185,6 +185,12 @@ def test_is_ordered(sql: str, expected: bool) -> None:
     assert is_ordered(sql) is expected
 
 
+def test_the_look_for_an_order_by_is_linear_in_brackets_that_never_close() -> None:
+    start = time.perf_counter()
+    assert not is_ordered("SELECT " + "[" * 200_000 + " ORDER BY 1")
+    assert time.perf_counter() - start < 1.0
+
+
 WORDS = st.sampled_from(
     [
         "SELECT",

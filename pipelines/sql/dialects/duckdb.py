@@ -66,6 +66,7 @@ _MISTAKES = (
 )
 # Types that Python's have no room for: months, nanoseconds, more days than a timedelta holds. The engine writes them.
 _INEXACT = ("INTERVAL", "_NS")
+_ENDS = ("0001-01-01", "9999-12-31")
 _KEPT_CHECKS, _KEPT_CHARS = 256, 2_000  # what was found of so many statements that are no longer than this
 
 
@@ -196,14 +197,18 @@ class DuckdbSession(Session):
         description = cursor.execute(sql).description or []
         columns = tuple([item[0] for item in description])
         types = [str(item[1]) for item in description]
-        if any(mark in kind for kind in types for mark in _INEXACT):
-            shown_columns = ", ".join(
-                f"#{place}::VARCHAR" if any(mark in kind for mark in _INEXACT) else f"#{place}"
-                for place, kind in enumerate(types, 1)
-            )
-            cursor.execute(f"SELECT {shown_columns} FROM ({body(sql)}\n) AS answer")
-        rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
-        return Raw(OK, columns, rows, truncated)
+        as_text = {place for place, kind in enumerate(types) if any(mark in kind for mark in _INEXACT)}
+        while True:
+            if as_text:
+                shown = ", ".join(f"#{n + 1}::VARCHAR" if n in as_text else f"#{n + 1}" for n in range(len(types)))
+                cursor.execute(f"SELECT {shown} FROM ({body(sql)}\n) AS answer")
+            rows, truncated = fetch(lambda count: plain_rows(cursor.fetchmany(count)), max_rows, self.bounds.max_bytes)
+            # The driver reads an infinite date as Python's first or last one.
+            dated = [n for n, kind in enumerate(types) if kind.startswith(("DATE", "TIMESTAMP")) and n not in as_text]
+            infinite = {n for n in dated if any(str(row[n]).startswith(_ENDS) for row in rows)}
+            if not infinite:
+                return Raw(OK, columns, rows, truncated)
+            as_text |= infinite
 
     def explain(self, error: Exception) -> Raw:
         """By the type of the exception; what is none of DuckDB's is of its Python module, or of ours."""

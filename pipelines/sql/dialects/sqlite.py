@@ -46,6 +46,7 @@ from pipelines.sql.dialects.sqlite_rules import (
     remedy_of,
     unreadable,
 )
+from pipelines.sql.dialects.sqlite_scripts import MOST_STATEMENTS, statements
 
 # What the views of one file may do together, in thousands of virtual machine steps: some twenty seconds. Work, so that
 # a slow machine shows the same values; time ends only what does not end by itself.
@@ -87,6 +88,17 @@ def open_readonly(location: str) -> sqlite3.Connection:
     uri = f"file:{quote(location)}?mode=ro" + ("&immutable=1" if wal else "")
     # Nothing is kept of a statement: one that runs again would go on counting its steps where it ended.
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=0)
+
+
+def executed(connection: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
+    """The cursor of a statement: more semicolons behind it are no second one, as on the other engines."""
+    try:
+        return connection.execute(sql)
+    except (sqlite3.Warning, sqlite3.ProgrammingError):
+        parts = statements(sql) if sql.count(";") < MOST_STATEMENTS else []
+        if len(parts) != 1:
+            raise
+        return connection.execute(parts[0])
 
 
 def _has_bytes(path: str) -> bool:
@@ -288,7 +300,7 @@ class SqliteSession(Session):
                 self._reset()
 
     def _rows(self, sql: str, max_rows: int) -> Raw:
-        cursor = self._connection.execute(sql)
+        cursor = executed(self._connection, sql)
         try:
             if cursor.description is None:
                 return failure(ERROR, "empty", "there is no query to run")
@@ -355,7 +367,7 @@ class SqliteSession(Session):
             start = perf_counter()
             connection.set_progress_handler(lambda: perf_counter() > start + timeout_s, PROGRESS_OPS)
             try:
-                connection.execute(sql).fetchall()
+                executed(connection, sql).fetchall()
                 connection.close()
             except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError):
                 return None
