@@ -46,7 +46,7 @@ def test_failing_candidates_abstain_unless_the_rule_lets_them_vote() -> None:
 def test_empty_results_vote_or_come_last() -> None:
     assert vote(group("00A")).winner.signature == "0"
     assert vote(group("00A"), Rule(empty="last")).winner.signature == "A"
-    assert vote(group("00-"), Rule(empty="last")).winner.signature == "0"  # there is nothing else
+    assert vote(group("-00"), Rule(empty="last")).winner.signature == "0"  # there is nothing else
 
 
 def test_when_nobody_can_vote_the_first_sample_answers_without_a_tie() -> None:
