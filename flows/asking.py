@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.options import FIRST_RUN
 from pipelines.checkpoint import require_sound
 from pipelines.config import Recipe
 from pipelines.databases import named
 from pipelines.errors import BoundaryError, DataError
 from pipelines.report.terminal import plain
 from pipelines.rollout.policies.base import Policy
+from pipelines.serving.models import KINDS
 from pipelines.store import Store
 from pipelines.types import ExecutionStatus, StopReason, Turn, text_of
 
@@ -30,7 +30,7 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
             return steps[name].folder / "model"
     raise DataError(
         f"recipe {recipe.name} has no trained model in {store.root}",
-        FIRST_RUN,
+        f"Pass --model: {KINDS}. Or train it: sqltrain run {recipe.name}, with the same overrides.",
     )
 
 
@@ -51,12 +51,13 @@ def ask(
     answerer = model or newest_model(recipe, store)
     if isinstance(answerer, Path):
         require_sound(answerer)
-    example = where.example(question)
 
+    from pipelines.databases.of_recipe import completed
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
     from pipelines.rollout.policies.making import local_policy
     from pipelines.serving.agent import why_unanswered
+    from pipelines.teachers.linker import linking
 
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
@@ -71,12 +72,14 @@ def ask(
             lambda _: schema,
         )
         rollout.on_turn = lambda turn: show(_shown(turn))
-        (trajectory,) = rollout.run([EpisodeRequest(example, 0, recipe.seed)])
+        asked = completed([where.example(question)], recipe, lambda _: schema, sql, linking(recipe.data.linker))
+        (trajectory,) = rollout.run([EpisodeRequest(asked[0], 0, recipe.seed)])
         if trajectory.stop is StopReason.BROKEN:
-            raise BoundaryError(
-                f"no answer: {str(trajectory.failure).replace('_', ' ')}",
-                "Check that the database exists and can be read.",
-            )
+            failure = str(trajectory.failure)
+            if failure.islower():  # of the sandbox
+                hint = "Check that the database exists and can be read."
+                raise BoundaryError(f"no answer: {failure.replace('_', ' ')}", hint)
+            raise BoundaryError(f"no answer of {trajectory.policy}: {failure}", "Check the model, or its endpoint.")
         if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
             raise DataError(
                 f"the prompt is {len(trajectory.token_ids):,} tokens, as long as the model's context or longer",
@@ -84,7 +87,7 @@ def ask(
             )
         if trajectory.final_sql is None:
             raise DataError(why_unanswered(trajectory), "Try other words, or a better model.")
-        result = sql.execute_many([(example.database, trajectory.final_sql)], max_rows=50)[0]
+        result = sql.execute_many([(where.database, trajectory.final_sql)], max_rows=50)[0]
     show(f"\nSQL: {plain(trajectory.final_sql, lines=True)}")
     if result.ok:
         show(" | ".join(map(plain, result.columns)))

@@ -12,6 +12,7 @@ from pipelines.errors import DataError
 from pipelines.store import MANIFEST, Store, write_json
 
 CARD = "sqltrain.json"
+_DATA = {"values", "linker"}
 
 
 class Card(config.Section):
@@ -23,6 +24,7 @@ class Card(config.Section):
         inputs: the keys of the stages that it was made from, by name.
         protocol: how it speaks: the tags, the prompt, the turn caps, what the prompt shows of the schema.
         sampling: how evaluation draws its samples; also the token budgets of a turn and of an episode.
+        values, linker: as in the recipe's data; cards of before have none, and then the recipe says it.
     """
 
     recipe: str
@@ -30,11 +32,14 @@ class Card(config.Section):
     inputs: dict[str, str]
     protocol: config.Protocol
     sampling: config.Sampling
+    values: int = 0
+    linker: str | None = None
 
     def overrides(self) -> list[str]:
         """The card as overrides of a recipe, to be followed by the user's own."""
         protocol, sampling = (json.dumps(part.model_dump(mode="json")) for part in (self.protocol, self.sampling))
-        return [f"protocol={protocol}", f"evaluation.sampling={sampling}"]
+        data = [f"data.{name}={json.dumps(getattr(self, name))}" for name in sorted(_DATA & self.model_fields_set)]
+        return [f"protocol={protocol}", f"evaluation.sampling={sampling}", *data]
 
 
 def folder_of(named: Path) -> Path:
@@ -48,7 +53,12 @@ def folder_of(named: Path) -> Path:
 def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str, str]) -> None:
     """Put the card beside the weights in a checkpoint's folder."""
     card = Card(
-        recipe=recipe.name, stage=stage, inputs=inputs, protocol=recipe.protocol, sampling=recipe.evaluation.sampling
+        recipe=recipe.name,
+        stage=stage,
+        inputs=inputs,
+        protocol=recipe.protocol,
+        sampling=recipe.evaluation.sampling,
+        **recipe.data.model_dump(include=_DATA),
     )
     write_json(folder / CARD, card.model_dump(mode="json"))
 

@@ -63,17 +63,20 @@ class Agent:
         Args:
             rows: a pandas frame with the columns of the signature.
         """
-        from pipelines.databases.of_recipe import schemas, sql_engine
+        from pipelines.databases.of_recipe import completed, schemas, sql_engine
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
         from pipelines.rollout.policies.making import local_policy
+        from pipelines.teachers.linker import linking
 
         questions = [_example(number, row) for number, row in enumerate(rows.to_dict("records"))]
         recipe = self.recipe
         sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
         with sql_engine(recipe, workers=1) as sql:
             policy, turns = local_policy(str(self.weights), recipe), recipe.protocol.max_turns_eval
-            engine = RolloutEngine(policy, build(recipe.protocol), sql, sampling, turns, schemas(recipe))
+            schema = schemas(recipe)
+            engine = RolloutEngine(policy, build(recipe.protocol), sql, sampling, turns, schema)
+            questions = completed(questions, recipe, schema, sql, linking(recipe.data.linker))
             answers = engine.run([EpisodeRequest(question, 0, recipe.seed) for question in questions])
         return [answer.final_sql or "" for answer in answers]
 

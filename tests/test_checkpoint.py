@@ -51,6 +51,7 @@ def test_the_card_says_what_the_model_was_made_from(checkpoint: Path) -> None:
     card = read_card(checkpoint)
     assert card is not None
     assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
+    assert [word for word in card.overrides() if word.startswith("data.")] == ["data.linker=null", "data.values=0"]
 
 
 def test_the_folder_of_a_stage_stands_for_the_model_in_it(checkpoint: Path) -> None:

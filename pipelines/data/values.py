@@ -7,11 +7,14 @@ longest common substring over the value's length, as there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import re
 import sqlite3
+import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
@@ -26,6 +29,7 @@ DISTINCT = 50_000  # texts of a column that are looked at
 COARSE = 200  # candidates that BM25 leaves
 CLOSE = 0.55  # of a value that must stand in the question
 PLACES = 3  # columns of one value that are shown
+RENEWED_S = 3600.0  # an index that is kept is made anew after so long
 WORD = re.compile(r"\w+")
 STOP = frozenset(
     """a an and are as at be by did do does each find for from give had has have how in is it its list many me more most
@@ -44,7 +48,9 @@ class ValueIndex:
     """
 
     def __init__(self, database: Database, schema: Schema, sql: SqlEngine) -> None:
-        self._store = sqlite3.connect(":memory:")
+        self.made = time.monotonic()
+        self._store = sqlite3.connect(":memory:", check_same_thread=False)  # a server asks from one thread at a time
+        weakref.finalize(self, self._store.close)
         self._store.execute(
             "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
         )
@@ -110,18 +116,31 @@ def _distinct(database: Database, table: Table, column: Column) -> str:
 
 
 def retrieve(
-    examples: Sequence[Example], count: int, schema: Callable[[Database], Schema], sql: SqlEngine
+    examples: Sequence[Example],
+    count: int,
+    schema: Callable[[Database], Schema],
+    sql: SqlEngine,
+    kept: dict[Database, ValueIndex] | None = None,
 ) -> list[Example]:
     """The examples with the values that their questions speak of in `meta["values"]`: [table, column, value] each.
 
-    Each database is indexed once, and let go of before the next.
+    Args:
+        kept: the indices of earlier calls, of which those within `RENEWED_S` are used; gets the new ones. Without it
+            each database is indexed once, and let go of before the next.
     """
     by_place: dict[Database, list[int]] = {}
     for number, example in enumerate(examples):
         by_place.setdefault(example.database, []).append(number)
     enriched = list(examples)
     for database, numbers in by_place.items():
-        with ValueIndex(database, schema(database), sql) as index:
+        with contextlib.ExitStack() as stack:
+            index = kept.get(database) if kept is not None else None
+            if index is None or time.monotonic() - index.made > RENEWED_S:
+                index = ValueIndex(database, schema(database), sql)
+                if kept is None:
+                    stack.enter_context(index)
+                else:
+                    kept[database] = index
             for number in numbers:
                 example = enriched[number]
                 matches = index.find(f"{example.question} {example.evidence}", count)

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.data import linked, values
 from pipelines.databases import card
 from pipelines.databases.named import Named
 from pipelines.sql.dialects.hiding import identity
 from pipelines.types import Database, Example
+
+Link = Callable[[Sequence[Example], linked.Schemas], list[Example]]
 
 if TYPE_CHECKING:
     from pipelines.config import Recipe
@@ -53,6 +56,29 @@ def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
 
     limits = Limits.of(recipe.execution)
     return SqlEngine(limits, workers or recipe.hardware.sql_workers, hidden=card.hidden())
+
+
+def completed(
+    examples: Sequence[Example],
+    recipe: Recipe,
+    schema: linked.Schemas,
+    sql: SqlEngine,
+    link: Link = linked.gold_linked,
+    indices: dict[Database, values.ValueIndex] | None = None,
+) -> list[Example]:
+    """The questions with what the recipe's prompts show of each: its part of the schema, the stored values that it
+    speaks of. The prompts of all stages, of the environment and of what is served are made of such questions.
+
+    Args:
+        link: chooses the parts of the schema. A question without a gold SQL that the linker "gold" could read, or
+            without any linker, is shown all of it.
+        indices: of stored values, kept from call to call (see `values.retrieve`).
+    """
+    data, asked = recipe.data, list(examples)
+    is_served = recipe.protocol.schema_view == "filtered" and not any(example.gold_sql for example in asked)
+    if data.linker or is_served:
+        asked = link(asked, schema)
+    return values.retrieve(asked, data.values, schema, sql, indices) if data.values else asked
 
 
 def noted(examples: Sequence[Example], root: Path) -> list[Example]:

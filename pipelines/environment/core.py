@@ -24,9 +24,10 @@ from typing import Any, Self
 
 from pipelines import recipes
 from pipelines.config import Recipe, Source
-from pipelines.data import base, values
-from pipelines.data.linked import GOLD, gold_linked
-from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.data import base
+from pipelines.data.linked import GOLD
+from pipelines.data.values import ValueIndex
+from pipelines.databases.of_recipe import completed, schemas, sql_engine
 from pipelines.errors import DataError, EndpointError, RecipeError
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build
@@ -204,6 +205,7 @@ class Environment:
         self._rules = Rules(self.protocol, self.recipe.grpo.sampling, cap, self.recipe.protocol.forced_final)
         self.schema = schemas(self.recipe)  # of a database, read once
         self._begun = 0
+        self._indices: dict[Database, ValueIndex] = {}
         self._closing = contextlib.ExitStack()
         self._closing.callback(self.sql.close)
 
@@ -241,9 +243,7 @@ class Environment:
         root = Path(self._closing.enter_context(folder))
         pools = [base.read(source, self.recipe.seed, root).examples for source in self.pools[pool]]
         examples = base.resolve([example for examples in pools for example in examples], root)
-        if self.recipe.data.values:
-            examples = values.retrieve(examples, self.recipe.data.values, self.schema, self.sql)
-        return gold_linked(examples, self.schema) if self.recipe.data.linker == GOLD else examples
+        return completed(examples, self.recipe, self.schema, self.sql)
 
     def reset(self, example: Example, sample: int = 0) -> Session:
         """Begin an episode on a question; its first messages are `session.messages`.
@@ -255,6 +255,9 @@ class Environment:
             DatabaseError: the database cannot be read.
         """
         self._begun += 1
+        if example.meta.keys().isdisjoint(("values", "linked_schema")):
+            with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
+                (example,) = completed([example], self.recipe, self.schema, sql, indices=self._indices)
         prompt = self._rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         return Session(self, example, Episode(request, self._rules, POLICY, f"session-{self._begun}", prompt, None))

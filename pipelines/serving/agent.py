@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pipelines.config import Recipe
+from pipelines.data.values import ValueIndex
 from pipelines.databases.named import Named
+from pipelines.databases.of_recipe import completed
 from pipelines.errors import SqltrainError
 from pipelines.protocols.base import build
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
@@ -30,7 +34,8 @@ from pipelines.rollout.policies.base import Policy
 from pipelines.serving.cells import TOO_LONG, event, failure, why_broken
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
-from pipelines.types import ActionKind, StopReason, Trajectory, Turn
+from pipelines.teachers.linker import linking
+from pipelines.types import ActionKind, Database, Example, StopReason, Trajectory, Turn
 
 Event = dict[str, Any]
 QUESTION_CHARS = 4_000
@@ -78,6 +83,8 @@ class Agent:
         self.used: Counter[str] = Counter()
         self.sql, self._schema, self._model = sql, schema, model
         self._numbers = itertools.count(1)
+        self._links, self._indices = functools.cache(linking), dict[Database, ValueIndex]()
+        self._one_at_a_time = threading.Lock()  # a linker's connections are of one event loop
 
     @property
     def model(self) -> Model:
@@ -137,9 +144,16 @@ class Agent:
         engine.on_turn = lambda turn: _tell_result(turn, tell)
         name = f"chat-{next(self._numbers)}"
         try:
-            return await engine.episode(EpisodeRequest(self.where.example(question, name), 0, recipe.seed), name)
+            example = await asyncio.to_thread(self._completed, self.where.example(question, name), recipe)
+            return await engine.episode(EpisodeRequest(example, 0, recipe.seed), name)
         finally:
             self.used.update(model.policy.take_used())
+
+    def _completed(self, example: Example, recipe: Recipe) -> Example:
+        with self._one_at_a_time, self.where.sql(recipe.execution) as sql:  # the other sandbox is the event loop's
+            link = self._links(recipe.data.linker)
+            (asked,) = completed([example], recipe, lambda _: self._schema, sql, link, self._indices)
+        return asked
 
 
 def why_unanswered(trajectory: Trajectory) -> str:

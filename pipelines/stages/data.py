@@ -13,7 +13,6 @@ from pipelines import frames
 from pipelines.config import Source
 from pipelines.curation import leakage
 from pipelines.data import base, corrections
-from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.errors import DataError
 from pipelines.frames import DATA
 from pipelines.stages import checking
@@ -157,17 +156,6 @@ def _keep_first(path: Path) -> None:
         frames.keep(path, first.arg_true())
 
 
-def _with_values(ctx: Context, kept: Sequence[Example]) -> list[Example]:
-    """The examples with the stored values that their questions speak of, where the recipe wants them."""
-    if not (kept and ctx.recipe.data.values):
-        return list(kept)
-    from pipelines.data.values import retrieve
-
-    with sql_engine(ctx.recipe) as sql:
-        enriched = retrieve(base.resolve(kept, ctx.folder), ctx.recipe.data.values, schemas(ctx.recipe), sql)
-    return [dataclasses.replace(example, meta=other.meta) for example, other in zip(kept, enriched, strict=True)]
-
-
 def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float]) -> Iterator[pl.DataFrame]:
     """The rows of a source that stay, a window at a time; where experts are asked or values looked up, all at once.
 
@@ -181,7 +169,6 @@ def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float])
     kept, flagged, figures = ask_experts(ctx, part.pool, checking.examples(part, checked))
     checked.rejected += flagged
     numbers |= {f"{part.pool}{part.part or ''}_{name}": value for name, value in figures.items()}
-    kept = _with_values(ctx, kept)
     if not kept:
         return
     frame = frames.to_frame(kept, extra=[{"pool": part.pool, "part": part.part}] * len(kept))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipelines.curation.gold_schema import Extractor
 from pipelines.data import linked
 from pipelines.data.base import Rejected, resolve
-from pipelines.databases.of_recipe import schemas
+from pipelines.databases.of_recipe import completed, schemas, sql_engine
 from pipelines.stages.context import Context
 from pipelines.stages.inputs import COSTS
 from pipelines.store import write_json
@@ -24,16 +24,16 @@ FLAGGED = "flagged_by_all"
 def ask_experts(
     ctx: Context, pool: str, kept: Sequence[Example]
 ) -> tuple[list[Example], list[Rejected], dict[str, float]]:
-    """The examples of one pool after cleaning and linking, where the recipe names endpoints for it, what was cut, and
-    how far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema. The
-    linker "gold" is none: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
+    """The examples of one pool after cleaning, with what its prompts show of them (`completed`), what was cut, and how
+    far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema. The linker
+    "gold" is none: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
 
     Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
     question must be answerable to be trained on (Reasoning-SQL, 4.1).
     """
     data = ctx.recipe.data
-    if not kept or not (data.cleaners or data.linker):
-        return list(kept), [], {}
+    if not kept:
+        return [], [], {}
     from pipelines.endpoints.asking import Asker
     from pipelines.teachers import cleaning, linker
 
@@ -49,26 +49,23 @@ def ask_experts(
         bad = [case for case in checked if case.dropped]
         flagged = [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in bad]
         kept = [example for example in kept if example.id not in {row.row for row in flagged}]
-    if data.linker:
-        cases = [here[example.id] for example in kept]
-        if data.linker == linked.GOLD:
-            shown = linked.gold_linked(cases, schema)
-        else:
-            gold = linked.gold_items(cases, schema)
-            asker = Asker.named(data.linker, ctx.responses)
-            chosen = linker.link(asker, cases, schema)
-            figures |= {f"linker_{name}": value for name, value in _spent(asker).items()}
-            figures |= {f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()}
-            shown = chosen
-            if training:
-                shown = [linker.unite(example, gold[example.id], schema(example.database)) for example in chosen]
-        kept = [_with_meta(example, other) for example, other in zip(kept, shown, strict=True)]
-    return list(kept), flagged, figures
 
+    def link(cases: Sequence[Example], schema: linked.Schemas) -> list[Example]:
+        if data.linker in (None, linked.GOLD):
+            return linked.gold_linked(cases, schema)
+        gold = linked.gold_items(cases, schema)
+        asker = Asker.named(str(data.linker), ctx.responses)
+        chosen = linker.link(asker, cases, schema)
+        figures.update({f"linker_{name}": value for name, value in _spent(asker).items()})
+        figures.update({f"linker_{name}": value for name, value in linker.recall(chosen, gold).items()})
+        if not training:
+            return chosen
+        return [linker.unite(example, gold[example.id], schema(example.database)) for example in chosen]
 
-def _with_meta(example: Example, linked: Example) -> Example:
-    """The example, its database still as the dataset names it, with what the linker added."""
-    return dataclasses.replace(example, meta=linked.meta)
+    with sql_engine(ctx.recipe) as sql:
+        shown = completed([here[example.id] for example in kept], ctx.recipe, schema, sql, link)
+    # The database stays as the dataset names it.
+    return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, shown, strict=True)], flagged, figures
 
 
 def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extractor]:

@@ -6,11 +6,13 @@ makes a linker's answer smaller and an extractor's void.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from pipelines.curation.gold_schema import Extractor
-from pipelines.data.linked import Schemas
+from pipelines.data.linked import GOLD, Schemas, gold_linked
 from pipelines.data.linked import link as link_shown
+from pipelines.databases.of_recipe import Link
 from pipelines.endpoints.asking import Asker
 from pipelines.sql.schema import Schema
 from pipelines.teachers import prompts
@@ -75,6 +77,16 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
         schema = schemas(example.database)
         linked.append(link_shown(example, read_items(answer.text if answer else None, schema, strict=False), schema))
     return linked
+
+
+def linking(name: str | None) -> Link:
+    """What links a question when it is asked: the recipe's linker, whose answers are not kept; without one, or for
+    "gold", the whole schema of a question without gold SQL.
+
+    Raises:
+        RecipeError: there is no such endpoint.
+    """
+    return gold_linked if name in (None, GOLD) else functools.partial(link, Asker.named(name, None))
 
 
 def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:

@@ -1,25 +1,39 @@
 """The environment pays what our own rollout engine and panel pay for the same turns, for every recipe."""
 
 import asyncio
+import contextlib
 import sqlite3
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flows import asking
 from pipelines import recipes
 from pipelines.config import Recipe
+from pipelines.databases.named import find
+from pipelines.databases.of_recipe import completed
+from pipelines.endpoints.answers import Answer
+from pipelines.endpoints.asking import Asker
 from pipelines.environment import Environment
 from pipelines.environment.core import example_of
 from pipelines.errors import DataError, RecipeError
-from pipelines.protocols.base import build
+from pipelines.protocols.base import Messages, build
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.rubric import Rubric
 from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.policies import making
+from pipelines.rollout.policies.base import Request
 from pipelines.rollout.policies.oracle import OraclePolicy
+from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.serving.agent import Agent, Budget, Event, Model
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent
 from pipelines.stages.inputs import examples
+from pipelines.store import Store
 from pipelines.types import Database, Example, Trajectory
+from tasks import served
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
 
@@ -27,6 +41,7 @@ RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "
 def played(recipe: Recipe, questions: list[Example], error_rate: float) -> tuple[list[Trajectory], list[float]]:
     """The scripted oracle's trajectories by our own engine, and what the recipe's panel pays for them."""
     with Environment(recipe) as environment:
+        questions = completed(questions, recipe, environment.schema, environment.sql)
         protocol = build(recipe.protocol)
         turns = recipe.protocol.max_turns
         engine = RolloutEngine(
@@ -172,6 +187,63 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
         ours = [protocol.prompt(each, environment.schema(each.database), recipe.protocol.max_turns) for each in made]
     assert given == [messages[-1][1] for messages in ours]
     assert any("e.g." in text for text in given)
+
+
+def test_a_question_has_the_same_prompt_in_training_evaluation_the_environment_and_where_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["data.values=6", "protocol.schema_values=3", "protocol.prompt=full", "data.dev.options.databases=2"]
+    words += ["data.dev.options.questions=4", "protocol.max_turns=5", "protocol.max_turns_eval=5"]
+    recipe = recipes.load("miniature", [*words, *(f"data.{pool}.options.databases=1" for pool in ("sft", "rl.0"))])
+    seen: list[Messages] = []
+
+    def say(request: Request) -> str:
+        seen.append(request.messages)
+        return "<reasoning>x</reasoning><solution>SELECT 1</solution>"
+
+    policy = ScriptedPolicy(say, "script")
+    data.build(Context("data", recipe, tmp_path, {}, Silent()))
+    made = examples(tmp_path, "dev")
+    with Environment(recipe) as environment:
+        ours = [build(recipe.protocol).prompt(one, environment.schema(one.database), 5) for one in made]
+        rows = [{"question": one.question, "sql": one.gold_sql, "database": one.database.location} for one in made]
+        for question in (*environment.questions("dev"), *map(example_of, rows)):
+            seen.append(tuple((one["role"], one["content"]) for one in environment.reset(question).messages))
+    for one in made:
+        asking.ask(recipe, Store(tmp_path), one.question, one.database.location, policy, print)
+        where = find(one.database.location)
+        with where.sql(recipe.execution) as sql:
+            agent = Agent(where, sql, where.schema(sql, 3), lambda: Model("script", policy, recipe), Budget())
+            asyncio.run(all_of(agent.answer(one.question)))
+    monkeypatch.setattr(making, "local_policy", lambda *_: policy)
+    served.Agent(recipe, tmp_path).predict(SimpleNamespace(to_dict=lambda _: rows))
+    assert any("e.g." in messages[-1][1] and one.meta["values"] for messages, one in zip(ours, made, strict=True))
+    asked = [messages for messages in ours for _ in ("ask", "serve and mcp")]
+    assert seen == [*ours, *ours, *asked, *ours]
+
+
+async def all_of(events: AsyncGenerator[Event]) -> list[Event]:
+    return [event async for event in events]
+
+
+def test_a_linked_recipe_is_served_with_what_its_linker_chooses_or_else_the_whole_schema(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shop, prompts = tmp_path / "shop.sqlite", list[str]()
+    with contextlib.closing(sqlite3.connect(shop)) as connection:
+        connection.executescript("CREATE TABLE item (price REAL, maker TEXT); CREATE TABLE staff (name TEXT);")
+
+    def say(request: Request) -> str:
+        prompts.append(request.messages[-1][1])
+        return "<reasoning>x</reasoning><solution>SELECT 1</solution>"
+
+    chosen = Answer('{"tables": ["item"], "columns": {"item": ["price"]}}')
+    monkeypatch.setattr(Asker, "named", lambda *_: SimpleNamespace(ask_all=lambda cases: [chosen for _ in cases]))
+    for linker in ("gold", "null", "big"):
+        recipe = recipes.load("sql_trail", ["protocol.schema_view=filtered", f"data.linker={linker}"])
+        asking.ask(recipe, Store(tmp_path), "how much?", str(shop), ScriptedPolicy(say, "script"), print)
+    shown = [[word in prompt for word in ("price", "maker", "CREATE TABLE staff")] for prompt in prompts]
+    assert shown == [[True, True, True], [True, True, True], [True, False, False]]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import psycopg
@@ -315,6 +316,7 @@ def test_a_query_finds_every_name_as_a_schema_prints_it(
     quote, location = DIALECTS[kind].quote, str(tmp_path / f"odd.{kind}")
     begin = ["CREATE SCHEMA odd", "GRANT USAGE ON SCHEMA odd TO reader", "SET search_path = odd"]
     begin.append("ALTER DEFAULT PRIVILEGES IN SCHEMA odd GRANT SELECT ON TABLES TO reader")
+    connection: Any
     if kind == "sqlite":
         connection, begin = sqlite3.connect(location, isolation_level=None), []
     elif kind == "duckdb":
