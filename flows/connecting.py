@@ -9,6 +9,7 @@ from flows import screen
 from flows.progress import Bars
 from pipelines.databases import addresses, card, named, reading
 from pipelines.databases.findings import Finding
+from pipelines.endpoints import client
 from pipelines.errors import DataError
 from pipelines.registry import DIALECTS
 from pipelines.report.terminal import plain
@@ -100,6 +101,11 @@ def _tell(catalogue: reading.Found, where: named.Named) -> None:
 
 
 def _next(text: str, name: str, place: str, variable: str | None) -> None:
-    screen.say(f'wrote {place}: edit it, then ask with: sqltrain ask "..." --database {name}')
+    known = client.endpoints(client.place())
+    model = f"endpoint:{next(iter(known), 'NAME')}"
+    screen.say(f'wrote {place}: edit it, then ask with: sqltrain ask "..." --database {name} --model {model}')
+    if not known:
+        screen.say(f"  there is no endpoint yet: add one to {client.place()}: {client.EXAMPLE}")
+        screen.say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {name} serves the SQL tool")
     if variable is not None and of_address(text) is not None:
         screen.say(f"the password is not in it: set the environment variable {variable}")

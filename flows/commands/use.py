@@ -40,13 +40,18 @@ def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
     database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
     overrides: Overrides = None,
-    recipe: Annotated[str, typer.Option(help="The recipe whose model answers.")] = "miniature",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Whose model answers, or whose protocol an endpoint or a script speaks."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Instead: a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl."),
     ] = None,
 ) -> None:
-    """Ask a trained model about a database and watch its turns. A checkpoint is asked as its own card says.
+    """Ask a trained model about a database and watch its turns.
+
+    A checkpoint is asked as its own card says, an endpoint or a script in sql_trail's protocol; --recipe names another.
 
     Examples:
 
@@ -54,7 +59,7 @@ def ask(
 
       sqltrain ask "how many farms are there ?" --database FILE.sqlite --model ~/checkpoint
 
-      sqltrain ask "how many farms are there ?" --database farm --model endpoint:big --recipe sql_trail
+      sqltrain ask "how many farms are there ?" --database farm --model endpoint:big
     """
     from flows import asking
     from pipelines.checkpoint import folder_of
@@ -63,11 +68,14 @@ def ask(
     words = overrides or []
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
         rest, store = split(words)
-        opened = models.opened(model, recipe, rest, store)
+        opened = models.opened(model, recipe or models.SPOKEN, rest, store)
         asking.ask(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder = None if model is None else folder_of(Path(model))
-    loaded, store = open_recipe(recipe, words) if folder is None else open_for(recipe, words, folder)
+    if folder is None:
+        loaded, store = open_recipe(recipe or "miniature", words)
+    else:
+        loaded, store = open_for(recipe or "miniature", words, folder)
     asking.ask(loaded, store, question, database, folder, typer.echo)
 
 

@@ -205,6 +205,10 @@ class Asker:
             await self.close()
         return done, failures
 
+    async def reach(self) -> None:
+        """See `Connection.reach`."""
+        await self._connection.reach()
+
     async def close(self) -> None:
         """Close the connections of the running event loop; the log stays open."""
         await self._connection.close()

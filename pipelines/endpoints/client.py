@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+import logging
 import os
 import re
 import sys
@@ -34,6 +35,9 @@ ENDPOINTS = LOCAL / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
 EXAMPLE = "NAME: {base_url: https://.../v1, model: MODEL, key_env: VARIABLE}"
 RETRIED = frozenset({408, 409, 425, 429})
+REACH_S = 10.0  # of the one request before a run's first
+GATEWAYS = (502, 503, 504)  # statuses of a server whose model is down
+TOLD = 3  # failures in a row after which a line says what is waited for
 SLICES = 20  # of a time-out: each lets the process look at what has come
 LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
 TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
@@ -48,6 +52,7 @@ FILTERED = re.compile(
 )  # a provider's refusal that comes as an HTTP error
 KEY_LIKE = re.compile(r"(sk|pk|hf|gsk|xai|r8)_\w*\d\w*|(?=\w*\d)(?=\w*[a-z])\w{16,}", re.ASCII)
 Answer = TypeVar("Answer")
+log = logging.getLogger(__name__)
 
 
 class Malformed(Exception):
@@ -155,21 +160,32 @@ class Endpoint(Section):
         return name
 
 
+def place() -> Path:
+    """The file of endpoints: what SQLTRAIN_ENDPOINTS names, or `conf/local/endpoints.yaml` of the working folder, else
+    of the checkout.
+    """
+    here = Path("conf", "local", ENDPOINTS.name)
+    return Path(
+        os.environ.get(ENDPOINTS_VARIABLE) or (ENDPOINTS if ENDPOINTS.is_file() and not here.is_file() else here)
+    )
+
+
+def endpoints(path: Path) -> dict[str, Any]:
+    """The entries of a file of endpoints, unchecked, by their names; {} where there is none."""
+    return {str(key): value for key, value in (read_yaml(path) if path.is_file() else {}).items()}
+
+
 def endpoint(name: str, path: Path | None = None) -> Endpoint:
     """The endpoint of that name.
 
     Args:
-        path: the file that holds it; by default what SQLTRAIN_ENDPOINTS names, or `conf/local/endpoints.yaml` of the
-                working folder, else of the checkout.
+        path: the file that holds it; by default `place()`.
 
     Raises:
         RecipeError: there is no such entry, or it has an unknown or a missing key.
     """
-    here = Path("conf", "local", ENDPOINTS.name)
-    path = path or Path(os.environ.get(ENDPOINTS_VARIABLE) or (ENDPOINTS if ENDPOINTS.is_file() else here))
-    if here.is_file() and path == ENDPOINTS:
-        path = here
-    entries = {str(key): value for key, value in (read_yaml(path) if path.is_file() else {}).items()}
+    path = path or place()
+    entries = endpoints(path)
     if name not in entries:
         close = difflib.get_close_matches(name, list(entries), n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"Add to {path}: {EXAMPLE.replace('NAME', name)}"
@@ -222,6 +238,29 @@ class Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_way: set[asyncio.Task[Any]] = set()
         self._left: set[asyncio.Task[Any]] = set()  # of these, the ones whose asker has gone
+
+    async def reach(self) -> None:
+        """Ask the server once for its models, which costs nothing.
+
+        Raises:
+            ResourceError: it does not answer, or refuses the key.
+        """
+        import openai
+
+        async def listed() -> None:
+            await self._open().models.list()
+
+        try:
+            await within(listed(), min(REACH_S, self.endpoint.timeout_s))
+        except (openai.APIError, TimeoutError) as error:
+            status = getattr(error, "status_code", None)
+            if status == 401:
+                raise self._explain(error) from None
+            is_away = isinstance(error, TimeoutError) or "Connect" in type(error.__cause__).__name__
+            if is_away or status in GATEWAYS:
+                hint = f"Start it, or mend its entry in {ENDPOINTS.name}."
+                where = f"endpoint {self.name!r} at {self.endpoint.base_url}"
+                raise ResourceError(f"{where} does not answer: {self._said(error).rstrip('.')}", hint) from None
 
     async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
         """What `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
@@ -311,6 +350,8 @@ class Connection:
             self.pace.hold(min(wait_s or 0.0, self.endpoint.patience_s))
         else:
             self._breaker.failed()
+            if self._breaker.failures == TOLD:
+                log.warning("%s; it is asked again, for %g s at most", explained.message, self.endpoint.patience_s)
         if wait_s is not None and wait_s > self.endpoint.patience_s:
             hint = "Run again later: nothing that was answered is asked again."
             raise ResourceError(f"endpoint {self.name!r} wants {wait_s:.0f} s without requests ({status})", hint)

@@ -53,11 +53,14 @@ class Breaker:
     Args:
         name: the endpoint's.
         patience_s: seconds without any answer after which it gives up.
+
+    Attributes:
+        failures: in a row, of all requests together.
     """
 
     def __init__(self, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._patience, self._clock = name, patience_s, clock
-        self._failures = 0
+        self.failures = 0
         self._since = self._next_probe = 0.0
         self._pause = FIRST_DELAY_S
         self._gave_up = False  # the last probe failed after the patience was over
@@ -65,7 +68,7 @@ class Breaker:
     @property
     def open(self) -> bool:
         """Whether requests are held back."""
-        return self._failures >= TRIP
+        return self.failures >= TRIP
 
     async def admit(self) -> None:
         """Wait until a request may go out.
@@ -87,7 +90,7 @@ class Breaker:
 
     def worked(self) -> None:
         """An answer came, be it a refusal: the endpoint lives."""
-        self._failures, self._pause, self._gave_up = 0, FIRST_DELAY_S, False
+        self.failures, self._pause, self._gave_up = 0, FIRST_DELAY_S, False
 
     def failed(self) -> None:
         """A request failed at the boundary.
@@ -96,10 +99,10 @@ class Breaker:
             ResourceError: it was a probe, and nothing has worked for `patience_s`.
         """
         now = self._clock()
-        if self._failures == 0:
+        if self.failures == 0:
             self._since = now
         self._gave_up = self.open and self._is_over(now)
-        self._failures += 1
+        self.failures += 1
         if self._gave_up:
             raise self._down(now)
 
@@ -109,6 +112,6 @@ class Breaker:
 
     def _down(self, now: float) -> ResourceError:
         return ResourceError(
-            f"endpoint {self._name!r} is down: {self._failures} requests failed in {now - self._since:.0f} s",
+            f"endpoint {self._name!r} is down: {self.failures} requests failed in {now - self._since:.0f} s",
             "Start it and run again: nothing that was answered is asked again.",
         )

@@ -19,6 +19,7 @@ from pipelines.types import read_lines
 
 ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
 KINDS = "a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl"
+SPOKEN = "sql_trail"  # the recipe whose protocol an endpoint or a script speaks, unless another is named
 SLOTS = 16  # episodes that a model in this process decodes together
 ANY = "*"  # the question of a script's line that answers all others
 LOOK_S = 2.0  # between two looks at the ledger

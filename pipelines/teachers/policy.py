@@ -40,7 +40,7 @@ class OpenAIPolicy(Policy):
         first_sample: int = 0,
     ) -> None:
         self.name, self.live, self._first = name, concurrency, first_sample
-        self.asker = Asker(endpoint, name, responses, concurrency)
+        self.asker, self._is_reached = Asker(endpoint, name, responses, concurrency), False
         self._agent = protocol.agent if protocol is not None else ()
 
     @classmethod
@@ -61,6 +61,12 @@ class OpenAIPolicy(Policy):
             self.asker.log.close()
         self.asker = asker
         asker.concurrency += self.live
+
+    async def check(self) -> None:
+        """Ask the endpoint once before a run's first question; see `Connection.reach`."""
+        if not self._is_reached:
+            await self.asker.reach()
+            self._is_reached = True
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn; see `Connection.ask` for what it raises."""

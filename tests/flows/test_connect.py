@@ -11,13 +11,14 @@ import pytest
 import yaml
 from command_line import sqltrain
 
-from flows import connecting
+from flows import asking, connecting
 from pipelines import yaml_files
-from pipelines.config import Execution
+from pipelines.config import Execution, Recipe
 from pipelines.databases import addresses, card, named
 from pipelines.databases.findings import examine
 from pipelines.errors import DataError, ResourceError
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
+from pipelines.store import Store
 
 SHOP = """
 CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
@@ -130,6 +131,27 @@ def test_a_wrong_database_is_one_plain_line(
     assert (code, len(err.splitlines())) == (2, 1)
     assert message in err
     assert "pw" not in err
+
+
+def test_connect_ends_with_a_command_that_works_and_an_endpoint_speaks_sql_trails_protocol(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr(asking, "ask", lambda recipe, *_: asked.append(recipe))
+    file = Path("endpoints.yaml")
+    monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(file))
+    _, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
+    assert "sqltrain mcp shop serves the SQL tool" in " ".join(out.split())
+    file.write_text("big: {base_url: 'http://127.0.0.1:9/v1', model: m}\n")
+    _, out, _ = sqltrain(monkeypatch, capsys, "connect", "shop.sqlite")
+    command = ["ask", "...", "--database", "shop", "--model", "endpoint:big"]
+    assert f'sqltrain ask "..." {" ".join(command[2:])}' in " ".join(out.split())
+    assert sqltrain(monkeypatch, capsys, *command)[0] == 0
+    sqltrain(monkeypatch, capsys, *command, "--recipe", "miniature")
+    assert [recipe.name for recipe in asked] == ["sql_trail", "miniature"]
+    with pytest.raises(DataError) as untrained:
+        asking.newest_model(asked[0], Store(Path("store")))
+    assert untrained.value.hint.startswith("Pass --model: a checkpoint folder, champion:RECIPE, endpoint:NAME")
 
 
 def test_a_card_with_a_mistake_is_named(shop: Path) -> None:

@@ -68,6 +68,9 @@ class TeacherServer:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET "):  # of its models: it lists none
+                    writer.write(b"HTTP/1.1 404 None\r\nContent-Length: 2\r\n\r\n{}")
+                    continue
                 length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
                 raw = await reader.readexactly(int(length.split(b":")[1]))
                 self.headers = [head]

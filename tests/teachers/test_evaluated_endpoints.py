@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,7 +17,10 @@ from pipelines.config import Recipe
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases import named
 from pipelines.databases.of_recipe import schemas
-from pipelines.errors import DataError, ResourceError
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import endpoint
+from pipelines.errors import BoundaryError, DataError, ResourceError
+from pipelines.processes import free_port
 from pipelines.protocols.base import build
 from pipelines.serving.agent import Agent, Budget
 from pipelines.serving.models import opened
@@ -118,6 +122,25 @@ def test_an_endpoint_is_asked_and_served(
 
     events = asyncio.run(answered())
     assert (events[-1]["type"], events[-1]["sql"]) == ("answer", question.gold_sql)
+
+
+def test_an_endpoint_that_is_down_is_named_before_the_first_question_and_a_line_says_what_is_waited_for(
+    tmp_path: Path, name_endpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, store = recipe_of(1, *SAMPLES), Store(tmp_path / "store")
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    name_endpoint(SimpleNamespace(url=url))
+    question = examples(make(recipe, store, "test"), "test")[0]
+    down = rf"endpoint 'teacher' at {url} does not answer: Connection error\."
+    with pytest.raises(ResourceError, match=down):
+        evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
+    model = opened("endpoint:teacher", "miniature", [], store)
+    with pytest.raises(ResourceError, match=down):
+        asking.ask(model.recipe, store, question.question, question.database.location, model.policy, lambda _: None)
+    with pytest.raises(BoundaryError, match="endpoint 'teacher' at"):
+        Asker(endpoint("teacher").model_copy(update={"retries": 3}), "teacher", None).ask_all([(("user", "hello"),)])
+    assert "endpoint 'teacher' at" in caplog.text
+    assert "it is asked again, for 300 s at most" in caplog.text
 
 
 def test_a_model_that_speaks_another_protocol_is_told_so(
