@@ -95,7 +95,7 @@ def test_a_benchmark_without_a_name_is_called_by_what_it_is() -> None:
         "bird_test",
     ]
     bird = recipes.load("sql_trail", ["include=data/spider_dk", "data.test.0.kind=bird"]).benchmark
-    assert (bird.name, bird.equality, bird.options) == ("bird_dev", None, {})
+    assert (bird.name, bird.equality, bird.options) == ("bird_dev", "bird", {})
 
 
 @pytest.mark.parametrize(
