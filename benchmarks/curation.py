@@ -24,15 +24,15 @@ from pathlib import Path
 
 import psutil
 
-from pipelines import frames, recipes
-from pipelines.config import Recipe
+from pipelines.core import frames
+from pipelines.core.frames import DATA
+from pipelines.core.store import write_json
+from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.curation import leakage
-from pipelines.frames import DATA
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import curate
-from pipelines.stages.context import Context, Silent
-from pipelines.stages.inputs import LEAKAGE
-from pipelines.store import write_json
-from pipelines.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.stages.context import LEAKAGE, Context, Silent
 
 DATABASES = 50
 POLL_S = 0.5

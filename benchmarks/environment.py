@@ -28,8 +28,7 @@ from pathlib import Path
 import psutil
 import skyrl_gym
 
-from pipelines.environment import Environment
-from pipelines.environment.core import example_of
+from pipelines.environment.core import Environment, example_of
 
 GOLD = "SELECT name, price FROM item WHERE price > 500 ORDER BY price DESC"
 CASES = {  # name: the gold SQL, the final SQL

@@ -25,16 +25,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
-from pipelines.registry import EQUALITIES
 from pipelines.sql import analyst
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.compare import Gold
 from pipelines.sql.dialects.base import Raw
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.sql.equalities.compare import Gold
+from pipelines.sql.schema import Schema, introspect
 
 _WORDS = """SELECT FROM WHERE GROUP BY ORDER LIMIT JOIN LEFT ON USING WITH AS UNION ALL DISTINCT CASE WHEN THEN END NOT
 IN IS NULL LIKE BETWEEN AND OR EXISTS VALUES CAST OVER PARTITION EXPLAIN ANALYZE PRAGMA CREATE TEMP TABLE DROP INSERT

@@ -34,17 +34,17 @@ import torch
 from rollout import AnyTextIsAQuery  # the script beside this one
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from pipelines import recipes
-from pipelines.config import Recipe, Source
-from pipelines.data import base
+from pipelines.benchmarks import base
+from pipelines.core.registry import reward
+from pipelines.core.types import Example, Outcome
 from pipelines.protocols.base import build
-from pipelines.registry import reward
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Source
+from pipelines.sql.schema import introspect
 from pipelines.training import grpo, rollouts
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Rollouts
-from pipelines.types import Example, Outcome
 
 WARM_UP = 1  # first steps, which allocate and compile, are left out
 # Hidden size, layers, heads, key-value heads, feed-forward size, vocabulary, embeddings tied to the head.

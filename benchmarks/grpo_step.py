@@ -39,21 +39,22 @@ from trl.trainer import utils
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from pipelines import recipes
-from pipelines.config import Recipe, Source
-from pipelines.data import base
+from pipelines.benchmarks import base
+from pipelines.core.types import Example, StopReason, Trajectory, Turn
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.loading import load
 from pipelines.protocols.base import build
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.outcome import make_outcomes
-from pipelines.rewards.rubric import Rubric
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rewards.panel import Rubric
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.training import grpo, packing, settings, sft
 from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
-from pipelines.types import Example, StopReason, Trajectory, Turn
 
 WARM_UP = 2  # first steps, which allocate and compile caches, are left out
 TEMPLATE = (
@@ -187,7 +188,7 @@ def ours(world: World, name: str) -> dict[str, float]:
 
     def watched(trainer: GrpoTrainer, plan: Plan) -> None:
         watch(trainer, clock)
-        from pipelines.rollout.decoding.decoder import Decoder
+        from pipelines.rollout.decoding import Decoder
 
         step, Decoder.step = Decoder.step, clock.timed(Decoder.step)  # type: ignore[method-assign]
         try:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines import paper_tables
+from pipelines.sweeps import paper_tables
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "build_laboratory.py"
 # By what a claim costs once those before it are there, and by how likely its arms decide it.

@@ -6,7 +6,7 @@ Each seed draws its own world, model and episodes. All arms begin with the same 
 spends about the same processor time beyond it: the miniature's difficulty scoring and GRPO; more passes over the same
 demonstrations; rejection sampling, which trains on the policy's own right episodes on GRPO's questions; and, as a
 ceiling, a careful teacher's demonstrations of those questions. Intervals are 95 %, over databases and seeds as in the
-laboratory (`pipelines/evaluation/seeds.py`). What is finished is taken from the store. The tables go between the
+laboratory (`pipelines/evaluation/stats.py`). What is finished is taken from the store. The tables go between the
 markers of docs/learning.md.
 """
 
@@ -23,14 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import recipes
-from pipelines.evaluation import seeds
-from pipelines.evaluation.measures import Run, measure
-from pipelines.evaluation.seeds import Scores
+from pipelines.core.store import Store
+from pipelines.evaluation import stats
+from pipelines.evaluation.measures import FinishedEvaluation, measure
+from pipelines.evaluation.stats import Scores
+from pipelines.recipe import recipes
 from pipelines.stages import graph
+from pipelines.stages.context import examples
 from pipelines.stages.evaluate import records
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
 from pipelines.training import watch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "learning.md"
@@ -94,7 +94,7 @@ def seconds(file: Path) -> dict[str, float]:
     return table
 
 
-def scores(runs: dict[int, Run], name: str) -> Scored:
+def scores(runs: dict[int, FinishedEvaluation], name: str) -> Scored:
     """What each question's answers are worth by a measure, seed by seed."""
     return {seed: measure(name).scores(run) for seed, run in runs.items()}
 
@@ -109,13 +109,13 @@ def only(scored: Scored, names: dict[int, set[str]]) -> Scored:
 
 def shown(scored: Scored) -> str:
     """A mean in percent with its interval."""
-    found = seeds.mean(list(scored.values()), min(scored))
+    found = stats.mean(list(scored.values()), min(scored))
     return "-" if found is None else f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
 def points(before: Scored, after: Scored) -> str:
     """The change from `before` to `after` in points, question by question, with its interval."""
-    found = seeds.difference(list(before.values()), list(after.values()), min(before))
+    found = stats.difference(list(before.values()), list(after.values()), min(before))
     if found is None:
         return "-"
     return f"{100 * found.difference:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
@@ -129,7 +129,10 @@ def table(arms: dict[str, dict[int, Path]], tests: dict[int, Path]) -> list[str]
         tests: seed -> the folder of the questions.
     """
     runs = {
-        name: {seed: Run(tuple(records(folder, "greedy", "sampled")), seed=seed) for seed, folder in folders.items()}
+        name: {
+            seed: FinishedEvaluation(tuple(records(folder, "greedy", "sampled")), seed=seed)
+            for seed, folder in folders.items()
+        }
         for name, folders in arms.items()
     }
     greedy, sampled = ({name: scores(own, part) for name, own in runs.items()} for part in ("greedy", "sampled"))
@@ -150,7 +153,7 @@ def _by_seed(scored: Scored) -> str:
     return ", ".join(f"{100 * statistics.fmean(value for _, value in own.values()):.1f}" for own in scored.values())
 
 
-def _probing(runs: dict[str, dict[int, Run]], tests: dict[int, Path]) -> list[str]:
+def _probing(runs: dict[str, dict[int, FinishedEvaluation]], tests: dict[int, Path]) -> list[str]:
     """What looking is worth: the questions that need it, by whether the teacher shows a look at their columns."""
     guessed = set(recipes.load("miniature").synthesis.teacher.guesses)
     lines = [

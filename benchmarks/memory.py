@@ -29,7 +29,7 @@ from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
 from pipelines.training import packing, settings
-from pipelines.training.head import Head
+from pipelines.training.packing import Head
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
 BEGIN, END = "<!-- loss step: begin -->", "<!-- loss step: end -->"

@@ -27,15 +27,15 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
 
 import torch
 
-from pipelines import recipes
-from pipelines.config import Recipe, Source
-from pipelines.data import base
-from pipelines.loading import load
+from pipelines.benchmarks import base
+from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, write_jsonl
 from pipelines.protocols.base import build
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Source
+from pipelines.rollout.model_loading import load
+from pipelines.sql.schema import introspect
 from pipelines.training import launch, model, settings, sft
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
-from pipelines.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, write_jsonl
 
 LORA = "model.lora={rank: 8, alpha: 16}"
 

@@ -30,9 +30,9 @@ def run(count: int, store: Path) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from flows.pipeline import resolved
-    from pipelines import recipes
-    from tasks.server import prefect_server
+    from flows.prefect.pipeline import resolved
+    from pipelines.recipe import recipes
+    from tasks.prefect_server import prefect_server
 
     recipe = recipes.load("miniature", SMALL)
     with prefect_server():

@@ -27,12 +27,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import recipes
-from pipelines.evaluation import seeds
-from pipelines.evaluation.measures import Run, measure
+from pipelines.core.store import Store
+from pipelines.evaluation import stats
+from pipelines.evaluation.measures import FinishedEvaluation, measure
+from pipelines.recipe import recipes
 from pipelines.stages import graph
 from pipelines.stages.evaluate import records
-from pipelines.store import Store
 from pipelines.training import watch
 from pipelines.training.watch import Curves
 
@@ -79,7 +79,7 @@ class Whole:
     The times are None where the run was not timed.
     """
 
-    answers: Run
+    answers: FinishedEvaluation
     minutes: float | None = None
     busy: float | None = None
 
@@ -97,7 +97,9 @@ def whole(seed: int, processes: int, stores: Path) -> Whole:
             times.write_text(json.dumps({"minutes": wall / 60, "busy": spent / wall / (os.cpu_count() or 1)}))
     known = json.loads(times.read_text(encoding="utf-8")) if times.is_file() else {}
     folder = next(step.folder for step in steps if step.name == "evaluate_grpo")
-    answers = Run(tuple(records(folder, "greedy", "sampled")), equality=recipe.headline, seed=recipe.seed)
+    answers = FinishedEvaluation(
+        tuple(records(folder, "greedy", "sampled")), equality=recipe.headline, seed=recipe.seed
+    )
     return Whole(answers, **known)
 
 
@@ -125,10 +127,10 @@ def compare(numbers: Sequence[int], stores: Path) -> None:
         of = measure(name)
         unit = 100 if of.kind == "percent" else 1
         before, after = zip(*((of.scores(one), of.scores(two)) for one, two in pairs), strict=True)
-        found = seeds.difference(before, after, min(numbers))
+        found = stats.difference(before, after, min(numbers))
         if found is not None:
             low, value, high = (unit * bound for bound in (found.low, found.difference, found.high))
-            each = [seeds.difference([one], [two]) for one, two in zip(before, after, strict=True)]
+            each = [stats.difference([one], [two]) for one, two in zip(before, after, strict=True)]
             own = ", ".join(f"{unit * part.difference:+.2f}" for part in each if part is not None)
             print(
                 f"{name}, two processes over one: {value:+.2f} [{low:+.2f}, {high:+.2f}]; each seed {own}", flush=True

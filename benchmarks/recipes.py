@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import recipes
+from pipelines.core.store import Store, read_json
+from pipelines.recipe import recipes
 from pipelines.stages import graph
-from pipelines.store import Store, read_json
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes_measured.md"
 # The longest first, so that no one is left alone at the end.

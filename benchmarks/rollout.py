@@ -24,17 +24,20 @@ from pathlib import Path
 
 import torch
 
-from pipelines import config
-from pipelines.config import Model, Sampling, Source
-from pipelines.data import base
-from pipelines.loading import load
-from pipelines.protocols.react import React
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.benchmarks import base
+from pipelines.core.types import Action, ActionKind
+from pipelines.protocols.one_action import React
+from pipelines.recipe import config
+from pipelines.recipe.config import Source
+from pipelines.recipe.config_training import Model
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.transformers import TransformersPolicy
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 from pipelines.training.model import make_tiny
-from pipelines.types import Action, ActionKind
 
 SAMPLING = Sampling(temperature=1.0, turn_tokens=96, episode_tokens=768)
 MEAN_TURN = 22  # tokens: one in so many of the vocabulary's ids ends a turn
@@ -50,7 +53,7 @@ class AnyTextIsAQuery(React):
         slow: share of the queries that take a second.
     """
 
-    def __init__(self, settings: config.Protocol, slow: float) -> None:
+    def __init__(self, settings: config.ProtocolSection, slow: float) -> None:
         super().__init__(settings)
         self._slow, self._asked = slow, 0
 
@@ -66,7 +69,7 @@ class World:
     def __init__(self, folder: Path, episodes: int, group: int) -> None:
         source = Source(kind="miniature", options={"databases": 1 + episodes // group // 12, "questions": 12})
         examples = base.resolve(base.read(source, 0, folder).examples, folder)[: -(-episodes // group)]
-        self.settings = config.Protocol(name="react", prompt="brief", observation_rows=8, forced_final=False)
+        self.settings = config.ProtocolSection(name="react", prompt="brief", observation_rows=8, forced_final=False)
         protocol = React(self.settings)
         prompts = [protocol.prompt(example, introspect(example.database), TURNS)[-1][1] for example in examples]
         make_tiny(Model(), prompts, protocol.tags, folder / "model", seed=0)

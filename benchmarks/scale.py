@@ -26,11 +26,11 @@ from typing import Any
 
 from curation import DATABASES, GOLD, WHOLE, databases, slope, watched
 
-from pipelines import recipes
-from pipelines.stages import checking, data, difficulty
-from pipelines.stages.context import Context, Silent
+from pipelines.recipe import recipes
+from pipelines.stages import data, difficulty
+from pipelines.stages import data as checking
+from pipelines.stages.context import Context, Silent, examples_at, write_lines
 from pipelines.stages.graph import StageResult
-from pipelines.stages.inputs import examples_at, write_lines
 from pipelines.stages.shards import Run
 
 PARTS = ("data", "contract", "select")  # on many rows, one after the other
@@ -75,7 +75,7 @@ def scripted(recipe: Any, checkpoint: str, rows_of: Path) -> Run:
     return run
 
 
-def unchecked(recipe: Any, folder: Path, parts: Sequence[checking.Part], workers: int | None) -> Run:
+def unchecked(recipe: Any, folder: Path, parts: Sequence[checking.SourcePart], workers: int | None) -> Run:
     """In place of the sandbox: every gold SQL runs, and is hard."""
     starts = [0, *itertools.accumulate(part.rows for part in parts)]
 

@@ -16,7 +16,7 @@ devices sample, then all train. Apart: some sample and the others train, in turn
 division is searched. Printed are episodes a second, and the share of device seconds in which nothing is decoded or
 trained.
 
-`--order` asks what it is worth to begin those episodes first that are likely to be long (`pipelines/rollout/order.py`).
+`--order` asks what it is worth to begin those episodes first that are likely to be long (`pipelines/rollout/engine.py`).
 Lengths are made up for it, as far apart as those of models that think: turns and tokens a turn vary by question and by
 sample (log-normal, 0.6 and 0.5).
 """
@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.rollout.order import Queue
+from pipelines.rollout.engine import Queue
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.registry import EQUALITIES
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
 
 Work = list[tuple[Database, str, str]]  # database, gold SQL, predicted SQL
 Clock = Callable[[], float]

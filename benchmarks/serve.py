@@ -35,7 +35,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pipelines.processes import free_port  # noqa: E402
+from pipelines.core.processes import free_port  # noqa: E402
 from tests.sql.servers import Cluster, binaries, children, make_reader  # noqa: E402
 
 ROWS = 2_000

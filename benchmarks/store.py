@@ -21,12 +21,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines import recipes
+from pipelines.core.provenance import facts
+from pipelines.core.store import MANIFEST, Store, write_json
 from pipelines.nightly.ledger import Ledger
-from pipelines.provenance import facts
-from pipelines.recipes import digest
+from pipelines.recipe import recipes
+from pipelines.recipe.recipes import digest
 from pipelines.stages import graph
-from pipelines.store import MANIFEST, Store, write_json
 
 COMMANDS = (
     ("status",),

@@ -22,15 +22,16 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from pipelines.config import Protocol, Sampling
+from pipelines.core.types import Database, Example
 from pipelines.endpoints.client import Endpoint
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe.config import ProtocolSection
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, introspect
 from pipelines.teachers.policy import OpenAIPolicy
-from pipelines.types import Database, Example
 
 PROBE = "<reasoning>I look at the cities.</reasoning>\n<sql>SELECT DISTINCT city FROM singer</sql>"
 ANSWER = "<reasoning>Now I know.</reasoning>\n<solution>SELECT count(*) FROM singer WHERE city = 'paris'</solution>"
@@ -97,7 +98,7 @@ def main() -> None:
     server = multiprocessing.Process(target=serve, args=(theirs, options.latency, options.concurrency), daemon=True)
     server.start()
     url = f"http://127.0.0.1:{ours.recv()}/v1"
-    protocol = build(Protocol(name="react"))
+    protocol = build(ProtocolSection(name="react"))
     with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits(timeout_s=5)) as sql:
         pool = questions(Path(folder), options.episodes)
         policy = OpenAIPolicy(

@@ -3,7 +3,7 @@
     python benchmarks/values.py DATA
 
 DATA holds `spider/` and `kaggledbqa/` in their own layouts. For each: the share of stored literals of gold SQL among
-the first 1, 5 and 10 values that `pipelines.data.values` finds for the question, distinct texts;
+the first 1, 5 and 10 values that `pipelines.benchmarks.prompt_schema` finds for the question, distinct texts;
 seconds to index all databases, and milliseconds a question.
 """
 
@@ -14,12 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipelines.config import Source
-from pipelines.data import base, values
+from pipelines.benchmarks import base, prompt_schema
+from pipelines.core.types import Database, Example
+from pipelines.recipe.config import Source
 from pipelines.rollout.policies.oracle import lookups
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, Example
+from pipelines.sql.schema import introspect
 
 KS = (1, 5, 10)
 
@@ -42,7 +42,7 @@ def measure(examples: list[Example], sql: SqlEngine) -> None:
     hits, stored, texts, indexing, asking = dict.fromkeys(KS, 0), 0, 0, 0.0, 0.0
     for database, group in by_place.items():
         schema, started = introspect(database), time.perf_counter()
-        with values.ValueIndex(database, schema, sql) as index:
+        with prompt_schema.ValueIndex(database, schema, sql) as index:
             indexing += time.perf_counter() - started
             texts += len(index)
             for example in group:

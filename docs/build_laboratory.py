@@ -20,18 +20,17 @@ from pathlib import Path
 
 from laboratory_figures import STYLE_OF, Tested, figure, forest, standalone
 
-from flows import sweeping
-from pipelines import paper_tables
-from pipelines.errors import DataError, SqltrainError
-from pipelines.evaluation import claims
-from pipelines.evaluation.claims import Claim, Contrast, Decided
+from flows import sweep_plan
+from pipelines.core.errors import DataError, SqltrainError
+from pipelines.core.provenance import as_tags
+from pipelines.core.store import Store
 from pipelines.evaluation.stats import Paired
-from pipelines.provenance import as_tags
-from pipelines.recipes import digest
+from pipelines.recipe.recipes import digest
 from pipelines.report import formats
-from pipelines.report import sweep as report
 from pipelines.stages import graph
-from pipelines.store import Store
+from pipelines.sweeps import claims, paper_tables
+from pipelines.sweeps import sweep_table as report
+from pipelines.sweeps.claims import Claim, Contrast, Decided
 from pipelines.training import watch
 
 DOCS = Path(__file__).resolve().parent
@@ -47,22 +46,24 @@ def gather(store: Store, words: Sequence[str]) -> list[Tested]:
 def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Sequence[str]) -> Tested:
     if source.claim is None:
         raise DataError(f"{name} tests no claim", "A file of conf/tables/claims says its claim.")
-    cells, empty = ([], report.Sweep(name, ())) if source.claim.untold else sweeping.of_paper(name, words, None, False)
+    cells, empty = (
+        ([], report.Sweep(name, ())) if source.claim.untold else sweep_plan.of_paper(name, words, None, False)
+    )
     plans = {cell.name: graph.plan(cell.recipe, store) for cell in cells}
 
-    def look(cell: sweeping.Cell) -> None:
+    def look(cell: sweep_plan.Cell) -> None:
         missing = [step.name for step in plans[cell.name] if not step.cached and step.name != "report"]
         if missing:
             raise DataError(f"not made yet: {', '.join(missing)}")
 
-    filled = tuple(sweeping.fill(cells, store, look, lambda line: None))
+    filled = tuple(sweep_plan.fill(cells, store, look, lambda line: None))
     sweep = dataclasses.replace(empty, cells=filled)
     decided = tuple(report.decided(sweep)) if filled else ()
     seconds, settings = sum(_trainings(plans.values()).values()), _settings(source.claim, cells)
     return Tested(name, source.claim, sweep, decided, seconds, settings, _made_by(plans.values(), store))
 
 
-def _settings(claim: Claim, cells: Sequence[sweeping.Cell]) -> str:
+def _settings(claim: Claim, cells: Sequence[sweep_plan.Cell]) -> str:
     """A digest of what decides a claim's figures: another one says that they are of another experiment."""
     arms = []
     for cell in cells:
@@ -142,14 +143,14 @@ tested by arms (runs) that differ in what the claim is about, on three seeds tha
 hold is in `conf/tables/claims/NAME.yaml`.
 
 **The rule.** Each seed draws its own world, model and episodes. A difference is taken question by question within a
-seed, or step by step for a training curve. Its 95 % interval is the wider of two (`pipelines/evaluation/seeds.py`):
+seed, or step by step for a training curve. Its 95 % interval is the wider of two (`pipelines/evaluation/stats.py`):
 one redraws databases and seeds, each for itself; the other is Student's t of the seeds' means, for seeds differ, and
 three say little of how much. A claim of "better" **holds** where the interval lies on its side of 0; it **does not
 hold** where the interval lies on the other side, or below the smallest difference that its file says would matter;
 else it **cannot be told**. A claim of "no worse" holds where the interval lies above minus the margin that its file
 states; it does not hold where the whole interval lies below 0; else it cannot be told. A claim of several contrasts
 holds if all do, and does not hold if one does not. "Could be shown" is the smallest true difference that a test with
-an interval of this width would detect in about 80 % of cases (`pipelines/evaluation/claims.py`).
+an interval of this width would detect in about 80 % of cases (`pipelines/sweeps/claims.py`).
 
 **What was changed after a first look.** Contrasts, margins and smallest differences were written before anything was
 run, but for the second contrast of claim 2: at first its two policies were asked in different ways, now both in the

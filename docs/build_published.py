@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.report import writer
-from pipelines.report.predictions import as_report
+from pipelines.report.data import as_report
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.score_files import Gold
-from pipelines.sql.scoring import locate
+from pipelines.sql.scoring import GoldQuery, locate
 
 PAGE = Path(__file__).with_name("published_systems.html")
 VERDICTS = Path("vectors") / "spider_dev_slice_verdicts.jsonl"
@@ -46,7 +45,7 @@ def gather(shared: Path) -> writer.ReportData:
 
 
 def _one(name: str, found: Sequence[Mapping[str, Any]], folder: Path, sql: SqlEngine) -> writer.ReportData:
-    gold = [Gold(row["gold"], row["db_id"]) for row in found]
+    gold = [GoldQuery(row["gold"], row["db_id"]) for row in found]
     databases = {one.db_id: locate(one.db_id, str(folder), "sqlite") for one in gold}
     return as_report(name, gold, dict(enumerate(row["pred"] for row in found)), databases, EQUALITIES, sql)
 

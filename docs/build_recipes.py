@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines import recipes
-from pipelines.config import Recipe
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 
 PAGE = Path(__file__).with_name("recipes.md")
 PAPERS = {

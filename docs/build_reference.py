@@ -18,14 +18,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from flows.cli import app
-from pipelines.config import Recipe, Section
-from pipelines.registry import ALL, METRICS, Registry
+from pipelines.core.registry import ALL, METRICS, Registry
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.section import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 # A part of ours of each kind, and files in which its name means another thing: a port of a driver, a curve.
 OTHERWISE = {
-    "tasks/connection.py",
+    "tasks/mlflow_client.py",
     "pipelines/rollout/policies/replicas.py",
     "pipelines/training/rollouts.py",
     "pipelines/training/watch.py",

@@ -7,14 +7,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.evaluation import claims, measures
-from pipelines.evaluation.claims import Claim, Decided, Verdict
+from pipelines.evaluation import measures
 from pipelines.evaluation.stats import Estimate, Paired
-from pipelines.report import formats
-from pipelines.report import sweep as report
-from pipelines.report.page import charts, sweep_page
-from pipelines.report.page.html import Html, tag
-from pipelines.report.page.svg import Frame, Scale, around, axis_x, canvas, marker, text
+from pipelines.report import charts, formats
+from pipelines.report.charts import Frame, Html, Scale, around, axis_x, canvas, marker, tag, text
+from pipelines.sweeps import claims, sweep_page
+from pipelines.sweeps import sweep_table as report
+from pipelines.sweeps.claims import Claim, Decided, Verdict
 
 ASSETS = Path(sweep_page.__file__).parent / "assets"
 RULES = re.compile(r"[^{}]+\{[^{}]*\}")

@@ -9,24 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import nights, run, screen
+from flows import nights, run
+from flows import terminal as screen
 from flows.options import emit, split
-from flows.progress import Bars
-from pipelines import recipes
-from pipelines.adaptation import models, outcome, recipe_file
+from flows.terminal import Bars
+from pipelines.adaptation import outcome, recipe_file
+from pipelines.adaptation import recipe_file as models
 from pipelines.adaptation.estimate import Counts, estimate, price
 from pipelines.adaptation.questions import counts_of, gather
-from pipelines.config import Recipe
-from pipelines.databases import addresses, card
-from pipelines.databases.card import Card
-from pipelines.errors import DataError, RecipeError
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.registry import DIALECTS
+from pipelines.core.store import Store
+from pipelines.databases import card
+from pipelines.databases import named as addresses
+from pipelines.databases.card import DatabaseCard
 from pipelines.nightly.ledger import Champion, Ledger
-from pipelines.registry import DIALECTS
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.report import terminal, writer
 from pipelines.sql.schema import render
 from pipelines.stages import graph
-from pipelines.store import Store
-from tasks.promotion import announce
+from tasks.models import announce
 
 Results = Mapping[str, graph.StageResult]
 
@@ -81,7 +84,7 @@ def adapt(name: str, wanted: Wanted, overrides: Sequence[str], plan_only: bool, 
         emit({**line, "page": str(place.with_suffix(".html")), "recipe": str(place)})
 
 
-def _connected(name: str) -> Card:
+def _connected(name: str) -> DatabaseCard:
     """The card of a database, with the password of its server where the drivers find it."""
     place = card.place(name)
     if "/" in name or not place.is_file():
@@ -97,7 +100,7 @@ def _connected(name: str) -> Card:
     return database_card
 
 
-def _write(name: str, database_card: Card, wanted: Wanted) -> None:
+def _write(name: str, database_card: DatabaseCard, wanted: Wanted) -> None:
     questions = gather(wanted.questions, wanted.invented, database_card.location)
     start = models.start(wanted.model, wanted.recipe, len(render(database_card.shown(), "compact")))
     old = recipe_file.write(name, recipe_file.tree(name, start, questions), start, questions)
@@ -137,7 +140,7 @@ def _conclude(
 ) -> tuple[dict[str, Any], writer.ReportData]:
     """Hold the model against the champion, or the one that it was made from; note who serves, and write the page."""
     from tasks import spans
-    from tasks.tracking import Tracker
+    from tasks.run import Tracker
 
     trained = recipe_file.trained(recipe)
     challenger = nights.Challenger(trained, results[trained].key, results["model"].key, ())
@@ -147,7 +150,7 @@ def _conclude(
         def walk(part: Recipe, at: Store, steps: Sequence[graph.Step], role: str) -> list[graph.StageResult]:
             return run.walk(part, at, steps, bars, lambda *_: None, tracker, role)
 
-        site = nights.Site(*named, recipe, store, walk)
+        site = nights.NightContext(*named, recipe, store, walk)
         line, before = _decide(site, challenger, results)
         tracker.decided(line)
         sides = [(who, nights.evaluated(site, recipe, who, "")) for who in (before, challenger)]
@@ -162,10 +165,10 @@ def _conclude(
 
 
 def _decide(
-    site: nights.Site, challenger: nights.Challenger, results: Results
-) -> tuple[dict[str, Any], nights.Model | Champion]:
+    site: nights.NightContext, challenger: nights.Challenger, results: Results
+) -> tuple[dict[str, Any], nights.UntrainedModel | Champion]:
     """The ledger's line about a model, and what it was held against."""
-    ledger, base = Ledger(site.store, site.recipe.name), nights.Model("model", challenger.base)
+    ledger, base = Ledger(site.store, site.recipe.name), nights.UntrainedModel("model", challenger.base)
     with ledger.locked():
         champion = ledger.champion()
         if champion is not None and champion.key == challenger.key:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.checkpoint import require_sound
-from pipelines.config import Recipe
+from pipelines.core.errors import BoundaryError, DataError
+from pipelines.core.store import Store
+from pipelines.core.types import ExecutionStatus, StopReason, Turn, text_of
 from pipelines.databases import named
-from pipelines.errors import BoundaryError, DataError
+from pipelines.recipe.checkpoint import require_sound
+from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rollout.policies.base import Policy
 from pipelines.serving.models import KINDS
-from pipelines.store import Store
-from pipelines.types import ExecutionStatus, StopReason, Turn, text_of
 
 
 def newest_model(recipe: Recipe, store: Store) -> Path:
@@ -54,10 +54,11 @@ def ask(
 
     from pipelines.databases.of_recipe import completed
     from pipelines.protocols.base import build
-    from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+    from pipelines.rollout.engine import RolloutEngine
+    from pipelines.rollout.env import EpisodeRequest
     from pipelines.rollout.policies.making import local_policy
     from pipelines.serving.agent import why_unanswered
-    from pipelines.teachers.linker import linking
+    from pipelines.teachers.experts import linking
 
     alone = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 1})})
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})

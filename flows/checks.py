@@ -8,16 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from flows.progress import Bars
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.errors import RecipeError, UserError
+from flows.terminal import Bars
+from pipelines.core.errors import RecipeError, UserError
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.yaml_files import read_yaml
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages import graph
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
-from pipelines.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn
-from pipelines.yaml_files import read_yaml
+from pipelines.stages.context import examples
 
 Say = Callable[[str], None]
 
@@ -61,7 +61,7 @@ def check(
 def _loads(name: str, overrides: list[str]) -> list[str]:
     """Whether a recipe loads, and its protocol and rewards can be made."""
     from pipelines.protocols.base import build
-    from pipelines.rewards.rubric import Rubric
+    from pipelines.rewards.panel import Rubric
 
     try:
         recipe = recipes.load(name, overrides)
@@ -75,7 +75,7 @@ def _loads(name: str, overrides: list[str]) -> list[str]:
 
 def _note_margin(recipe: Recipe, say: Say) -> None:
     """Say it where a wrong answer can be paid more than a right one: as an ablation that may be meant."""
-    from pipelines.rewards.rubric import Rubric
+    from pipelines.rewards.panel import Rubric
 
     margin = Rubric(recipe.rewards).margin() if recipe.rewards else None
     if margin is not None and margin < 0:
@@ -102,7 +102,7 @@ def _gold(recipe: Recipe, pools: Sequence[Sequence[Example]], bars: Bars) -> tup
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
     from pipelines.databases.of_recipe import schemas, sql_engine
     from pipelines.rewards.outcome import make_outcomes
-    from pipelines.rewards.rubric import Rubric
+    from pipelines.rewards.panel import Rubric
 
     parts = [pool[start : start + 512] for pool in pools for start in range(0, len(pool), 512)]
     count = sum(map(len, parts))
@@ -146,7 +146,7 @@ def _short(outcome: Outcome, rubric: Any) -> str:
         return f"it does not equal itself under {outcome.equality}"
     if rubric is None:
         return ""
-    from pipelines.registry import REWARDS
+    from pipelines.core.registry import REWARDS
 
     terms = rubric.score(outcome).by_term
     low = [name for name, value in terms.items() if (right := REWARDS[name].right) is not None and value < right[1]]

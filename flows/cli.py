@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import data, evaluation, operations, recipes, training, use
-from pipelines.errors import SqltrainError
+from pipelines.core.errors import SqltrainError
 
 app = typer.Typer(
     name="sqltrain",

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.screen import console
-from pipelines.errors import UserError
-from pipelines.evaluation.compare import Comparison
+from flows.terminal import console
+from pipelines.core.errors import UserError
+from pipelines.core.types import to_dict
+from pipelines.evaluation.paired_comparison import Comparison
 from pipelines.report import terminal, writer
 from pipelines.report.data import ReportData
 from pipelines.stages import evaluations
-from pipelines.stages.evaluations import Run
-from pipelines.types import to_dict
+from pipelines.stages.evaluations import EvaluationRun
 
 
 def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | None, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def _write(data: ReportData, out: Path) -> None:
         raise UserError(f"{out} cannot be written: {error.strerror}", "Name a folder with --out.") from None
 
 
-def show(data: ReportData, runs: Sequence[Run], flips: int) -> None:
+def show(data: ReportData, runs: Sequence[EvaluationRun], flips: int) -> None:
     """Print the figures, the comparisons and, where it was noted, the time that answers took."""
     summaries = {run.name: summary for run, summary in zip(runs, data.summaries, strict=True)}
     console.print(terminal.render(terminal.figures(summaries), console.width))
@@ -60,7 +60,7 @@ def show(data: ReportData, runs: Sequence[Run], flips: int) -> None:
             console.print(f"{run.name}: {latency.total_s:.2f} s a question ({name})", soft_wrap=True, markup=False)
 
 
-def as_values(data: ReportData, runs: Sequence[Run]) -> dict[str, Any]:
+def as_values(data: ReportData, runs: Sequence[EvaluationRun]) -> dict[str, Any]:
     """The same as JSON values, with every question that flipped."""
     return {
         "equality": data.equality,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from flows import screen
-from flows.progress import Bars
-from pipelines.databases import addresses, card, named, reading
-from pipelines.databases.findings import Finding
+from flows import terminal
+from flows.terminal import Bars
+from pipelines.core.errors import DataError
+from pipelines.core.registry import DIALECTS
+from pipelines.databases import card, named, reading
+from pipelines.databases import named as addresses
+from pipelines.databases.reading import DatabaseFinding
 from pipelines.endpoints import client
-from pipelines.errors import DataError
-from pipelines.registry import DIALECTS
 from pipelines.report.terminal import plain
 from pipelines.sql.dialects.dialect import of_address
 
@@ -37,8 +38,8 @@ def connect(text: str, name: str | None, allow_writes: bool) -> dict[str, Any]:
     _check_role(where, allow_writes)
     first = card.name_of(where.address)
     if old is None and first is not None:
-        screen.say(f"note: {card.place(first)} describes this database, too; what either hides is hidden")
-    with Bars(screen.console) as bars:
+        terminal.say(f"note: {card.place(first)} describes this database, too; what either hides is hidden")
+    with Bars(terminal.console) as bars:
         bars.begin("read", 1, "tables")
         catalogue = reading.read(where, _variable(text, title))
         bars.advance(1)
@@ -69,43 +70,43 @@ def _variable(text: str, name: str) -> str | None:
     return f"{name.upper().replace('-', '_')}_PASSWORD"
 
 
-def _check_role(where: named.Named, allow_writes: bool) -> None:
+def _check_role(where: named.OpenableDatabase, allow_writes: bool) -> None:
     role, schema = reading.role(where)
     if not role.writes:
         return
-    screen.say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
-    screen.say("an administrator makes a role that only reads with:")
+    terminal.say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
+    terminal.say("an administrator makes a role that only reads with:")
     for line in DIALECTS[where.database.engine].reader_grants(where.address, schema):
-        screen.say(f"  {line}")
+        terminal.say(f"  {line}")
     if role.is_turned_away:
         raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
     if not allow_writes:
         raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
 
 
-def _tell(catalogue: reading.Found, where: named.Named) -> None:
+def _tell(catalogue: reading.Found, where: named.OpenableDatabase) -> None:
     tables = catalogue.card.tables.values()
     rows = sum(table.rows or 0 for table in tables)
     columns = sum(len(table.columns) for table in tables)
     title = DIALECTS[where.database.engine].title
-    screen.say(f"{where.database.id}: {title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
-    by_kind: dict[str, list[Finding]] = {}
+    terminal.say(f"{where.database.id}: {title}, {len(tables):,} tables, {columns:,} columns, {rows:,} rows")
+    by_kind: dict[str, list[DatabaseFinding]] = {}
     for finding in catalogue.findings:
         by_kind.setdefault(finding.kind, []).append(finding)
     for kind, findings in by_kind.items():
-        screen.say(f"{kind}: {len(findings)}")
+        terminal.say(f"{kind}: {len(findings)}")
         for finding in findings[:SHOWN]:
-            screen.say(f"  {plain(finding.where)}: {plain(finding.advice)}")
+            terminal.say(f"  {plain(finding.where)}: {plain(finding.advice)}")
         if len(findings) > SHOWN:
-            screen.say(f"  ... and {len(findings) - SHOWN} more")
+            terminal.say(f"  ... and {len(findings) - SHOWN} more")
 
 
 def _next(text: str, name: str, place: str, variable: str | None) -> None:
     known = client.endpoints(client.place())
     model = f"endpoint:{next(iter(known), 'NAME')}"
-    screen.say(f'wrote {place}: edit it, then ask with: sqltrain ask "..." --database {name} --model {model}')
+    terminal.say(f'wrote {place}: edit it, then ask with: sqltrain ask "..." --database {name} --model {model}')
     if not known:
-        screen.say(f"  there is no endpoint yet: add one to {client.place()}: {client.EXAMPLE}")
-        screen.say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {name} serves the SQL tool")
+        terminal.say(f"  there is no endpoint yet: add one to {client.place()}: {client.EXAMPLE}")
+        terminal.say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {name} serves the SQL tool")
     if variable is not None and of_address(text) is not None:
-        screen.say(f"the password is not in it: set the environment variable {variable}")
+        terminal.say(f"the password is not in it: set the environment variable {variable}")

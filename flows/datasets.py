@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines import recipes
-from pipelines.config import Execution
-from pipelines.data import benchmarks
+from pipelines.benchmarks import downloads
+from pipelines.core.errors import DataError
+from pipelines.core.store import write_atomic
 from pipelines.databases import card
-from pipelines.errors import DataError
-from pipelines.recipes import LOCAL
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Execution
+from pipelines.recipe.recipes import LOCAL
+from pipelines.recipe.yaml_files import yaml_text
 from pipelines.report.terminal import plain
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.store import write_atomic
-from pipelines.yaml_files import yaml_text
 
 LINE_CHARS = 300
 
@@ -41,12 +41,12 @@ def add(
     if not re.fullmatch(r"[\w-]+", slot):
         raise DataError(f"{slot!r} is no name for it", "A name has letters, digits, '_' and '-'.")
     _require_writable(local)  # before the questions are checked, which may take long
-    source, tree = benchmarks.source_of(name, path)
+    source, tree = downloads.source_of(name, path)
     for benchmark in tree["data"].get("test", []) if called is not None else []:
         benchmark["name"] = slot
     with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden()) as sql:
-        health = benchmarks.examine(name, source, Path(folder), sql)
-    published = benchmarks.BENCHMARKS[name]
+        health = downloads.examine(name, source, Path(folder), sql)
+    published = downloads.BENCHMARKS[name]
     for line in lines(name, published, health):
         say(line)
     if not health.usable:
@@ -82,7 +82,7 @@ def chosen(listed: str, say: Callable[[str], None]) -> str:
     Raises:
         DataError: none of them was added.
     """
-    names = benchmarks.LISTS.get(listed) or tuple(listed.split(","))
+    names = downloads.LISTS.get(listed) or tuple(listed.split(","))
     here = [name for name in names if (recipes.LOCAL / f"{name}.yaml").is_file()]
     for name in names:
         if name not in here:
@@ -92,7 +92,7 @@ def chosen(listed: str, say: Callable[[str], None]) -> str:
     return f"data.test=[{', '.join(f'local/{name}' for name in here)}]"
 
 
-def lines(name: str, benchmark: benchmarks.Benchmark, health: benchmarks.Health) -> list[str]:
+def lines(name: str, benchmark: downloads.BenchmarkDownload, health: downloads.Health) -> list[str]:
     """What was found, for a person: counts against the authors' own, then what is bad and where to get it."""
     part = f" ({health.checked:,} of them looked at)" if health.checked != health.rows else ""
     lines = [f"{name}: {health.usable:,} of {health.checked:,} questions can run, over {health.databases:,} databases"]

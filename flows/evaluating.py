@@ -8,24 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows import screen
-from flows.progress import Bars
-from pipelines import housekeeping, recipes
-from pipelines.config import Protocol, Recipe
+from flows import terminal
+from flows.terminal import Bars
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store, read_json
 from pipelines.endpoints.client import Endpoint
-from pipelines.errors import RecipeError
-from pipelines.plugins import plugin_code
+from pipelines.nightly import store_gc
 from pipelines.protocols.base import at_once
+from pipelines.recipe import recipes
+from pipelines.recipe.config import ProtocolSection, Recipe
+from pipelines.recipe.plugins import plugin_code
 from pipelines.report import writer
 from pipelines.report.data import ReportData
-from pipelines.report.formats import Cell, Column, Table
+from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.stages import evaluate, graph
-from pipelines.stages.answers import Latency, latencies
-from pipelines.stages.context import Context
-from pipelines.stages.fingerprints import cards, endpoints, folder_digest, prompt_digest
-from pipelines.stages.inputs import examples
+from pipelines.stages.context import Context, examples
+from pipelines.stages.evaluate import Latency, latencies
+from pipelines.stages.keys import cards, endpoints, folder_digest, prompt_digest
 from pipelines.stages.report import of_systems, systems_of
-from pipelines.store import Store, read_json
 
 ANSWERS = "answers"  # a folder of the store: each question's episodes, by policy and by how it is asked
 EVALUATIONS = "evaluations"
@@ -84,7 +84,7 @@ def evaluate_policy(
     Returns the evaluations' folders, in the order of the benchmarks.
     """
     alone = [recipe.on(benchmark.name) for benchmark in recipe.data.test]
-    with Bars(screen.console) as bars:
+    with Bars(terminal.console) as bars:
         folders = [_evaluated(single, store, answerer, bars, plan_only) for single in alone]
     if plan_only:
         return []
@@ -99,7 +99,7 @@ def evaluate_policy(
         for number, (single, folder) in enumerate(zip(alone, folders, strict=True))
     ]
     figures = {
-        single.benchmark.name: {answerer.name: screen.summary_of(folder)}
+        single.benchmark.name: {answerer.name: terminal.summary_of(folder)}
         for single, folder in zip(alone, folders, strict=True)
     }
     lines: list[str] = []
@@ -121,7 +121,7 @@ def evaluate_policy(
                 tokens = f"{latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
                 lines.append(f"cost ({name})  {cost}: {tokens}")
         lines.append(f"report  {result.folder / writer.PAGE}")
-    screen.conclude(recipe, store, results, as_json, figures, lines)
+    terminal.conclude(recipe, store, results, as_json, figures, lines)
     return folders
 
 
@@ -147,7 +147,7 @@ def _evaluated(recipe: Recipe, store: Store, answerer: Answerer, bars: Bars, pla
     }
     evaluated = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(evaluated, store, among=("test", "test_schema"))  # no training questions are needed
-    with housekeeping.claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}):
+    with store_gc.claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}):
         return _asked(recipe, store, answerer, bars, steps, settings, plan_only)
 
 
@@ -220,11 +220,11 @@ def _asked(
     if broken():
         with store.locked(EVALUATIONS, key, waiting):
             if broken():  # else the run that we waited for has made it anew
-                housekeeping.remove(store.folder(EVALUATIONS, key))
+                store_gc.remove(store.folder(EVALUATIONS, key))
     return store.make(EVALUATIONS, key, build, whole, waiting)
 
 
-def _protocols(recipe: Recipe) -> list[Protocol]:
+def _protocols(recipe: Recipe) -> list[ProtocolSection]:
     """The recipe's protocol, and the one that asks for an answer in one turn, where there is one."""
     try:
         return [recipe.protocol, at_once(recipe.protocol)[0]]
@@ -260,7 +260,7 @@ def _with_costs(data: ReportData, entry: Endpoint | None, folder: Path) -> Repor
     if entry is None or not times:
         return data
     texts = ("latency, s", "SQL, s", "tokens in", "tokens out", f"cost, {entry.currency}")
-    columns = (Column("answers"), Column("number", "count"), *(Column(text, "text") for text in texts))
+    columns = (TableColumn("answers"), TableColumn("number", "count"), *(TableColumn(text, "text") for text in texts))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
             name,
@@ -271,5 +271,5 @@ def _with_costs(data: ReportData, entry: Endpoint | None, folder: Path) -> Repor
         )
         for name, one in times.items()
     )
-    costs = Table("cost", "Cost and latency", columns, rows, "Means of an answer, of what this run asked.")
+    costs = ReportTable("cost", "Cost and latency", columns, rows, "Means of an answer, of what this run asked.")
     return dataclasses.replace(data, tables=(*data.tables, costs))

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from flows import asking, screen
-from pipelines import recipes
-from pipelines.errors import DataError, UserError
-from pipelines.export import folder, hub
-from pipelines.export.lineage import trace
+from flows import asking, terminal
+from pipelines.core.errors import DataError, UserError
+from pipelines.core.store import Store
+from pipelines.export import folder
+from pipelines.export import folder as hub
+from pipelines.export.cards import trace
+from pipelines.recipe import recipes
 from pipelines.serving.models import CHAMPION, champion_of
-from pipelines.store import Store
 
 
 def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequence[str], store: Store) -> None:
@@ -32,13 +33,13 @@ def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequenc
     token = None if name is None else hub.require_token()  # before a folder is written
     lineage = trace(checkpoint(what, overrides, store))
     notes = folder.write(lineage, chosen, out)
-    screen.say(f"wrote {out}: read its {folder.README} before you hand it on")
+    terminal.say(f"wrote {out}: read its {folder.README} before you hand it on")
     for note in notes:
-        screen.say(f"note: {note}")
+        terminal.say(f"note: {note}")
     if kind == "ollama":
-        screen.say(f"import it: cd {out} && ollama create {out.name}")
+        terminal.say(f"import it: cd {out} && ollama create {out.name}")
     if name is not None and token is not None:
-        screen.say(f"pushed to {hub.push(out, name, token)}")
+        terminal.say(f"pushed to {hub.push(out, name, token)}")
 
 
 def checkpoint(what: str, overrides: Sequence[str], store: Store) -> Path:

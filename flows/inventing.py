@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flows import screen
-from flows.progress import Bars
-from pipelines.config import Recipe
+from flows import terminal
+from flows.terminal import Bars
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store, write_atomic
+from pipelines.core.types import Example
 from pipelines.databases import named
-from pipelines.databases.named import Named
-from pipelines.errors import DataError
-from pipelines.store import Store, write_atomic
-from pipelines.types import Example
+from pipelines.databases.named import OpenableDatabase
+from pipelines.recipe.config import Recipe
 
 
 def invent(
@@ -37,12 +37,11 @@ def invent(
     _check_writable(out)
     from pipelines.endpoints.asking import Asker
     from pipelines.endpoints.log import RESPONSES
-    from pipelines.teachers.coverage import coverage, lines
-    from pipelines.teachers.invent import Inventor
+    from pipelines.teachers.invent import Inventor, coverage, lines
 
     asker = Asker.named(teacher, store.root / RESPONSES)
     other = Asker.named(checker, store.root / RESPONSES) if checker and checker != teacher else asker
-    with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(screen.console) as bars:
+    with where.sql(recipe.execution, recipe.hardware.sql_workers) as sql, Bars(terminal.console) as bars:
         bars.begin("invent", count, "questions")
         schema = where.schema(sql, values=3)
         invented = Inventor(where.database, schema, sql, asker, other, recipe.seed).make(count, bars.advance)
@@ -54,14 +53,14 @@ def invent(
             f"no question could be made of {database}: {reasons}", "Try another teacher, or more questions."
         )
     write_atomic(out, "".join(_line(example, where) for example in invented.examples))
-    screen.say(f"{len(invented.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
+    terminal.say(f"{len(invented.examples)} questions in {out}; use them with data.sft.kind=jsonl data.sft.path={out}")
     covered = coverage(invented.examples, schema)
     for line in lines(covered):
-        screen.say(line)
-    screen.say(f"look through them with: sqltrain review {out}")
-    screen.say(f"{len(invented.doubted)} more, which the checker answers with another result, are in {doubted}")
+        terminal.say(line)
+    terminal.say(f"look through them with: sqltrain review {out}")
+    terminal.say(f"{len(invented.doubted)} more, which the checker answers with another result, are in {doubted}")
     for endpoint in dict.fromkeys((asker, other)):
-        screen.say(endpoint.bill())
+        terminal.say(endpoint.bill())
     counts = {reason: float(n) for reason, n in sorted(invented.counts.items())}
     return {"counts": counts, "coverage": dataclasses.asdict(covered)}
 
@@ -77,7 +76,7 @@ def _check_writable(out: Path) -> None:
         raise DataError(f"{out} cannot be written: {'it is a folder' if out.is_dir() else 'no permission'}", hint)
 
 
-def _line(example: Example, where: Named) -> str:
+def _line(example: Example, where: OpenableDatabase) -> str:
     """One line of the JSONL reader's format, with what made it beside; no password is in it."""
     row = {"id": example.id, "question": example.question, "database": where.address}
     more = {"sql": example.gold_sql, "hardness": example.hardness, **example.meta}

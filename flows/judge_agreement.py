@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from flows import screen
-from flows.progress import Bars
-from pipelines.config import Recipe
+from flows import terminal
+from flows.terminal import Bars
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.core.types import Example, Outcome, Trajectory
 from pipelines.curation.filtering import shuffled
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.endpoints.log import RESPONSES
-from pipelines.errors import DataError
+from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.stages import graph
-from pipelines.stages.inputs import examples, trajectories
-from pipelines.store import Store
-from pipelines.types import Example, Outcome, Trajectory
+from pipelines.stages.context import examples, trajectories
 
 BATCH = 512  # trajectories between two moves of the bar
 LOW_KAPPA = 0.6  # "substantial" agreement begins there (Landis and Koch, 1977)
@@ -55,7 +55,7 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
     from pipelines.teachers.judge import check
 
     asker = Asker.named(endpoint, store.root / RESPONSES)  # a name that is not there is said before anything runs
-    screen.run(recipe, store, "synthesize")
+    terminal.run(recipe, store, "synthesize")
     there = [step for step in graph.plan(recipe, store) if step.cached]
     answers, pool = _answered(there)
     right, wrong = _choose(recipe, answers, pool, count // 2)
@@ -65,11 +65,11 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
             f"the answers of {recipe.name} are all {'right' if right else 'wrong'}: a judge is measured on both",
             f"Train and evaluate it first: sqltrain run {recipe.name}",
         )
-    screen.say(f"{endpoint} is asked three times about {half} right and {half} wrong answers")
+    terminal.say(f"{endpoint} is asked three times about {half} right and {half} wrong answers")
     options = next((term.options for term in recipe.rewards if term.term == "judge"), {})
     agreement = check(asker, [*right[:half], *wrong[:half]], pool, float(options.get("scale", 2.0)))
     _show(endpoint, agreement)
-    screen.say(asker.bill())
+    terminal.say(asker.bill())
     return agreement
 
 
@@ -103,7 +103,7 @@ def _choose(
         key=lambda trajectory: (shuffled(trajectory.example_id, trajectory.sample, recipe.seed), trajectory.policy)
     )
     chosen: dict[bool, list[Outcome]] = {True: [], False: []}
-    with sql_engine(recipe) as sql, Bars(screen.console) as bars:
+    with sql_engine(recipe) as sql, Bars(terminal.console) as bars:
         bars.begin("execute", len(answers), "answers")
         for start in range(0, len(answers), BATCH):
             part = answers[start : start + BATCH]
@@ -125,9 +125,9 @@ def _show(endpoint: str, agreement: dict[str, float]) -> None:
         counted = name in ("answers", "unread")
         signed = name in ("kappa", "place_shift", "length_shift")
         table.add_row(words, f"{value:.0f}" if counted else f"{value:+.2f}" if signed else f"{100 * value:.1f} %")
-    screen.console.print(table)
+    terminal.console.print(table)
     for line in doubts(agreement):
-        screen.say(f"note: {line}")
+        terminal.say(f"note: {line}")
 
 
 def doubts(agreement: dict[str, float]) -> list[str]:

@@ -8,19 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines import housekeeping, recipes
-from pipelines.config import Recipe, Source
-from pipelines.errors import BoundaryError, DataError, RecipeError
-from pipelines.nightly import inbox
-from pipelines.nightly.drift import drift
+from pipelines.core.errors import BoundaryError, DataError, RecipeError
+from pipelines.core.store import Store, read_json
+from pipelines.nightly import inbox, store_gc
 from pipelines.nightly.ledger import Champion, Ledger, Moved
-from pipelines.nightly.promotion import Held, Verdict, decide
-from pipelines.nightly.seen import trained_on
-from pipelines.nightly.union import Part, sources, unite
+from pipelines.nightly.promotion import Held, PromotionDecision, decide, drift, trained_on
+from pipelines.nightly.union import UnionPart, sources, unite
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Source
 from pipelines.stages import graph
+from pipelines.stages.context import LEAKAGE, examples
 from pipelines.stages.evaluate import records
-from pipelines.stages.inputs import LEAKAGE, examples
-from pipelines.store import Store, read_json
 
 Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
@@ -29,7 +27,7 @@ Keys = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Site:
+class NightContext:
     """What a night works on."""
 
     name: str  # of the recipe, as the user names it with its overrides; guards are laid over the same
@@ -51,7 +49,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Model:
+class UntrainedModel:
     """A model that no night trained."""
 
     stage: str
@@ -111,7 +109,7 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
         BoundaryError: a boundary failed for good; the next night goes on from there.
     """
     guards(name, overrides, recipe)  # they are asked last: a word that is wrong should not cost a training
-    site = Site(name, overrides, recipe, store, walk)
+    site = NightContext(name, overrides, recipe, store, walk)
     ledger = Ledger(store, recipe.name)
     with ledger.locked():
         inbox.collect(recipe.nightly, ledger.batches)
@@ -125,7 +123,7 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
 
 
 def conclude(
-    site: Site, ledger: Ledger, challenger: Challenger, curated: Sequence[Keys], fresh: Sequence[Path] = ()
+    site: NightContext, ledger: Ledger, challenger: Challenger, curated: Sequence[Keys], fresh: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """Hold a challenger against the champion, write the line of the ledger that says who serves, and return it.
 
@@ -156,7 +154,7 @@ def conclude(
             )
 
 
-def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
+def _curate(site: NightContext, recipe: Recipe, role: str) -> Keys:
     """The keys of a part's curated stages, each held to its contract; what is finished is not walked again."""
     steps = _curated(site, recipe)
     if not all(step.cached for step in steps):
@@ -168,11 +166,11 @@ def _curate(site: Site, recipe: Recipe, role: str) -> Keys:
     return {step.name: step.key for step in steps}
 
 
-def _curated(site: Site, recipe: Recipe) -> list[graph.Step]:
+def _curated(site: NightContext, recipe: Recipe) -> list[graph.Step]:
     return graph.plan(recipe, site.store, among=CURATION)
 
 
-def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
+def _admit(site: NightContext, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
     """A batch's curated stages; rows of a fresh one that ask what is held out are left out of it.
 
     Raises:
@@ -190,14 +188,16 @@ def _admit(site: Site, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> 
     return keys
 
 
-def _repeats(site: Site, recipe: Recipe) -> dict[str, str]:
+def _repeats(site: NightContext, recipe: Recipe) -> dict[str, str]:
     """Rows that ask a held-out question of the same database, each with that question."""
     reports = [read_json(step.folder / LEAKAGE) for step in _curated(site, recipe) if step.name in ("data", "leakage")]
     leaks = [leak for report in reports for pool in report.values() for leak in pool["leaks"]]
     return {leak["train"]: leak["held_out"] for leak in leaks if leak["same_database"]}
 
 
-def _refused(site: Site, ledger: Ledger, recipe: Recipe | None, batches: Sequence[Path], error: DataError) -> DataError:
+def _refused(
+    site: NightContext, ledger: Ledger, recipe: Recipe | None, batches: Sequence[Path], error: DataError
+) -> DataError:
     """Take batches back, note it, and say where the rows are that the data stage set aside, with their reasons.
 
     Args:
@@ -218,7 +218,7 @@ def _recipe_of(recipe: Recipe, batch: Path) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"sft": source, "rl": (source,)})})
 
 
-def _hold_drift(site: Site, keys: Keys, base: Keys) -> None:
+def _hold_drift(site: NightContext, keys: Keys, base: Keys) -> None:
     learned, fresh = (examples(site.store.folder("data", stages["data"]), "sft") for stages in (base, keys))
     limit = site.recipe.contracts.max_drift
     for what, value in drift(learned, fresh).items():
@@ -229,12 +229,12 @@ def _hold_drift(site: Site, keys: Keys, base: Keys) -> None:
             )
 
 
-def _train(site: Site, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
+def _train(site: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
     """Train a challenger: the champion further, or the recipe's base anew on all that there is."""
     recipe, store = site.recipe, site.store
     start = ledger.champion() if recipe.nightly.start == "champion" else None
-    parts = [Part(base, fresh=start is None)]
-    parts += [Part(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
+    parts = [UnionPart(base, fresh=start is None)]
+    parts += [UnionPart(keys, fresh=start is None or name not in start.batches) for name, keys in batches.items()]
     united = unite(store, parts, None if start is None else recipe.nightly.replay, recipe.seed)
     trained = _challenging(recipe, store, start, sources(store, united["data"]))
     steps = graph.plan(trained, store, given=united)
@@ -275,11 +275,13 @@ def _found(step: graph.Step) -> graph.StageResult:
     return graph.StageResult(step.name, step.key, step.folder, {}, True)
 
 
-def _decided(site: Site, challenger: Challenger, champion: Champion | None, withdrawn: set[str]) -> Verdict:
+def _decided(
+    site: NightContext, challenger: Challenger, champion: Champion | None, withdrawn: set[str]
+) -> PromotionDecision:
     """Evaluate the challenger on the frozen held-out questions and the guards, and decide."""
     recipe = site.recipe
     # Before the first champion, the model that training began with has its place: who beats nothing is none.
-    before = champion or Model("model", challenger.base)
+    before = champion or UntrainedModel("model", challenger.base)
 
     def held(part: Recipe, role: str) -> tuple[Held, int]:
         """The records of both on the questions that the champion was not trained on, and how many others there are."""
@@ -293,19 +295,19 @@ def _decided(site: Site, challenger: Challenger, champion: Champion | None, with
     guarded = {name: held(guard, name)[0] for name, guard in guards(site.name, site.overrides, recipe).items()}
     if not test.before:
         reason = f"the champion was trained on all {seen} questions that are held out now: nothing can be compared"
-        return Verdict("kept", f"{reason} (hold out others that it has not learned: data.test)", {})
+        return PromotionDecision("kept", f"{reason} (hold out others that it has not learned: data.test)", {})
     verdict = decide(test, guarded, recipe.nightly, recipe.seed)
     if seen:
         reason = f"{verdict.reason}; {seen} that the champion was trained on do not count"
-        verdict = Verdict(verdict.decision, reason, {**verdict.numbers, "champion_trained_on": seen})
+        verdict = PromotionDecision(verdict.decision, reason, {**verdict.numbers, "champion_trained_on": seen})
     if champion is None:
         reason = f"no champion yet, against the base model: {verdict.reason}"
-        return Verdict("kept" if verdict.decision == "worse" else verdict.decision, reason, verdict.numbers)
+        return PromotionDecision("kept" if verdict.decision == "worse" else verdict.decision, reason, verdict.numbers)
     if challenger.start in withdrawn:  # nor is the batch to blame for what its champion had learned
         reason = f"it was trained from a champion that was rolled back; {verdict.reason}"
-        return Verdict("kept", reason, verdict.numbers)
+        return PromotionDecision("kept", reason, verdict.numbers)
     if verdict.decision == "promoted" and challenger.key in withdrawn:
-        return Verdict("kept", f"it was rolled back before; {verdict.reason}", verdict.numbers)
+        return PromotionDecision("kept", f"it was rolled back before; {verdict.reason}", verdict.numbers)
     return verdict
 
 
@@ -315,7 +317,9 @@ def _seen(store: Store, champion: Champion, challenger: Challenger, after: graph
     return trained_on(store, (champion.stage, champion.key), (challenger.stage, challenger.key), test)
 
 
-def evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, role: str) -> graph.StageResult:
+def evaluated(
+    site: NightContext, recipe: Recipe, who: Challenger | Champion | UntrainedModel, role: str
+) -> graph.StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is there.
 
     Raises:
@@ -330,7 +334,7 @@ def evaluated(site: Site, recipe: Recipe, who: Challenger | Champion | Model, ro
     greedy = records(result.folder, "greedy")
     broken = [record for record in greedy if record.broken]
     if len(broken) > recipe.contracts.max_broken * len(greedy):
-        housekeeping.remove(result.folder)
+        store_gc.remove(result.folder)
         raise BoundaryError(
             f"{len(broken)} of {len(greedy)} held-out questions of {recipe.benchmark.name} broke: {broken[0].failure}",
             "Nothing is decided. Mend the database or the endpoint; the next night asks these questions again.",

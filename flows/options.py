@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.errors import DataError, UserError
+from pipelines.core.errors import DataError, UserError
 
 if TYPE_CHECKING:
-    from pipelines.config import Recipe
-    from pipelines.store import Store
+    from pipelines.core.store import Store
+    from pipelines.recipe.config import Recipe
 
 RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
 Overrides = Annotated[
@@ -46,7 +46,7 @@ def with_store(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
     """A recipe with its overrides, and the store that they name."""
-    from pipelines import recipes
+    from pipelines.recipe import recipes
 
     rest, store = split(overrides)
     return recipes.load(name, rest), store
@@ -58,8 +58,8 @@ def open_for(name: str, overrides: Sequence[str], model: Path) -> tuple[Recipe, 
     Raises:
         DataError: there is no model in the folder, or its card cannot be read.
     """
-    from pipelines import recipes
-    from pipelines.checkpoint import read_card
+    from pipelines.recipe import recipes
+    from pipelines.recipe.checkpoint import read_card
 
     require_model(model)
     rest, store = split(overrides)
@@ -83,7 +83,7 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
     Raises:
         UserError: it names nothing, as an unset variable in a script does: that would be the current folder.
     """
-    from pipelines.store import Store
+    from pipelines.core.store import Store
 
     roots = [override.removeprefix("store=") for override in overrides if override.startswith("store=")]
     root = roots[-1] if roots else os.environ.get("SQLTRAIN_STORE") or "store"

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 if TYPE_CHECKING:
-    from pipelines.config import Grpo, Recipe
+    from pipelines.recipe.config import Recipe
+    from pipelines.recipe.config_training import Grpo
     from pipelines.training.memory import Memory, Setup
 
 GPUS = (1, 2, 4, 8)
@@ -60,16 +61,16 @@ def plan(
 
       sqltrain plan sql_trail grpo.sampling.episode_tokens=8192 rollout.slots=16 --sizes
     """
-    from flows import screen
+    from flows import terminal
 
     loaded, _ = open_recipe(recipe, overrides or [])
     if sizes:
         for line in fitting(loaded):
-            screen.say(line)
+            terminal.say(line)
         return
     rows = shares(loaded)
     for line in table(rows):
-        screen.say(line)
+        terminal.say(line)
     rates = _measured(measured, loaded) if measured is not None else (trained, decoded)
     spent: list[dict[str, float]] = []
     if rates[0] and rates[1] and tokens and sampled:
@@ -77,7 +78,7 @@ def plan(
         spent = [hours(loaded.grpo, steps, gpus, (rates[0], rates[1]), (tokens, sampled), price) for gpus in GPUS]
         for row in spent:
             cost = f", {row['price']:,.0f} at {price:g} an hour" if price else ""
-            screen.say(f"GRPO on {row['gpus']:.0f} GPUs: {row['hours']:.1f} h for {steps:,} steps{cost}")
+            terminal.say(f"GRPO on {row['gpus']:.0f} GPUs: {row['hours']:.1f} h for {steps:,} steps{cost}")
     elif any((measured, trained, decoded, tokens, sampled, price)):
         raise UserError(
             "hours need a throughput and an episode's length", "Give --trained --decoded --tokens --sampled."
@@ -148,7 +149,7 @@ def _most(shape: Any, how: Setup, size: int) -> int:
 
 
 def _steps(grpo: Grpo, questions: int | None) -> int:
-    from pipelines.training.batching import grpo_steps
+    from pipelines.training.sft import grpo_steps
 
     if grpo.epochs is not None and questions is None:
         raise UserError("the recipe counts epochs of GRPO", "Say how many questions there are: --questions.")

@@ -16,19 +16,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flows import screen
-from flows.progress import Bars
-from flows.web import body_of, guarded, page, while_there
+from flows import terminal
+from flows.terminal import Bars
 from pipelines import review as room
-from pipelines.config import Execution, Recipe
+from pipelines.core.errors import DataError, ResourceError
 from pipelines.databases import named
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.errors import DataError, ResourceError
+from pipelines.recipe.config import Execution, Recipe
 from pipelines.review import items
-from pipelines.review.looking import Review
-from pipelines.review.outputs import Places
+from pipelines.review.decisions import Places, Review
 from pipelines.serving.access import Access, Denied
-from pipelines.serving.cells import event
+from pipelines.serving.agent import event
+from pipelines.serving.web import body_of, guarded, page, while_there
 from pipelines.sql.engine import SqlEngine
 
 PAGE = Path(room.__file__).with_name("page.html")
@@ -38,7 +37,7 @@ WORKERS = 2  # processes that run SQL
 
 
 @dataclass
-class Site:
+class ReviewApp:
     """What the routes share.
 
     Attributes:
@@ -71,7 +70,7 @@ class Site:
             self.review.write()
             line += f": {self.review.places.out}, {self.review.places.rejected}"
         self.review.close()
-        screen.say(line)
+        terminal.say(line)
 
     async def _page(self, _: Request) -> Response:
         return page(PAGE)
@@ -139,14 +138,14 @@ def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
         items.hold_ids_apart(listed)
         doubted = [item for item in listed if item.doubts]
         if not doubted:
-            screen.say(f"nothing speaks against the gold SQL of {recipe.name}: {len(listed):,} looked at")
+            terminal.say(f"nothing speaks against the gold SQL of {recipe.name}: {len(listed):,} looked at")
             return
         _serve(Review(recipe.name, doubted, places, items.corrected(listed)), sql, listener)
 
 
 def _examined(listed: list[items.Item], sql: SqlEngine) -> list[items.Item]:
     """The questions with what speaks against them, looked for in parts so that a bar moves."""
-    with Bars(screen.console) as bars:
+    with Bars(terminal.console) as bars:
         bars.begin("check", len(listed), "questions")
         examined = items.examined(listed, sql)
         bars.advance(len(listed))
@@ -182,11 +181,11 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _serve(review: Review, sql: SqlEngine, listener: socket.socket) -> None:
-    site = Site(review, sql)
+    site = ReviewApp(review, sql)
     counts = review.counts()
     doubted = sum(item.is_doubted for item in review.items.values())
-    screen.say(f"{len(review.items):,} questions, {doubted:,} of them doubted, {counts['open']:,} to decide")
-    screen.say(f"open http://{HOST}:{listener.getsockname()[1]}/#{site.token} (stop with Ctrl-C)")
+    terminal.say(f"{len(review.items):,} questions, {doubted:,} of them doubted, {counts['open']:,} to decide")
+    terminal.say(f"open http://{HOST}:{listener.getsockname()[1]}/#{site.token} (stop with Ctrl-C)")
     config = uvicorn.Config(site.app(), log_level="warning", timeout_graceful_shutdown=2)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         uvicorn.Server(config).run(sockets=[listener])

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.config import Recipe
-from pipelines.housekeeping import claimed
+from pipelines.core.store import Store
+from pipelines.nightly.store_gc import claimed
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, preflight
 from pipelines.stages.context import Progress
-from pipelines.store import Store
 
 if TYPE_CHECKING:
-    from tasks.tracking import Tracker
+    from tasks.run import Tracker
 
 Done = Callable[[graph.StageResult, float], None]
 
@@ -30,7 +30,7 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
         BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
     from tasks import spans
-    from tasks.tracking import Tracker
+    from tasks.run import Tracker
 
     with Tracker(recipe, store, progress.say) as tracker, spans.run(tracker):
         return walk(recipe, store, graph.plan(recipe, store, until), progress, done, tracker)

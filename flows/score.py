@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pipelines.core.types import Database, Trajectory
     from pipelines.evaluation.record import EpisodeRecord
     from pipelines.report.data import System
     from pipelines.sql.engine import SqlEngine
-    from pipelines.sql.score_files import Gold
-    from pipelines.sql.scoring import Scored, Summary
-    from pipelines.types import Database, Trajectory
+    from pipelines.sql.scoring import GoldQuery, ScoredItem, ScoreSummary
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")]
 # Official evaluators know no limit on a result; a cross join that somebody predicted must still end.
@@ -70,7 +69,8 @@ def score(
       sqltrain score --gold dev.json --pred mine.sql --databases spider/database --report scores/mine
     """
     from pipelines.databases import card
-    from pipelines.sql import score_files, scoring
+    from pipelines.sql import scoring
+    from pipelines.sql import scoring as score_files
     from pipelines.sql.engine import Limits, SqlEngine
 
     names = scoring.parse_equalities(equality)
@@ -102,7 +102,7 @@ def _see_writable(out: Path | None, report: Path | None, names: Sequence[str]) -
     Raises:
         UserError: it cannot.
     """
-    from pipelines.registry import EQUALITIES
+    from pipelines.core.registry import EQUALITIES
     from pipelines.report import writer
 
     if report is not None and all(EQUALITIES[name].timed for name in names):
@@ -123,9 +123,9 @@ def _see_writable(out: Path | None, report: Path | None, names: Sequence[str]) -
             raise UserError(f"{folder} cannot be written: {error.strerror}") from None
 
 
-def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Database]:
+def _locate(items: Sequence[GoldQuery], databases: str, engine: str) -> dict[str, Database]:
+    from pipelines.core.registry import DIALECTS
     from pipelines.databases import named
-    from pipelines.registry import DIALECTS
     from pipelines.sql import scoring
 
     if named.is_connected(databases) and not Path(databases).is_dir():
@@ -141,17 +141,16 @@ def _locate(items: Sequence[Gold], databases: str, engine: str) -> dict[str, Dat
 
 
 def _verdicts(
-    items: Sequence[Gold],
+    items: Sequence[GoldQuery],
     predictions: Mapping[int, str],
     databases: Mapping[str, Database],
     names: Sequence[str],
     sql: SqlEngine,
-) -> list[Scored]:
-    from flows.progress import Bars
-    from flows.screen import console
+) -> list[ScoredItem]:
+    from flows.terminal import Bars, console
     from pipelines.sql import scoring
 
-    scored: list[Scored] = []
+    scored: list[ScoredItem] = []
     with Bars(console) as bars:
         bars.begin("scoring", len(predictions), "items")
         for chunk in scoring.score_all(items, predictions, databases, names, sql):
@@ -162,7 +161,7 @@ def _verdicts(
 
 def _write(path: Path, text: str) -> None:
     """Beside, then into place: a reader never sees half a file."""
-    from pipelines.store import write_atomic
+    from pipelines.core.store import write_atomic
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,19 +172,19 @@ def _write(path: Path, text: str) -> None:
 
 def _report(
     folder: Path,
-    items: Sequence[Gold],
+    items: Sequence[GoldQuery],
     predictions: Mapping[int, str],
     databases: Mapping[str, Database],
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredItem],
     sql: SqlEngine,
 ) -> None:
     """What an evaluation writes, of a prediction file: `sqltrain compare` takes the folder."""
-    from flows.screen import console
-    from pipelines.registry import DIALECTS, EQUALITIES
+    from flows.terminal import console
+    from pipelines.core.registry import DIALECTS, EQUALITIES
+    from pipelines.core.types import to_dict
     from pipelines.report import writer
-    from pipelines.report.predictions import as_report
-    from pipelines.stages.reading import keep
-    from pipelines.types import to_dict
+    from pipelines.report.data import as_report
+    from pipelines.stages.evaluate import keep
 
     scored = [item for item in scored if item.verdict is not None]
     predictions = {item.idx: predictions[item.idx] for item in scored}
@@ -217,9 +216,9 @@ def _report(
 
 def _writable(system: System) -> System:
     """The same with each half of a character, which no file takes, as its escape; a query that has one never ran."""
+    from pipelines.core.types import escaped
     from pipelines.evaluation.evaluate import of_prediction
     from pipelines.sql.diagnoses import Diagnosis, Hint
-    from pipelines.types import escaped
 
     def query(record: EpisodeRecord | Trajectory) -> str | None:
         return None if record.final_sql is None else escaped(record.final_sql)
@@ -240,8 +239,8 @@ def _writable(system: System) -> System:
     return dataclasses.replace(system, records=tuple(records), trajectories=tuple(answers))
 
 
-def _show(summary: Summary, names: Sequence[str], unanswered: int, rewritten: Sequence[int]) -> None:
-    from flows.screen import console
+def _show(summary: ScoreSummary, names: Sequence[str], unanswered: int, rewritten: Sequence[int]) -> None:
+    from flows.terminal import console
 
     console.print(_table(summary, names))
     first = names[0]
@@ -272,7 +271,7 @@ def _show(summary: Summary, names: Sequence[str], unanswered: int, rewritten: Se
         console.print(f"{unanswered} gold queries have no prediction and are not counted")
 
 
-def _table(summary: Summary, names: Sequence[str]) -> Table:
+def _table(summary: ScoreSummary, names: Sequence[str]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -289,7 +288,7 @@ def _numbers(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:SHOWN])) + (", ..." if len(items) > SHOWN else "")
 
 
-def _facts(summary: Summary) -> dict[str, Any]:
+def _facts(summary: ScoreSummary) -> dict[str, Any]:
     """The summary as one JSON object."""
     return {
         "scored": summary.counts["all"],

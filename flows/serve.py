@@ -16,17 +16,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows import screen
-from flows.serving import Service
+from flows import terminal
+from pipelines.core.errors import UserError
+from pipelines.core.store import Store
 from pipelines.databases import named
-from pipelines.errors import UserError
 from pipelines.nightly.ledger import ledgers
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, read_keys
-from pipelines.serving.agent import Agent, Budget
+from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.feedback import Feedback
+from pipelines.serving.http_server import Service
 from pipelines.serving.models import CHAMPION, KINDS, Served
-from pipelines.store import Store
 
 WORKERS = 4  # processes that run SQL
 TEND_S = 60.0  # between two looks at old feedback and new verdicts
@@ -44,7 +44,7 @@ class Options:
     keys: Path | None
     feedback: Path | None
     keep_days: int
-    budget: Budget
+    budget: QuestionBudget
     per_minute: int
     at_once: int
 
@@ -76,8 +76,8 @@ def serve(database: str, options: Options, overrides: Sequence[str], store: Stor
         service = Service(agent, access, folder / "questions.jsonl", feedback, beside)
         add_mcp(service)
         address = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
-        screen.say(f"{plain(where.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
-        screen.say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
+        terminal.say(f"{plain(where.database.id)} answered by {plain(served().name)}: {address} (stop with Ctrl-C)")
+        terminal.say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
         uvicorn.run(
             service.app(), host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=5
         )
@@ -86,9 +86,9 @@ def serve(database: str, options: Options, overrides: Sequence[str], store: Stor
 def add_mcp(service: Service) -> None:
     """Let MCP clients in, where the extra that speaks to them is installed."""
     with contextlib.suppress(ImportError):
-        from flows.serving_mcp import Door
+        from pipelines.serving.mcp_server import McpEndpoint
 
-        service.mcp = Door(service)
+        service.mcp = McpEndpoint(service)
 
 
 async def tend(feedback: Feedback, store: Path) -> None:
@@ -111,7 +111,7 @@ def is_tracked(store: Path) -> bool:
 
 async def _tell_mlflow(folder: Path, store: Path) -> None:
     """In a process of its own: MLflow takes seconds to import, and memory that this one never gets back."""
-    command = [sys.executable, "-m", "tasks.verdicts", str(folder), str(store)]
+    command = [sys.executable, "-m", "tasks.episodes", str(folder), str(store)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         _, output = await process.communicate()

@@ -15,16 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from flows import screen
-from flows.web import body_of, guarded
-from pipelines.environment import Environment, Session
-from pipelines.environment.asked import Asked
+from flows import terminal
+from pipelines.environment.core import Environment, QuestionPools, Session
 from pipelines.report.terminal import plain
 from pipelines.serving.access import Access, Denied
+from pipelines.serving.web import body_of, guarded
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """How many episodes, and how long a silent one lives.
 
     Attributes:
@@ -53,7 +52,7 @@ class Sessions:
         access: who may ask; its limits on questions are not used.
     """
 
-    def __init__(self, environment: Environment, asked: Asked, access: Access, limits: Limits) -> None:
+    def __init__(self, environment: Environment, asked: QuestionPools, access: Access, limits: EpisodeLimits) -> None:
         self._environment, self._asked, self._access, self._limits = environment, asked, access, limits
         self._open: dict[str, _Open] = {}
         self._beginning = 0
@@ -144,7 +143,7 @@ def serve(
     port: int,
     access: Access,
     databases: Path | None,
-    limits: Limits,
+    limits: EpisodeLimits,
     workers: int,
 ) -> None:
     """Serve until stopped.
@@ -159,7 +158,7 @@ def serve(
     check_address(host, access)
     check_place(host, port)
     with Environment(recipe, overrides, workers) as environment:
-        app = Sessions(environment, Asked(environment, databases), access, limits).app()
+        app = Sessions(environment, QuestionPools(environment, databases), access, limits).app()
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        screen.say(f"episodes of {plain(recipe)}: {address} (stop with Ctrl-C)")
+        terminal.say(f"episodes of {plain(recipe)}: {address} (stop with Ctrl-C)")
         uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)

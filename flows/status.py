@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pipelines.housekeeping import live
+from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger, ledgers
+from pipelines.nightly.store_gc import live
 from pipelines.report.terminal import plain
-from pipelines.store import Store
 
 HEIGHT, NIGHTS = 8, 60  # of the plot: lines, and columns at most
 MARKS = {"promoted": "●", "kept": "○", "worse": "×"}

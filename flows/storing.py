@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipelines import housekeeping
-from pipelines.errors import DataError, SqltrainError
-from pipelines.nightly import travel
-from pipelines.remote import Remote, chosen
-from pipelines.store import MANIFEST, Store
+from pipelines.core.errors import DataError, SqltrainError
+from pipelines.core.store import MANIFEST, Store
+from pipelines.core.store_remote import Remote, chosen
+from pipelines.nightly import ledger_remote, store_gc
 
 
 def listing(store: Store, every: bool) -> dict[str, Any]:
     """The store as JSON values: bytes by kind and, with `every`, each finished stage with who needs it."""
-    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in housekeeping.usage(store).items()}
+    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage(store).items()}
     listing: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
     if every:
-        why = housekeeping.needed(store)
+        why = store_gc.needed(store)
         listing["stages"] = [
             {"name": "/".join(name), "bytes": n_bytes, "needed": why.get(name, "")}
-            for name, n_bytes in housekeeping.sizes(store).items()
+            for name, n_bytes in store_gc.sizes(store).items()
         ]
     return listing
 
@@ -41,10 +40,10 @@ def table(listing: dict[str, Any]) -> str:
 def collect(store: Store, days: float, delete: bool) -> Iterator[str]:
     """Remove what nobody needs, or only say what would go; a line for each, then the sum."""
     warnings: list[str] = []
-    doomed = housekeeping.doomed(store, days, warnings.append)
+    doomed = store_gc.doomed(store, days, warnings.append)
     yield from warnings
     count = n_bytes = 0
-    for entry, went in housekeeping.collect(store, doomed) if delete else ((entry, False) for entry in doomed):
+    for entry, went in store_gc.collect(store, doomed) if delete else ((entry, False) for entry in doomed):
         where = entry.folder.relative_to(store.root)
         if delete and not went:
             yield f"left {where}: it is needed by now, or gone"
@@ -93,7 +92,7 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
             say(f"pushed {'/'.join(name)}")
     say(_sum(pushed, "pushed"))
     if not names:
-        travel.push(remote, store, say)
+        ledger_remote.push(remote, store, say)
     if damaged:
         raise SqltrainError(f"{_sum(damaged, 'damaged')} here and not pushed", "Run again what made them, then push.")
 
@@ -125,7 +124,7 @@ def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
         say(f"pulled {'/'.join(name)}")
     say(_sum(count, "pulled"))
     if not names:
-        travel.pull(remote, store, say)
+        ledger_remote.pull(remote, store, say)
     if len(failures) == 1:
         raise failures[0]
     if failures:

@@ -1,4 +1,4 @@
-"""`sqltrain sweep`: the command alone; `flows/sweeping.py` does the work."""
+"""`sqltrain sweep`: the command alone; `flows/sweep_plan.py` does the work."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.options import AsJson, emit, split
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 if TYPE_CHECKING:
-    from flows.sweeping import Cell
-    from pipelines.report.sweep import Sweep
-    from pipelines.store import Store
+    from flows.sweep_plan import Cell
+    from pipelines.core.store import Store
+    from pipelines.sweeps.sweep_table import Sweep
 
 ENGINES = ("plain", "prefect", "workers")
 What = Annotated[
@@ -61,70 +61,70 @@ def sweep(
 
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
-    from flows import screen, sweeping
-    from pipelines.recipes import digest
+    from flows import sweep_plan, terminal
+    from pipelines.recipe.recipes import digest
 
     if engine not in ENGINES:
         raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(ENGINES)}.")
     words, store = split(axes or [])
     cells, empty = _opened(what, words, baseline, miniature)
-    foretold = list(sweeping.outlook(cells, store))
+    foretold = list(sweep_plan.outlook(cells, store))
     for line in foretold:
-        screen.say(line)
+        terminal.say(line)
     if empty.claim is not None and empty.claim.seconds:
-        screen.say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
+        terminal.say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
     if plan and as_json:
         to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in zip(cells, foretold, strict=False)}
         emit({"cells": to_make, "sum": foretold[-1]})
     if plan:
         return
     folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(empty.baseline)])
-    with sweeping.writing_to(folder):  # said before the first cell is made
+    with sweep_plan.writing_to(folder):  # said before the first cell is made
         folder.mkdir(parents=True, exist_ok=True)
     sweep = _made(cells, empty, store, engine)
-    sweeping.write(sweep, folder)
+    sweep_plan.write(sweep, folder)
     _conclude(sweep, folder, as_json)
 
 
 def _opened(what: str, words: list[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
     """The cells, and the sweep that they will fill."""
-    from flows import sweeping
-    from pipelines import paper_tables
+    from flows import sweep_plan
+    from pipelines.sweeps import paper_tables
 
     if paper_tables.is_table(what):
-        return sweeping.of_paper(what, words, baseline, miniature)
+        return sweep_plan.of_paper(what, words, baseline, miniature)
     if miniature:
         raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
-    return sweeping.of_recipe(what, words, baseline)
+    return sweep_plan.of_recipe(what, words, baseline)
 
 
 def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
     """The sweep with every cell made, or with its error."""
     import dataclasses
 
-    from flows import screen, sweeping
+    from flows import sweep_plan, terminal
 
     def make(cell: Cell) -> object:
         if engine == "prefect":
-            from flows.pipeline import run_with_prefect
+            from flows.prefect.pipeline import run_with_prefect
 
             return run_with_prefect(cell.recipe, store, name=cell.name)
-        return screen.run(cell.recipe, store, None)
+        return terminal.run(cell.recipe, store, None)
 
     if engine == "workers":
         from flows.sweep_workers import ask
-        from tasks.server import see_server
+        from tasks.prefect_server import see_server
 
         see_server()
         return dataclasses.replace(
-            empty, cells=tuple(sweeping.gather(cells, store, ask(cells, store, screen.say), screen.say))
+            empty, cells=tuple(sweep_plan.gather(cells, store, ask(cells, store, terminal.say), terminal.say))
         )
     with contextlib.ExitStack() as stack:
         if engine == "prefect":  # one server for all cells: each would start its own
-            from tasks.server import prefect_server
+            from tasks.prefect_server import prefect_server
 
             stack.enter_context(prefect_server())
-        return dataclasses.replace(empty, cells=tuple(sweeping.fill(cells, store, make, screen.say)))
+        return dataclasses.replace(empty, cells=tuple(sweep_plan.fill(cells, store, make, terminal.say)))
 
 
 def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
@@ -133,15 +133,15 @@ def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
     Raises:
         UserError: a cell failed.
     """
-    from flows import screen, sweeping
+    from flows import sweep_plan, terminal
     from pipelines.report import formats
-    from pipelines.report.sweep import table, verdicts
+    from pipelines.sweeps.sweep_table import table, verdicts
 
     tables = [table(sweep), *([verdicts(sweep)] if sweep.claim is not None else [])]
     for line in "\n".join(map(formats.markdown, tables)).splitlines():
-        screen.say(line)
-    screen.say(f"table  {folder / 'sweep.md'}")
-    screen.say(f"page   {folder / sweeping.PAGE}")
+        terminal.say(line)
+    terminal.say(f"table  {folder / 'sweep.md'}")
+    terminal.say(f"page   {folder / sweep_plan.PAGE}")
     errors = {cell.name: cell.error for cell in sweep.cells if cell.error}
     if as_json:
         emit({"folder": str(folder), "failed": errors})

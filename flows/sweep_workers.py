@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flows.sweeping import Cell
-from pipelines.errors import BoundaryError, RecipeError
-from pipelines.recipes import recipe_names
-from pipelines.store import Store
+from flows.sweep_plan import Cell
+from pipelines.core.errors import BoundaryError, RecipeError
+from pipelines.core.store import Store
+from pipelines.recipe.recipes import recipe_names
 
 DEPLOYMENT = "retrain/miniature"  # the whole chain; it takes any recipe, and overrides as a form does
 POLL_S = 2.0
@@ -27,7 +27,7 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
     """
     from prefect.exceptions import ObjectNotFound
 
-    from tasks.patience import patiently
+    from tasks.prefect_server import patiently
 
     runs: dict[str, Any] = {}
 
@@ -75,7 +75,7 @@ def _wait(name: str, run_id: Any, say: Callable[[str], None]) -> None:
     """
     from prefect.client.orchestration import get_client
 
-    from tasks.patience import patiently
+    from tasks.prefect_server import patiently
 
     with get_client(sync_client=True) as client:
         while True:

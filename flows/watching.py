@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from flows.options import FIRST_RUN
-from pipelines.config import Recipe
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
-from pipelines.store import Store
 from pipelines.training import watch
 from pipelines.training.plan import CURVES
 

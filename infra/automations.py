@@ -21,7 +21,7 @@ from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL
 
-from tasks.lineage import PROGRESS, PROMOTED
+from tasks.events import PROGRESS, PROMOTED
 
 NOTIFY, RELOAD = "sqltrain-notify", "sqltrain-reload"
 RUN = "prefect.flow-run."

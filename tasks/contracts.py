@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.config import Recipe
-from pipelines.errors import DataError, ResourceError, SqltrainError
-from pipelines.recipes import digest
+from pipelines.core.errors import DataError, ResourceError, SqltrainError
+from pipelines.core.store import read_json, write_atomic, write_json
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.recipes import digest
 from pipelines.stages.graph import StageResult
-from pipelines.store import read_json, write_atomic, write_json
-from tasks.contract_checks import CONTRACTS, Check
+from tasks.checks import CONTRACTS, Check
 
 if TYPE_CHECKING:
     import polars as pl

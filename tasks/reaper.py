@@ -19,8 +19,8 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
-from pipelines.store import Store, read_json
-from tasks.patience import is_away
+from pipelines.core.store import Store, read_json
+from tasks.prefect_server import is_away
 
 FLOWS = ".runs/flows"
 

@@ -18,7 +18,7 @@ from pipelines.stages.graph import StageResult, Step
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from tasks.tracking import Tracker
+    from tasks.run import Tracker
 
 SWITCHES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 NAME = "sqltrain"

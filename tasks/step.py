@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.config import Recipe
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Progress
-from pipelines.store import Store
 from tasks import contracts, spans
-from tasks.tracking import Tracker
+from tasks.run import Tracker
 
 
 def run_step(

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Recipe
+from pipelines.recipe.config import Recipe
 from pipelines.stages.graph import StageResult, Step, seen_by
 
 HEADLINE = ("ex", "ex_sampled", "majority", "pass_at_k")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows import evaluating, nights, screen
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.errors import RecipeError
+from flows import evaluating, nights, terminal
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
 from pipelines.stages.evaluate import RECORDS
-from pipelines.store import Store
 from tasks.summary import accuracy_markdown
 
 OWN = {"test", "leakage", "test_schema", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
@@ -142,12 +142,12 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store(tmp_path)
-    monkeypatch.setattr(screen, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
     _, first = made(store, f"data.test=[{FAR}]")
     recipe, both = made(store, f"data.test=[{NEAR}, {FAR}]")
     assert {one.name for one in both if not one.cached} == {"test", "test_schema", "evaluate_model", "report"}
     assert {one.key for one in first} <= {one.key for one in both}
-    screen.conclude(recipe, store, both, as_json=False)
+    terminal.conclude(recipe, store, both, as_json=False)
     shown = capsys.readouterr().out
     assert shown.index("accuracy on near, equality strict") < shown.index("accuracy on far, equality strict")
     for line in ("report      ", "report.far  "):
@@ -160,7 +160,7 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
 def test_a_ready_policy_is_evaluated_on_every_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(screen, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
     store = Store(tmp_path)
     for sources in (FAR, f"{FAR}, {NEAR}"):
         few = ("evaluation.samples=0", "evaluation.forced_single_turn=false", f"data.test=[{sources}]")
@@ -183,7 +183,7 @@ def test_a_night_decides_by_the_first_benchmark_alone(tmp_path: Path) -> None:
         (steps[-1].folder / RECORDS).write_text("")
         return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
 
-    site = nights.Site("miniature", (), recipe, Store(tmp_path / "store"), walk)
-    evaluated = nights.evaluated(site, recipe, nights.Model("sft", "some_key"), "champion")
+    site = nights.NightContext("miniature", (), recipe, Store(tmp_path / "store"), walk)
+    evaluated = nights.evaluated(site, recipe, nights.UntrainedModel("sft", "some_key"), "champion")
     assert walked == ["test", "test_schema", "sft", "evaluate_sft"]
     assert evaluated.name == "evaluate_sft"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
-from pipelines.registry import PROTOCOLS
-from pipelines.stages import fingerprints, graph
+from pipelines.core.registry import PROTOCOLS
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from pipelines.stages import graph, keys
 from pipelines.stages.context import Silent
-from pipelines.store import Store
 
 ALL = {stage.name for stage in graph.active(recipes.load("miniature"))}
 MODELS = {"sft", "difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo", "report"}
@@ -200,7 +200,7 @@ def test_a_prompt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rules_of_a_judge_behind_an_endpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "rewards=[{term: exec, weight: 5}, {term: turns, weight: 2}, {term: judge}]"
     graded = set(world.again(program))
-    monkeypatch.setattr(fingerprints, "RUBRIC", f"{fingerprints.RUBRIC} Be kind.")
+    monkeypatch.setattr(keys, "RUBRIC", f"{keys.RUBRIC} Be kind.")
     found = world.again()
     assert set(found) == AFTER_GRPO
     assert found["grpo"].startswith("changed: endpoint rubric")
@@ -208,7 +208,9 @@ def test_the_rules_of_a_judge_behind_an_endpoint(world: World, monkeypatch: pyte
 
 
 def test_a_plug_ins_code(world: World) -> None:
-    code = "from pipelines.registry import reward\n\n@reward('gift')\ndef gift(outcome) -> float:\n    return WORTH\n"
+    code = (
+        "from pipelines.core.registry import reward\n\n@reward('gift')\ndef gift(outcome) -> float:\n    return WORTH\n"
+    )
     plugin = world.root / "gift.py"
     plugin.write_text(code.replace("WORTH", "1.0"))
     mine = (f"plugins=[{plugin}]", "rewards=[{term: gift}]")

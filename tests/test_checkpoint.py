@@ -7,13 +7,13 @@ import pytest
 
 from flows import asking
 from flows.options import open_for
-from pipelines import recipes
-from pipelines.checkpoint import CARD, folder_of, read_card, require_sound, write_card
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import CARD, folder_of, read_card, require_sound, write_card
 from pipelines.serving import models
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.store import Store
 
 
 @pytest.fixture

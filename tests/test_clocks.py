@@ -6,13 +6,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Where the wall clock is read, and what for.
 LABELS = {
-    "flows/serving.py": "the moment that OpenAI's protocol wants in an answer",
+    "pipelines/serving/http_server.py": "the moment that OpenAI's protocol wants in an answer",
     "flows/status.py": "how long ago a run began, by the moment that it wrote for other processes",
-    "pipelines/housekeeping.py": "the moment that a claim began; the age of files, which have no other clock",
+    "pipelines/nightly/store_gc.py": "the moment that a claim began; the age of files, which have no other clock",
     "pipelines/serving/feedback.py": "the day of a question, which says when it is deleted",
-    "pipelines/stages/fingerprints.py": "the age of a file: one that has just been written is read again",
-    "pipelines/endpoints/retry.py": "an HTTP header that names a moment",
-    "tasks/curves.py": "the moment that MLflow shows beside a number",
+    "pipelines/stages/keys.py": "the age of a file: one that has just been written is read again",
+    "pipelines/endpoints/limits.py": "an HTTP header that names a moment",
+    "tasks/run.py": "the moment that MLflow shows beside a number",
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import frames, recipes
-from pipelines.config import Recipe
-from pipelines.errors import DataError
+from pipelines.core import frames
+from pipelines.core.errors import DataError
+from pipelines.core.store import DAMAGED, MANIFEST, Store, read_json
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, train
 from pipelines.stages.context import Context, Silent
-from pipelines.store import DAMAGED, MANIFEST, Store, read_json
 
 SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft", "dev", "test.0")]
 RECIPE = (*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize, filter]")

@@ -7,12 +7,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines import store as stores
-from pipelines.config import Nightly
-from pipelines.errors import BoundaryError, DataError, ResourceError
+from pipelines.core import store as stores
+from pipelines.core.errors import BoundaryError, DataError, ResourceError
+from pipelines.core.store import Store, out_of_room, write_atomic
 from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Ledger
-from pipelines.store import Store, out_of_room, write_atomic
+from pipelines.recipe.config import Nightly
 
 FULL = Path("/dev/full")  # a file of Linux that is always full
 

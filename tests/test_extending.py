@@ -12,23 +12,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipelines import recipes
-from pipelines.config import Protocol
-from pipelines.curation.rules import broken_rule
-from pipelines.data import base
-from pipelines.errors import RecipeError
+from pipelines.benchmarks import base
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import OPTIMIZERS, REWARDS, Registry
+from pipelines.core.store import Store
+from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
+from pipelines.curation.filtering import broken_rule
 from pipelines.protocols.base import build
-from pipelines.registry import OPTIMIZERS, REWARDS, Registry
+from pipelines.recipe import recipes
+from pipelines.recipe.config import ProtocolSection
 from pipelines.report import writer
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies import making
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.dialects.dialect import of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.schema import introspect
 from pipelines.stages import graph
-from pipelines.store import Store
 from pipelines.training import grpo
-from pipelines.types import ActionKind, Database, Example, ExecutionStatus
 from tests.evaluation.evaluation_world import report_data
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +108,7 @@ def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folde
     recipe = recipes.load(str(folder / "mine.yaml"))
     program = making.policy("no checkpoint", recipe)
     database = Database("shop", "sqlite", str(folder / "shop.sqlite"))
-    protocol = build(Protocol(prompt="brief", options={"reasoning_tag": "think"}))
+    protocol = build(ProtocolSection(prompt="brief", options={"reasoning_tag": "think"}))
     with SqlEngine(Limits.of(recipe.execution)) as sql:
         runner = RolloutEngine(program, protocol, sql, recipe.evaluation.sampling, 3, introspect)
         (made,) = runner.run([EpisodeRequest(Example("q", "how many?", database, "SELECT 1"), 0, 0)])
@@ -225,7 +226,7 @@ def test_a_change_of_a_plugins_code_changes_the_keys_of_the_stages_that_use_it_a
         ("1 / 0", r"the plug-in .* cannot be imported: ZeroDivisionError: division by zero"),
         ("def f(:", r"cannot be imported: SyntaxError"),
         (
-            "from pipelines.registry import reward\n@reward('exec')\ndef mine(outcome): return 1.0",
+            "from pipelines.core.registry import reward\n@reward('exec')\ndef mine(outcome): return 1.0",
             r"reward term 'exec' is registered twice: by pipelines.rewards.terms and by sqltrain_plugin_",
         ),
     ],
@@ -258,9 +259,9 @@ INSTALLED = """
 import sys
 sys.path[:0] = [SITE, ROOT]
 from pipelines import recipes
-from pipelines.plugins import dialect_code, plugin_code
+from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
+from pipelines.core.types import Database
 recipe = recipes.load(RECIPE)
 read = ("rewards", "data", "benchmark", "protocol", "execution", "evaluation", "rollout", "filter", "grpo", "sft")
 print(sorted(plugin_code(recipe.slice(*read))), list(dialect_code(recipe.plugins)))
@@ -297,7 +298,7 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder: Path) -> None:
 
 
 def test_a_registry_names_the_nearest_part() -> None:
-    registry: Registry[object] = Registry("fruit", "sqltrain.fruits", "pipelines.errors", ())
+    registry: Registry[object] = Registry("fruit", "sqltrain.fruits", "pipelines.core.errors", ())
     registry("apple")(object())
     with pytest.raises(RecipeError, match=r"there is no fruit 'aple'. Did you mean 'apple'\?"):
         registry["aple"]

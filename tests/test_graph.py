@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
-from pipelines.errors import DataError, RecipeError
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
 from pipelines.stages import graph
-from pipelines.store import Store
 
 
 def keys(folder: Path, *overrides: str, name: str = "miniature") -> dict[str, str]:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from flows import storing
-from pipelines import housekeeping
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.nightly import store_gc
 from pipelines.nightly.ledger import Ledger
-from pipelines.store import Store
 
 
 def make(store: Store, stage: str, key: str, inputs: dict[str, str] | None = None, **about: Any) -> None:
@@ -30,7 +30,7 @@ def make(store: Store, stage: str, key: str, inputs: dict[str, str] | None = Non
 
 
 def gone(store: Store, days: float = 0.0) -> set[str]:
-    return {str(one.folder.relative_to(store.root)) for one in housekeeping.doomed(store, days)}
+    return {str(one.folder.relative_to(store.root)) for one in store_gc.doomed(store, days)}
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def test_gc_keeps_recent_stages(store: Store) -> None:
 
 
 def test_a_pinned_report_keeps_its_chain_until_it_is_unpinned(store: Store) -> None:
-    assert housekeeping.pin(store, "report/r1", True) == ("report", "r1")
+    assert store_gc.pin(store, "report/r1", True) == ("report", "r1")
     assert gone(store) == set()
-    housekeeping.pin(store, "report/r", False)
+    store_gc.pin(store, "report/r", False)
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
     with pytest.raises(DataError, match="no stage 'report/x'"):
-        housekeeping.pin(store, "report/x", True)
+        store_gc.pin(store, "report/x", True)
     with pytest.raises(DataError, match="more than one stage"):
-        housekeeping.pin(store, "report/r", True)
+        store_gc.pin(store, "report/r", True)
 
 
 def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(store: Store) -> None:
@@ -70,9 +70,9 @@ def test_a_pinned_evaluation_of_a_ready_policy_keeps_its_questions_and_links(sto
         make(store, stage, key)
     make(store, "evaluations", "e1", test="t1", test_schema="l1")
     make(store, "evaluations", "e2", test="t2", test_schema=None)
-    housekeeping.pin(store, "evaluations/e1", True)
+    store_gc.pin(store, "evaluations/e1", True)
     assert gone(store) & {"test/t1", "test_schema/l1", "test/t2"} == {"test/t2"}
-    housekeeping.pin(store, "evaluations/e2", True)
+    store_gc.pin(store, "evaluations/e2", True)
     assert "test/t2" not in gone(store)
 
 
@@ -105,22 +105,22 @@ def test_a_model_made_from_a_champion_keeps_its_weights(store: Store) -> None:
 
 def test_a_run_keeps_what_it_claims_and_a_dead_one_nothing(store: Store) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from pipelines.store import Store;"
-        "from pipelines.housekeeping import claimed\n"
+        "import sys, time; from pathlib import Path; from pipelines.core.store import Store;"
+        "from pipelines.nightly.store_gc import claimed\n"
         "with claimed(Store(Path(sys.argv[1])), [('sft', 's1')], {'recipe': 'farms'}):\n"
         "    print('on', flush=True); time.sleep(60)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(store.root)], stdout=subprocess.PIPE)
     assert run.stdout is not None
     run.stdout.readline()
-    (claim,) = housekeeping.live(store)
+    (claim,) = store_gc.live(store)
     assert (claim["recipe"], claim["pid"]) == ("farms", run.pid)
     assert gone(store) == {"report/r1"}
     run.send_signal(signal.SIGKILL)
     run.wait()
     run.stdout.close()
     assert gone(store) == {"data/d1", "sft/s1", "report/r1"}
-    assert housekeeping.live(store) == []
+    assert store_gc.live(store) == []
 
 
 def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> None:
@@ -128,18 +128,18 @@ def test_looking_while_a_run_begins_does_not_take_its_claim(store: Store) -> Non
 
     def look() -> None:
         while not done.is_set():
-            housekeeping.live(store)
+            store_gc.live(store)
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
         for _ in range(200):
-            with housekeeping.claimed(store, [("sft", "s1")], {}):
-                assert len(housekeeping.live(store)) == 1
+            with store_gc.claimed(store, [("sft", "s1")], {}):
+                assert len(store_gc.live(store)) == 1
     finally:
         done.set()
         looking.join()
-    assert list((store.root / housekeeping.RUNS).iterdir()) == []
+    assert list((store.root / store_gc.RUNS).iterdir()) == []
 
 
 def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
@@ -149,12 +149,12 @@ def test_a_work_folder_goes_when_nobody_works_in_it(store: Store) -> None:
     old = time.time() - 10 * 86400
     os.utime(work, (old, old))
     assert "sft/.work-new" in gone(store, days=7)
-    with housekeeping.claimed(store, [("sft", "new")], {}):
+    with store_gc.claimed(store, [("sft", "new")], {}):
         assert "sft/.work-new" not in gone(store, days=7)
 
 
 def test_removing_leaves_no_half_and_the_rest_is_whole(store: Store) -> None:
-    assert all(went for _, went in housekeeping.collect(store, housekeeping.doomed(store, 0.0)))
+    assert all(went for _, went in store_gc.collect(store, store_gc.doomed(store, 0.0)))
     assert {"/".join(name) for name in store.names()} == {"data/d2", "sft/s2", "report/r2"}
     assert all(store.damage(*name, whole=True) == [] for name in store.names())
     assert not list(store.root.glob("*/.gone-*"))
@@ -164,10 +164,10 @@ def test_gc_removes_the_remains_of_a_killed_gc(store: Store) -> None:
     store.folder("sft", "s1").rename(store.root / "sft" / ".gone-s1")
     assert "sft/.gone-s1" in gone(store, days=7)
     make(store, "sft", "s1", {"data": "d1"})  # made again, and no longer needed again
-    entries = housekeeping.doomed(store, 0.0)
+    entries = store_gc.doomed(store, 0.0)
     assert entries[0].folder.name == ".gone-s1"
-    list(housekeeping.collect(store, entries[1:]))  # though the remains are there still
-    list(housekeeping.collect(store, entries[:1]))
+    list(store_gc.collect(store, entries[1:]))  # though the remains are there still
+    list(store_gc.collect(store, entries[:1]))
     assert not list(store.root.glob("*/.gone-*"))
     assert not store.has("sft", "s1")
 
@@ -177,12 +177,12 @@ def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
     for key in ("used", "made"):
         make(store, "data", key)
     store.work("sft", "s3").mkdir()
-    entries = housekeeping.doomed(store, 0.0)
+    entries = store_gc.doomed(store, 0.0)
     assert {entry.folder.name for entry in entries} == {"d1", "s1", "r1", "used", "made", ".work-s3"}
-    collecting = housekeeping.collect(store, entries)
+    collecting = store_gc.collect(store, entries)
     store.note_use("data", "used")
     with (
-        housekeeping.claimed(store, [("sft", "s1")], {"recipe": "farms"}),  # and data/d1, which it was made of
+        store_gc.claimed(store, [("sft", "s1")], {"recipe": "farms"}),  # and data/d1, which it was made of
         store.locked("sft", "s3", lambda: None),
     ):
         assert {entry.folder.name for entry, went in collecting if went} == {"r1", "made"}
@@ -191,7 +191,7 @@ def test_gc_leaves_what_is_needed_since_it_looked(store: Store) -> None:
 
 
 def test_usage_counts_all_bytes_by_kind(store: Store) -> None:
-    found = housekeeping.usage(store)
+    found = store_gc.usage(store)
     assert {name: count for name, (count, _) in found.items()} == {"report": 2, "sft": 2, "data": 2}
     assert all(size > 2000 for _, size in found.values())
 
@@ -218,9 +218,9 @@ def test_a_damaged_manifest_of_what_is_kept_keeps_all_finished_stages(store: Sto
     lines = list(storing.collect(store, 0.0, delete=True))
     why = f"no finished stage goes: what {name} needs cannot be read. Remove that folder, or make it again"
     assert lines == [why, "removed sft/.work-new  0 B", "1 folders, 0 B"]
-    assert f"perhaps needed by what is damaged: {name}" in housekeeping.needed(store).values()
+    assert f"perhaps needed by what is damaged: {name}" in store_gc.needed(store).values()
     assert len(list(store.names())) == 6
-    housekeeping.remove(store.root / name)
+    store_gc.remove(store.root / name)
     assert "report/r1" in gone(store) or name == "report/r2"
 
 
@@ -239,10 +239,10 @@ def test_a_damaged_reference_of_a_model_keeps_the_weights_that_it_may_name(store
 
 
 def test_gc_leaves_what_a_stage_damaged_since_it_looked_may_need(store: Store) -> None:
-    entries = housekeeping.doomed(store, 0.0)
-    housekeeping.pin(store, "sft/s1", True)
+    entries = store_gc.doomed(store, 0.0)
+    store_gc.pin(store, "sft/s1", True)
     (store.folder("sft", "s1") / "manifest.json").write_text("{")
-    assert not any(went for _, went in housekeeping.collect(store, entries))
+    assert not any(went for _, went in store_gc.collect(store, entries))
 
 
 def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
@@ -252,11 +252,11 @@ def test_the_leakage_stages_of_newest_reports_stay(store: Store) -> None:
     for number in ("1", "2"):
         make(store, "leakage", f"l{number}", {"data": f"d{number}", "test": "t2"})
     assert gone(store) == {"data/d1", "sft/s1", "report/r1", "report/r2", "leakage/l1"}
-    assert housekeeping.needed(store)["leakage", "l2"].startswith("newest report of farms")
+    assert store_gc.needed(store)["leakage", "l2"].startswith("newest report of farms")
 
 
 def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_path: Path) -> None:
-    before = housekeeping.sizes(store)["sft", "s1"]
+    before = store_gc.sizes(store)["sft", "s1"]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "large").write_bytes(bytes(10**6))
     weights = store.folder("sft", "s1") / "model"
@@ -264,7 +264,7 @@ def test_sizes_count_nested_files_and_not_what_links_lead_to(store: Store, tmp_p
     (weights / "weights").write_bytes(bytes(5000))
     link = weights / "link"
     link.symlink_to(tmp_path / "elsewhere")
-    assert housekeeping.sizes(store)["sft", "s1"] == before + 5000 + link.lstat().st_size
+    assert store_gc.sizes(store)["sft", "s1"] == before + 5000 + link.lstat().st_size
 
 
 def test_a_stage_that_was_used_lately_stays_however_old_it_is(store: Store) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.core.types import read_lines
 from pipelines.nightly.ledger import Ledger, ledgers
-from pipelines.store import Store
-from pipelines.types import read_lines
 
 ENDS = "\u2028\u2029\u0085"  # str.splitlines takes each of them for the end of a line
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.store import SHARDS
 from pipelines.stages import resuming
-from pipelines.store import SHARDS
 from tests.services.conftest import SMALL_DATA
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,8 +78,8 @@ def test_a_worker_that_comes_back_with_other_code_says_so_and_begins_the_stage_a
     assert "was interrupted: resumes" in said(tmp_path, "stages")
     with checking.open("a") as file:
         file.write("# the data stage does\n")
-    assert "was interrupted: pipelines.stages.checking has changed, begins anew" in said(tmp_path, "stages")
-    line = "data: pipelines.stages.checking has changed since it was interrupted; begins anew"
+    assert "was interrupted: pipelines.stages.data has changed, begins anew" in said(tmp_path, "stages")
+    line = "data: pipelines.stages.data has changed since it was interrupted; begins anew"
     assert line in said(tmp_path, "run", "--until", "data")
     assert not list(tmp_path.glob("store/data/.work-*/shards"))
 

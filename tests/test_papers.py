@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipes
 from pipelines.protocols.base import build
-from pipelines.rewards.rubric import Rubric
+from pipelines.recipe import recipes
+from pipelines.rewards.panel import Rubric
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NUMBERS: dict[str, dict[str, Any]] = {

@@ -9,19 +9,20 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Grpo, Recipe
-from pipelines.curation.difficulty import Scored
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
+from pipelines.curation.difficulty import ScoredQuestion
 from pipelines.protocols.base import at_once, build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.config_training import Grpo
+from pipelines.recipe.yaml_files import read_yaml
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, introspect
 from pipelines.stages.evaluate import ONCE, passes
-from pipelines.types import ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
-from pipelines.yaml_files import read_yaml
 
 PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
 SINGLE = (("sql_trail", "single_turn_rl"), ("skyrl_sql", "single_turn"), ("mtir_sql", "single_turn"))
@@ -207,9 +208,9 @@ def test_reasoning_sqls_other_prompts_can_be_put(variant: str, example: Example,
 
 def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's grade is no judge's, and the oracle no teacher of reasoning."""
-    from pipelines.stages.fingerprints import endpoints
+    from pipelines.stages.keys import endpoints
     from pipelines.teachers.judge import GradeSource
-    from pipelines.teachers.mix import teacher_policies
+    from pipelines.teachers.policy import teacher_policies
 
     monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "none.yaml"))
     assert endpoints is not None
@@ -221,7 +222,7 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path: Path, monkeypat
 
 
 def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
-    from pipelines.training.batching import grpo_steps
+    from pipelines.training.sft import grpo_steps
 
     assert grpo_steps(load("reasoning_sql").grpo, 8026) == 753
     assert grpo_steps(load("trust_sql").grpo, 11_642) == 1092
@@ -231,17 +232,17 @@ def test_epochs_are_counted_in_the_questions_that_are_left() -> None:
 
 def test_every_teacher_of_a_mix_can_answer_everything(example: Example, tmp_path: Path) -> None:
     """TRUST-SQL, A.2: three models annotate; a mix by shares would give each a third."""
-    from pipelines.stages.synthesize import Synthesis
+    from pipelines.stages.synthesize import TeacherEngines
 
     two = "synthesis={samples: 2, every: true, mix: [{kind: oracle}, {kind: oracle, error_rate: 1.0}]}"
-    made = Synthesis(load("miniature", two), tmp_path).answer([example])
+    made = TeacherEngines(load("miniature", two), tmp_path).answer([example])
     assert [trajectory.sample for trajectory in made] == [0, 1, 2, 3]
-    one = Synthesis(load("miniature", two.replace("every: true", "every: false")), tmp_path).answer([example])
+    one = TeacherEngines(load("miniature", two.replace("every: true", "every: false")), tmp_path).answer([example])
     assert len(one) == 2
 
 
 def test_spiders_own_training_questions_are_7000(tmp_path: Path, example: Example) -> None:
-    from pipelines.data import base
+    from pipelines.benchmarks import base
 
     (tmp_path / "database" / "shop").mkdir(parents=True)
     (tmp_path / "database" / "shop" / "shop.sqlite").write_bytes(Path(example.database.location).read_bytes())
@@ -278,7 +279,7 @@ def test_failures_are_taken_of_what_sft_was_trained_on(tmp_path: Path) -> None:
     assert [pool["id"].to_list() for pool in with_sft] == [["b"], ["d"], ["e"]]
     without = difficulty._candidates(context(data=tmp_path / "data"))
     assert without[0].rows() == [("a", 0), ("b", 1), ("c", 2)]
-    assert Scored("b", 6, 0).score == 1.0
+    assert ScoredQuestion("b", 6, 0).score == 1.0
 
 
 @pytest.mark.parametrize("name", [*PAPERS, "sqltrain"])

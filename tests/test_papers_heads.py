@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.data import base
+from pipelines.benchmarks import base
+from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import Protocol, build
-from pipelines.rewards.judge import RUBRIC
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.rewards.panel import RUBRIC
+from pipelines.sql.schema import introspect
 from pipelines.training import losses
-from pipelines.training.advantages import estimate
-from pipelines.training.batching import grpo_steps
-from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
+from pipelines.training.losses import estimate
+from pipelines.training.sft import grpo_steps
 
 FAILED = ExecutionResult(ExecutionStatus.ERROR, error="no such column: age", error_class="no_such_column")
 LOOK = Action(ActionKind.SQL, "SELECT age FROM stock", "r")

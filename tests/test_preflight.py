@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from pipelines import frames, recipes
-from pipelines.errors import RecipeError, ResourceError
+from pipelines.core import frames
+from pipelines.core.errors import RecipeError, ResourceError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
 from pipelines.stages import graph, preflight, train
-from pipelines.store import Store
 
 ENDPOINTS = """
 good: {base_url: 'http://localhost:1', model: m}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import provenance
+from pipelines.core import provenance
 
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes, yaml_files
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.recipe import recipes, yaml_files
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> str:

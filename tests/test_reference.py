@@ -10,8 +10,9 @@ import pytest
 from typer.main import get_command
 
 from flows.cli import app
-from pipelines.config import Benchmark, Recipe, Section
-from pipelines.registry import ALL
+from pipelines.core.registry import ALL
+from pipelines.recipe.config import Benchmark, Recipe
+from pipelines.recipe.section import Section
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flows import storing
-from pipelines.errors import DataError, ResourceError, SqltrainError
-from pipelines.remote import Remote, chosen
-from pipelines.store import Store
+from pipelines.core.errors import DataError, ResourceError, SqltrainError
+from pipelines.core.store import Store
+from pipelines.core.store_remote import Remote, chosen
 
 
 def filled(root: Path) -> Store:
@@ -113,7 +113,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A real S3 server of moto on a port of its own, with a bucket."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
-    from pipelines.processes import free_port
+    from pipelines.core.processes import free_port
 
     port = free_port()
     for name, value in {

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Recipe, Section
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.section import Section
+from pipelines.recipe.yaml_files import read_yaml
 from pipelines.stages import graph
-from pipelines.yaml_files import read_yaml
 
 ROOT = recipes.CONF.parent
 CODE = [path for room in ("pipelines", "tasks", "flows") for path in sorted((ROOT / room).rglob("*.py"))]

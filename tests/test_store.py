@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import DataError, ResourceError
-from pipelines.store import DAMAGED, MANIFEST, Store, require_room
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.store import DAMAGED, MANIFEST, Store, require_room
 
 
 def nothing() -> None:
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkey
     def denied(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("pipelines.store._noted", denied)
+    monkeypatch.setattr("pipelines.core.store._noted", denied)
     with pytest.raises(ResourceError, match=r"cannot read .*weights: Permission denied\. Give this user the right"):
         store.damage("sft", "k", whole=True)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import frames
-from pipelines.errors import DataError
-from pipelines.types import (
+from pipelines.core import frames
+from pipelines.core.errors import DataError
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,

@@ -68,7 +68,9 @@ def test_comments_docstrings_layout_and_annotations_do_not_count(code: str, same
 def test_a_closure_follows_imports_anywhere_child_processes_and_registries() -> None:
     grpo = versions.closure("grpo")
     assert {"pipelines.training.child", "pipelines.training.grpo", "pipelines.rewards.terms"} <= grpo
-    assert {"pipelines.data.spider", "pipelines.sql.sandbox.worker", "pipelines.protocols.react"} <= versions.closure(
-        "data"
-    ) | grpo
+    assert {
+        "pipelines.benchmarks.spider",
+        "pipelines.sql.sandbox.worker",
+        "pipelines.protocols.one_action",
+    } <= versions.closure("data") | grpo
     assert not any(name.startswith("pipelines.training") for name in versions.closure("data"))

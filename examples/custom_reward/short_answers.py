@@ -1,7 +1,7 @@
 """A reward term of one's own: short queries are paid more."""
 
-from pipelines.registry import reward
-from pipelines.types import Outcome
+from pipelines.core.registry import reward
+from pipelines.core.types import Outcome
 
 
 @reward("short_answer")

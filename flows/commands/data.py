@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, with_store
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 
 def invent(

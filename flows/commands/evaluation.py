@@ -10,11 +10,11 @@ import typer
 
 from flows.options import AsJson, Overrides, RecipeName, open_for, open_recipe, with_store
 from flows.score import score
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 if TYPE_CHECKING:
-    from pipelines.config import Recipe
-    from pipelines.store import Store
+    from pipelines.core.store import Store
+    from pipelines.recipe.config import Recipe
 
 
 def evaluate(
@@ -54,8 +54,8 @@ def evaluate(
 
       sqltrain evaluate arctic_sql --model ~/OmniSQL-7B --benchmarks omnisql
     """
-    from flows import screen
-    from pipelines.checkpoint import folder_of
+    from flows import terminal
+    from pipelines.recipe.checkpoint import folder_of
 
     if model is not None and policy is not None:
         raise UserError("--model and --policy name two different policies", "Pass one of them.")
@@ -77,7 +77,7 @@ def evaluate(
     if benchmarks is not None:
         from flows import datasets
 
-        words.append(datasets.chosen(benchmarks, screen.say))
+        words.append(datasets.chosen(benchmarks, terminal.say))
     model = None if model is None else folder_of(model)
 
     def opened() -> tuple[Recipe, Store]:
@@ -95,8 +95,8 @@ def evaluate(
         elif policy is not None:
             evaluating.evaluate_named(loaded, store, policy, as_json, plan)
         return
-    results = screen.run(loaded, store, "evaluate")
-    screen.conclude(loaded, store, results, as_json)
+    results = terminal.run(loaded, store, "evaluate")
+    terminal.conclude(loaded, store, results, as_json)
 
 
 def compare(
@@ -130,10 +130,10 @@ def report(
 
     Example: sqltrain report miniature --out report.html
     """
-    from flows import screen
+    from flows import terminal
 
     loaded, store = open_recipe(recipe, overrides or [])
-    screen.show_report(loaded, store, out)
+    terminal.show_report(loaded, store, out)
 
 
 def register(app: typer.Typer) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, Where, open_recipe, split, with_store
-from pipelines.errors import SqltrainError, UserError
+from pipelines.core.errors import SqltrainError, UserError
 
 if TYPE_CHECKING:
-    from pipelines.store import Store
+    from pipelines.core.store import Store
 
 Stores = Annotated[
     list[str] | None, typer.Option("--store", help="A store, or several of them; SQLTRAIN_STORE or ./store by default.")
@@ -50,8 +50,8 @@ def nightly(
         from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
         from prefect.settings import PREFECT_API_URL
 
-        from flows.subdeployment import run_elsewhere
-        from tasks.server import see_server
+        from flows.prefect.remote import run_elsewhere
+        from tasks.prefect_server import see_server
 
         if not PREFECT_API_URL.value():
             raise UserError("PREFECT_API_URL is not set", "Set it to the Prefect server that has the deployment.")
@@ -72,15 +72,15 @@ def nightly(
         line = {"decision": str(state.name).lower(), "reason": state.message}
         typer.echo(json.dumps(line, sort_keys=True) if as_json else f"{line['decision']}: {line['reason']}")
         return
-    from flows import run, screen
+    from flows import run, terminal
     from flows.nights import night, title
-    from flows.progress import Bars
+    from flows.terminal import Bars
     from tasks import spans
-    from tasks.promotion import announce
-    from tasks.tracking import Tracker
+    from tasks.models import announce
+    from tasks.run import Tracker
 
     loaded, store = open_recipe(recipe, overrides or [])
-    with Bars(screen.console) as bars:
+    with Bars(terminal.console) as bars:
         with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker, spans.run(tracker):
             line = night(
                 recipe,
@@ -94,7 +94,7 @@ def nightly(
     if as_json:
         typer.echo(json.dumps(line, sort_keys=True))
     else:
-        screen.say(f"{line['decision']}: {line['reason']}")
+        terminal.say(f"{line['decision']}: {line['reason']}")
 
 
 @champion_app.command("show")
@@ -136,7 +136,7 @@ def champion_rollback(recipe: RecipeName, overrides: Overrides = None) -> None:
     Example: sqltrain champion rollback miniature
     """
     from pipelines.nightly.ledger import Ledger
-    from tasks.promotion import announce
+    from tasks.models import announce
 
     loaded, store = open_recipe(recipe, overrides or [])
     former, came = Ledger(store, loaded.name).rollback()
@@ -227,7 +227,7 @@ def store_pin(
 
       sqltrain store pin report/da120b4f --off
     """
-    from pipelines.housekeeping import pin
+    from pipelines.nightly.store_gc import pin
 
     stage, key = pin(_store(store), name, not off)
     typer.echo(f"{'no longer kept' if off else 'kept'}: {stage}/{key}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, split, with_store
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 
 def show(recipe: RecipeName, overrides: Overrides = None) -> None:
@@ -15,7 +15,7 @@ def show(recipe: RecipeName, overrides: Overrides = None) -> None:
 
     Example: sqltrain show sql_trail variant=no_turns
     """
-    from pipelines.yaml_files import yaml_text
+    from pipelines.recipe.yaml_files import yaml_text
 
     loaded, _ = open_recipe(recipe, overrides or [])
     typer.echo(yaml_text(loaded.model_dump(mode="json"), width=80), nl=False)
@@ -23,7 +23,7 @@ def show(recipe: RecipeName, overrides: Overrides = None) -> None:
 
 def recipes() -> None:
     """List the recipes and their variants."""
-    from pipelines import recipes as library
+    from pipelines.recipe import recipes as library
 
     for name in library.recipe_names():
         typer.echo(f"{name:<16} {library.load(name).title}")
@@ -45,11 +45,11 @@ def check(
 
       sqltrain check miniature --data
     """
-    from flows import checks, screen
-    from flows.progress import Bars
+    from flows import checks, terminal
+    from flows.terminal import Bars
 
     rest, store = split(overrides or [])
-    with Bars(screen.console) as bars:
+    with Bars(terminal.console) as bars:
         problems, facts = checks.check(recipe, rest, store, data, bars, bars.say)
     if as_json:
         emit({**facts, "problems": problems})

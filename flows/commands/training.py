@@ -10,7 +10,7 @@ import typer
 from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe, with_store
 from flows.planning import plan
 from flows.sweep import sweep
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 Until = Annotated[str | None, typer.Option(help="Stop after this stage.")]
 
@@ -33,18 +33,18 @@ def run(
       sqltrain run sql_trail data.sft.path=~/spider data.rl.0.path=~/synsql data.rl.1.path=~/spider \
           data.dev.path=~/spider data.test.0.path=~/spider --until filter
     """
-    from flows import screen
+    from flows import terminal
 
     loaded, store = open_recipe(recipe, overrides or [])
     if engine == "prefect":
-        from flows.pipeline import run_with_prefect
+        from flows.prefect.pipeline import run_with_prefect
 
         results = run_with_prefect(loaded, store, until)
     elif engine == "plain":
-        results = screen.run(loaded, store, until)
+        results = terminal.run(loaded, store, until)
     else:
         raise UserError(f"there is no engine {engine!r}", "Choose plain or prefect.")
-    screen.conclude(loaded, store, results, as_json)
+    terminal.conclude(loaded, store, results, as_json)
 
 
 def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -52,12 +52,12 @@ def stages(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = Fa
 
     Example: sqltrain stages miniature rewards.exec.weight=3
     """
-    from flows import screen
+    from flows import terminal
     from pipelines.stages import graph
 
     loaded, store = open_recipe(recipe, overrides or [])
     steps = graph.plan(loaded, store)
-    screen.show_steps(steps)
+    terminal.show_steps(steps)
     if as_json:
         emit({"stages": [{"name": s.name, "key": s.key, "cached": s.cached, "why": s.why} for s in steps]})
 
@@ -116,10 +116,10 @@ def watch(
 
       sqltrain watch miniature grpo.steps=40 --store /tmp/s --once
     """
-    from flows import screen, watching
+    from flows import terminal, watching
 
     loaded, store = open_recipe(recipe, overrides or [])
-    watching.follow(loaded, store, screen.console, every, once)
+    watching.follow(loaded, store, terminal.console, every, once)
 
 
 def register(app: typer.Typer) -> None:

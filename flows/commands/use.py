@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, Where, emit, open_for, open_recipe, split, with_store
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
 
 
 def connect(
@@ -62,7 +62,7 @@ def ask(
       sqltrain ask "how many farms are there ?" --database farm --model endpoint:big
     """
     from flows import asking
-    from pipelines.checkpoint import folder_of
+    from pipelines.recipe.checkpoint import folder_of
     from pipelines.serving import models
 
     words = overrides or []
@@ -108,10 +108,10 @@ def serve(
         from flows import serve as serving
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    from pipelines.serving.agent import Budget
+    from pipelines.serving.agent import QuestionBudget
 
     rest, store = split(overrides or [])
-    budget = Budget(seconds, rows)
+    budget = QuestionBudget(seconds, rows)
     options = serving.Options(policy, recipe, host, port, keys, feedback, keep_days, budget, per_minute, at_once)
     serving.serve(database, options, rest, store)
 
@@ -160,10 +160,10 @@ def mcp(
       sqltrain mcp shop.sqlite farm.duckdb --port 8765
     """
     try:
-        from flows.mcp import serve
+        from pipelines.serving.mcp_server import serve
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[mcp]'") from None
-    from pipelines.config import Execution
+    from pipelines.recipe.config import Execution
 
     model = None
     if policy is not None:
@@ -202,7 +202,7 @@ def serve_environment(
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
     from pipelines.serving.access import Access, read_keys
 
-    access, limits = Access(read_keys(keys) if keys else {}), serving.Limits(sessions, idle)
+    access, limits = Access(read_keys(keys) if keys else {}), serving.EpisodeLimits(sessions, idle)
     serving.serve(recipe, overrides or [], host, port, access, databases, limits, workers)
 
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelines.config import Recipe
-from pipelines.data.cutting import Part
-from pipelines.stages.fingerprints import asked
+from pipelines.benchmarks.splitting import Part
+from pipelines.recipe.config import Recipe
 from pipelines.stages.graph import GRAPH, Step, kind_of
+from pipelines.stages.keys import asked
 
 Counts = Mapping[Part, int]
 STAGE_S = 6.0  # of starting a stage, on two CPU cores

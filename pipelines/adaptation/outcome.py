@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pipelines.config import Recipe
+from pipelines.core.types import HARDNESS_LEVELS, Example
 from pipelines.databases.of_recipe import schemas
-from pipelines.evaluation.compare import Comparison, compare
+from pipelines.evaluation.paired_comparison import Comparison, compare
 from pipelines.evaluation.record import EpisodeRecord
+from pipelines.recipe.config import Recipe
 from pipelines.report.data import ReportData
-from pipelines.report.formats import Cell, Column, Table
+from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import analyst
 from pipelines.stages.evaluate import records
 from pipelines.stages.report import of_systems, systems_of
-from pipelines.types import HARDNESS_LEVELS, Example
 
 BEFORE, AFTER = "before", "after"
 CHARS = 300  # of a text in the table of what is still failed
@@ -71,16 +71,16 @@ def paired(
     before: Sequence[EpisodeRecord],
     after: Sequence[EpisodeRecord],
     recipe: Recipe,
-) -> Table:
+) -> ReportTable:
     """EX before and after of each group of questions, greedy, with the paired difference."""
     columns = (
-        Column(what),
-        Column("questions", "count"),
-        Column("EX before", "percent"),
-        Column("EX after", "percent"),
-        Column("difference", "difference"),
-        Column("gained", "count"),
-        Column("lost", "count"),
+        TableColumn(what),
+        TableColumn("questions", "count"),
+        TableColumn("EX before", "percent"),
+        TableColumn("EX after", "percent"),
+        TableColumn("difference", "difference"),
+        TableColumn("gained", "count"),
+        TableColumn("lost", "count"),
     )
     rows = []
     for name, ids in groups.items():
@@ -88,7 +88,9 @@ def paired(
         comparison = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
         if comparison is not None:
             rows.append((name, *_figures(comparison)))
-    return Table(slug, title, columns, tuple(rows), "Question by question, with 95 % intervals of the difference.")
+    return ReportTable(
+        slug, title, columns, tuple(rows), "Question by question, with 95 % intervals of the difference."
+    )
 
 
 def _figures(comparison: Comparison) -> Iterable[Cell]:
@@ -102,9 +104,9 @@ def _figures(comparison: Comparison) -> Iterable[Cell]:
     )
 
 
-def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equality: str) -> Table:
+def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equality: str) -> ReportTable:
     """The questions that the adapted model answers wrong, with what it said and what is right."""
-    columns = tuple(map(Column, ("question", "hardness", "why", "its SQL", "gold SQL")))
+    columns = tuple(map(TableColumn, ("question", "hardness", "why", "its SQL", "gold SQL")))
     wrong = [record for record in after if not record.right(equality) and record.example_id in questions]
     rows = tuple(
         (
@@ -116,7 +118,7 @@ def failed(questions: Mapping[str, Example], after: Sequence[EpisodeRecord], equ
         )
         for record in wrong
     )
-    return Table(FAILED, "Still failed", columns, rows, f"{len(wrong)} of {len(after)} held-out questions.")
+    return ReportTable(FAILED, "Still failed", columns, rows, f"{len(wrong)} of {len(after)} held-out questions.")
 
 
 def _short(text: str) -> str:

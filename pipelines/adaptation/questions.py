@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Recipe, Source
-from pipelines.data import jsonl
-from pipelines.data.base import Questions as Read
-from pipelines.data.cutting import Part, Shares, cut
-from pipelines.errors import DataError
-from pipelines.registry import READERS
+from pipelines.benchmarks import own_questions
+from pipelines.benchmarks.base import Questions as Read
+from pipelines.benchmarks.splitting import Part, Shares, cut
+from pipelines.core.errors import DataError
+from pipelines.core.registry import READERS
+from pipelines.recipe.config import Recipe, Source
 from pipelines.sql.dialects.hiding import identity
 
 SHARES = Shares(dev=0.1, test=0.3)
@@ -22,7 +22,7 @@ PARTS: tuple[Part, ...] = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
-class Questions:
+class AdaptationQuestions:
     """The questions of an adaptation, by part."""
 
     source: Mapping[str, Any]  # a source of a recipe without its `split`: kind, path and options
@@ -31,7 +31,7 @@ class Questions:
     repeats: int  # invented questions that are left out, for a held-out question asks the same
 
 
-def gather(own: Path | None, invented: Path | None, address: str) -> Questions:
+def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQuestions:
     """Read the files and part them.
 
     Args:
@@ -52,7 +52,7 @@ def gather(own: Path | None, invented: Path | None, address: str) -> Questions:
     options: dict[str, Any] = {"database": address, **shares._asdict()}
     if own is not None and invented is not None:
         options["invented"] = _place(invented)["path"]
-    return Questions(
+    return AdaptationQuestions(
         {**_place(files[0]), "options": options},
         {part: len(parts[part]) for part in PARTS},
         bad=sum(len(loaded.quarantine) for loaded in (mine, invented_file) if loaded is not None),
@@ -79,7 +79,7 @@ def _whole(file: Path, address: str) -> Read:
     source = Source.model_validate({**_place(file), "options": {"database": address}})
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        lazy = jsonl.read(source, 0, root)
+        lazy = own_questions.read(source, 0, root)
         loaded = Read(list(lazy.examples), lazy.quarantine)
         places = {example.database.location for example in loaded.examples}
         addresses = {identity(place if "://" in place else str(root / place)) for place in places}

@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.config import Recipe
+from pipelines.core.types import HARDNESS_LEVELS
 from pipelines.curation import filtering
-from pipelines.types import HARDNESS_LEVELS
+from pipelines.recipe.config import Recipe
 
 LICENCES = {  # of questions and databases, as their authors give them; a trained model's terms may differ
     "spider": "CC BY-SA 4.0 (Yu et al., 2018)",

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines.config import Difficulty
+from pipelines.core.types import Outcome
 from pipelines.curation.filtering import shuffled
 from pipelines.evaluation.metrics import pass_at_k
-from pipelines.types import Outcome
+from pipelines.recipe.config_training import Difficulty
 
 COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
+class ScoredQuestion:
     """One question under a policy.
 
     Attributes:
@@ -50,7 +50,7 @@ class RlSet:
     explore: list[str]
 
 
-def score(outcomes: Iterable[Outcome]) -> list[Scored]:
+def score(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
     """Count each question's right rollouts, in the order in which questions first appear.
 
     A broken rollout is left out; a question whose every rollout broke has no score and is not returned: the stage
@@ -62,7 +62,7 @@ def score(outcomes: Iterable[Outcome]) -> list[Scored]:
         if not outcome.broken:
             samples[outcome.example_id] += 1
             right[outcome.example_id] += outcome.correct
-    return [Scored(id, count, right[id]) for id, count in samples.items()]
+    return [ScoredQuestion(id, count, right[id]) for id, count in samples.items()]
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
@@ -70,9 +70,9 @@ def table(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(list(rows), schema=COLUMNS)
 
 
-def each(scored: pl.DataFrame) -> Iterator[Scored]:
+def each(scored: pl.DataFrame) -> Iterator[ScoredQuestion]:
     """The questions of a table, one at a time."""
-    return (Scored(*row) for row in scored.iter_rows())
+    return (ScoredQuestion(*row) for row in scored.iter_rows())
 
 
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
@@ -116,7 +116,7 @@ def select_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Dif
     return RlSet(balanced, explore)
 
 
-def histogram(scored: Iterable[Scored], group: int) -> list[int]:
+def histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
     """How many questions had 0, 1, ..., G right; a group with broken rollouts counts at its share, rounded.
 
     A share strictly between 0 and 1 never rounds to "none" or "all".

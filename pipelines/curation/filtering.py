@@ -14,11 +14,40 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines.alike import sql_shape
-from pipelines.config import Filter
-from pipelines.curation import duplicates
-from pipelines.curation.rules import broken_rule
-from pipelines.types import Outcome, StopReason
+from pipelines.core.registry import FILTER_RULES, filter_rule
+from pipelines.core.types import Outcome, StopReason, Trajectory
+from pipelines.recipe.config import Filter
+from pipelines.sql import similarity
+from pipelines.sql.similarity import sql_shape
+
+# Filter rules: named facts for which an episode is left out, as a demonstration or of GRPO's loss.
+
+
+@filter_rule("malformed")
+def malformed(outcome: Outcome) -> bool:
+    """Some turn is not well-formed."""
+    return is_malformed(outcome.trajectory)
+
+
+@filter_rule("no_answer")
+def no_answer(outcome: Outcome) -> bool:
+    """The episode ended without a final SQL."""
+    return outcome.trajectory.final_sql is None
+
+
+def is_malformed(trajectory: Trajectory) -> bool:
+    """Whether some turn is not well-formed."""
+    return any(turn.action.format_error is not None for turn in trajectory.turns)
+
+
+def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
+    """The first of these rules that leaves an episode out; None where it stays.
+
+    In GRPO this is GRPO-Filter (MTIR-SQL, equation 3). The paper gives neither its filter F nor its threshold: here a
+    rule is a named fact, and one is enough.
+    """
+    return next((rule for rule in rules if FILTER_RULES[rule](outcome)), None)
+
 
 COLUMNS = {
     "example_id": pl.String,
@@ -86,9 +115,9 @@ class CheckedTrajectory:
             detail,
             len(trajectory.turns),
             sum(len(turn.text) for turn in trajectory.turns),
-            _digest(*duplicates.plan(trajectory)),
+            _digest(*similarity.plan(trajectory)),
             _digest(sql_shape(trajectory.final_sql or "")),
-            _digest(*duplicates.signature(trajectory, database)),
+            _digest(*similarity.signature(trajectory, database)),
         )
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines import frames
-from pipelines.types import Database, Example, SchemaItems
+from pipelines.core import frames
+from pipelines.core.types import Database, Example, SchemaItems
 
 if TYPE_CHECKING:
     from pipelines.sql.schema import Schema
@@ -25,7 +25,7 @@ QUORUM = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class GoldSchema:
+class SchemaConsensus:
     """What the extractors say of one gold SQL.
 
     Attributes:
@@ -71,7 +71,7 @@ def ask(example: Example, extractors: Mapping[str, Extractor]) -> dict[str, Sche
     return {name: extractor(example) for name, extractor in extractors.items()}
 
 
-def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> GoldSchema:
+def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> SchemaConsensus:
     """Accept what at least two extractors say exactly alike; among several such, what most say, the first on a tie."""
     groups: dict[SchemaItems, list[str]] = {}
     for name, view in views.items():
@@ -80,7 +80,7 @@ def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> GoldS
     best = max(groups, key=lambda items: len(groups[items]), default=None)
     accepted = best if best is not None and len(groups[best]) >= QUORUM else None
     agree = tuple(groups[accepted]) if accepted is not None else ()
-    return GoldSchema(example_id, accepted, dict(views), agree, _reason(views, best))
+    return SchemaConsensus(example_id, accepted, dict(views), agree, _reason(views, best))
 
 
 def _reason(views: Mapping[str, SchemaItems | None], best: SchemaItems | None) -> str:

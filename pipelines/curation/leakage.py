@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pipelines.alike import normalised, sql_shape
+from pipelines.core.types import Database, Example
 from pipelines.sql.dialects.hiding import identity
-from pipelines.types import Database, Example
+from pipelines.sql.similarity import normalised, sql_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest fir
 )
 
 
-class Databases:
+class DatabaseIdentities:
     """Which databases are the same: those of one name, and those of one place, by whatever name a source calls it."""
 
     def __init__(self, held_out: Iterable[Example]) -> None:
@@ -57,7 +57,7 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
     One on the same database, of whatever kind, goes before one on another database. SQL counts only where both ask the
     same database: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
-    databases = Databases(held_out)
+    databases = DatabaseIdentities(held_out)
     asked = {databases.name(example.database) for example in held_out}
     tests = [(kind, name, _index(held_out, name)) for kind, name in TESTS]
     for example in train:
@@ -87,7 +87,7 @@ def _index(examples: Iterable[Example], name: Callable[[Example], Any]) -> dict[
 
 def report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     """Counts by kind, of all and of those on the same database, the databases that both have, and every leak."""
-    count, databases, names = 0, Databases(held_out), set()
+    count, databases, names = 0, DatabaseIdentities(held_out), set()
 
     def counted() -> Iterator[Example]:
         nonlocal count

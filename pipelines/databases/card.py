@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from pipelines.config import Section
-from pipelines.errors import DataError, RecipeError
-from pipelines.sql.dialects.hiding import Told, identity
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.store import write_atomic
+from pipelines.core.types import EngineName
+from pipelines.recipe.section import Section
+from pipelines.recipe.yaml_files import read_yaml, yaml_text
+from pipelines.sql.dialects.hiding import HiddenNames, identity
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
-from pipelines.store import write_atomic
-from pipelines.types import EngineName
-from pipelines.yaml_files import read_yaml, yaml_text
 
 FOLDER = Path("databases")
 HEAD = """\
@@ -68,7 +68,7 @@ class TableCard(Section):
     references: tuple[Reference, ...] = ()
 
 
-class Card(Section):
+class DatabaseCard(Section):
     """A database.
 
     Attributes:
@@ -88,7 +88,7 @@ class Card(Section):
     tables: dict[str, TableCard] = pydantic.Field(default_factory=dict)
 
     @property
-    def hidden(self) -> Told | None:
+    def hidden(self) -> HiddenNames | None:
         """Hidden tables, and hidden columns by table; None where nothing is hidden."""
         tables = tuple(name for name, table in self.tables.items() if table.hidden)
         columns = {
@@ -119,7 +119,7 @@ class Card(Section):
             self.engine,
         )
 
-    def also_hiding(self, hidden: Told) -> Card:
+    def also_hiding(self, hidden: HiddenNames) -> DatabaseCard:
         """The same, with these tables and columns hidden, too; it may not have named them."""
         whole, parts = hidden
         tables = dict(self.tables)
@@ -168,14 +168,14 @@ def place(name: str) -> Path:
     return FOLDER / f"{name}.yaml"
 
 
-def read(path: Path) -> Card:
+def read(path: Path) -> DatabaseCard:
     """A card from its file.
 
     Raises:
         DataError: it cannot be read, or has an unknown key or a wrong type; the message names it.
     """
     try:
-        return Card.model_validate(read_yaml(path))
+        return DatabaseCard.model_validate(read_yaml(path))
     except RecipeError as error:
         raise DataError(error.message, error.hint) from None
     except pydantic.ValidationError as error:
@@ -184,7 +184,7 @@ def read(path: Path) -> Card:
         raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
 
 
-def by_database() -> dict[str, Card]:
+def by_database() -> dict[str, DatabaseCard]:
     """The cards of the working folder by the `identity` of their databases.
 
     Of several cards of one database the first by name counts, and what any of them hides is hidden.
@@ -192,7 +192,7 @@ def by_database() -> dict[str, Card]:
     Raises:
         DataError: a card cannot be read.
     """
-    cards: dict[str, Card] = {}
+    cards: dict[str, DatabaseCard] = {}
     for path in sorted(FOLDER.glob("*.yaml")):
         card = read(path)
         name = identity(card.location)
@@ -212,7 +212,7 @@ def name_of(address: str) -> str | None:
     return next(names, None)
 
 
-def hidden() -> dict[str, Told]:
+def hidden() -> dict[str, HiddenNames]:
     """What the cards of the working folder hide, by the locations of their databases: `SqlEngine` takes it.
 
     Raises:
@@ -221,7 +221,7 @@ def hidden() -> dict[str, Told]:
     return {known.location: known.hidden for known in by_database().values() if known.hidden is not None}
 
 
-def write(path: Path, card: Card) -> None:
+def write(path: Path, card: DatabaseCard) -> None:
     """Write a card, whole or not at all.
 
     Raises:
@@ -238,7 +238,7 @@ def write(path: Path, card: Card) -> None:
         raise DataError(f"{path} cannot be written: {error.strerror}", "Run it in a folder of your own.") from None
 
 
-def merged(fresh: Card, old: Card) -> Card:
+def merged(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     """A catalogue that was read again, with what a person wrote before: nothing that was hidden comes back."""
     tables = {name: _merged_table(table, old.tables.get(name)) for name, table in fresh.tables.items()}
     gone = {name: _hidden_part(table) for name, table in old.tables.items() if name not in tables}

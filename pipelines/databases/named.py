@@ -2,28 +2,125 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from pipelines.databases import addresses, card
-from pipelines.databases.card import Card
-from pipelines.errors import DatabaseError, DataError
-from pipelines.registry import DIALECTS
+from pipelines.core.errors import DatabaseError, DataError, ResourceError
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Database, Example, ExecutionStatus
+from pipelines.databases import card
+from pipelines.databases.card import DatabaseCard
 from pipelines.sql.dialects.dialect import file_suffixes, of_address, of_file, of_head
 from pipelines.sql.dialects.hiding import identity
 from pipelines.sql.sandbox.requests import locate
-from pipelines.types import Database, Example, ExecutionStatus
 
 if TYPE_CHECKING:
-    from pipelines.config import Execution
+    from pipelines.recipe.config import Execution
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.schema import Schema, Table
 
 
+# Addresses of database servers: taking the password out, and putting one in that an environment variable holds.
+
+NO_SECRETS = ("password", "passfile")  # options of an address: the first is taken out of it, the other names a file
+HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/shop."
+
+
+def parted(address: str) -> tuple[str, str | None]:
+    """An address without its password, and the password.
+
+    Raises:
+        DataError: this is no address; what it says is not quoted, for it may hold a password.
+    """
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:
+        raise DataError("this is no address of a database server", HINT) from None
+    if not parts.path.strip("/"):
+        raise DataError("the address names no database", HINT)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    if secret := next((key for key, _ in options if "pass" in key.lower() and key not in NO_SECRETS), None):
+        raise DataError(f"the address holds a secret, {secret}", "Leave it out: use a key without a passphrase.")
+    password = next((value for key, value in options if key == "password"), None)
+    query = urlencode([(key, value) for key, value in options if key != "password"], quote_via=quote)
+    user, _, written = parts.netloc.rpartition("@")[0].partition(":")
+    host = parts.netloc.rpartition("@")[2]
+    bare = parts._replace(netloc=f"{user}@{host}" if user else host, query=query).geturl()
+    return bare, unquote(written) if written else password
+
+
+def complete(address: str, engine: str, password: str | None) -> str:
+    """The address that a driver gets: with the password, which then is in this process's memory alone."""
+    try:
+        DIALECTS[engine].check_address(address)
+    except ValueError as error:
+        raise DataError(str(error), HINT) from None
+    if password is None:
+        return address
+    try:
+        return DIALECTS[engine].with_password(address, password)
+    except ValueError as error:
+        raise DataError(str(error), HINT) from None
+
+
+def password_of(engine: str, variable: str | None) -> str | None:
+    """The password in an environment variable; None where none is to be had.
+
+    Raises:
+        ResourceError: the card names a variable that is not set.
+    """
+    if variable is None:
+        return os.environ.get(DIALECTS[engine].password_variable)
+    password = os.environ.get(variable)
+    if password is None:
+        raise ResourceError(f"the environment variable {variable} is not set", "It holds the database's password.")
+    return password
+
+
+def name_of(address: str) -> str:
+    """A short name for a database: the last part of its address, made of letters, digits and `_`."""
+    last = unquote(urlsplit(address).path).rstrip("/").rpartition("/")[2].partition(".")[0]
+    return re.sub(r"\W+", "_", last).strip("_").lower() or "database"
+
+
+def reason(error: Exception) -> str:
+    """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
+    message = str(error).lower()
+    reasons = {
+        ("password", "1045", "access denied"): "the server refuses this user or password",
+        ("no such file", "unable to open"): "there is no such file",
+        ("does not exist", "unknown database", "1049"): "the server has no such database or user",
+        (
+            "refused",
+            "resolve",
+            "timeout",
+            "timed out",
+            "not known",
+            "unreachable",
+            "2003",
+        ): "the server does not answer",
+        (
+            "not a database",
+            "not a valid duckdb",
+            "no duckdb",
+            "could not read",
+            "file is encrypted",
+        ): "it is no database",
+        ("lock",): "another process writes to it",
+    }
+    return next(
+        (words for marks, words in reasons.items() if any(mark in message for mark in marks)), type(error).__name__
+    )
+
+
 @dataclass(frozen=True)
-class Named:
+class OpenableDatabase:
     """A database that can be opened, and its card where it has one.
 
     Attributes:
@@ -33,7 +130,7 @@ class Named:
 
     database: Database
     address: str
-    card: Card | None = None
+    card: DatabaseCard | None = None
 
     def sql(self, execution: Execution, workers: int = 1, audit: Path | None = None) -> SqlEngine:
         """Its sandbox, in which nothing hidden can be read; close it (it is a context manager)."""
@@ -51,8 +148,8 @@ class Named:
             DataError: it cannot be read.
             DatabaseError: it is away.
         """
-        from pipelines.data.descriptions import describe
-        from pipelines.sql.catalogs import introspect
+        from pipelines.benchmarks.prompt_schema import describe
+        from pipelines.sql.schema import introspect
 
         if self.card is None:
             schema = introspect(self.database, values)
@@ -91,7 +188,7 @@ def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
     return dataclasses.replace(schema, tables=tuple(tables))
 
 
-def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> Named:
+def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:
     """The database that a command was told of.
 
     Raises:
@@ -100,16 +197,16 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
     """
     engine = of_address(text)
     if engine is not None:
-        bare, password = addresses.parted(text)
-        password = password or addresses.password_of(engine, None)
-        location = addresses.complete(bare, engine, password)
-        return Named(Database(addresses.name_of(bare), engine, location), bare, _card_of(bare))
+        bare, password = parted(text)
+        password = password or password_of(engine, None)
+        location = complete(bare, engine, password)
+        return OpenableDatabase(Database(name_of(bare), engine, location), bare, _card_of(bare))
     if is_connected(text):
         return of_card(text, card.read(card.place(text)))
     file = Path(text).expanduser()
     engine = _engine_of(file, text, hint)
     place = str(file.resolve())
-    return Named(Database(file.stem, engine, place), place, _card_of(place))
+    return OpenableDatabase(Database(file.stem, engine, place), place, _card_of(place))
 
 
 def is_connected(text: str) -> bool:
@@ -117,7 +214,7 @@ def is_connected(text: str) -> bool:
     return "/" not in text and card.place(text).is_file()
 
 
-def of_card(name: str, known: Card) -> Named:
+def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
     """The database that a card describes; what another card of the same database hides is hidden, too.
 
     Raises:
@@ -131,13 +228,13 @@ def of_card(name: str, known: Card) -> Named:
         place = Path(known.location).expanduser()
         if not place.is_file():
             raise DataError(f"no such database: {place}", f"Mend `location` in {card.place(name)}.")
-        return Named(Database(name, known.engine, str(place.resolve())), known.location, known)
-    password = addresses.password_of(known.engine, known.password_env)
-    location = addresses.complete(known.location, known.engine, password)
-    return Named(Database(name, known.engine, location), known.location, known)
+        return OpenableDatabase(Database(name, known.engine, str(place.resolve())), known.location, known)
+    password = password_of(known.engine, known.password_env)
+    location = complete(known.location, known.engine, password)
+    return OpenableDatabase(Database(name, known.engine, location), known.location, known)
 
 
-def _card_of(address: str) -> Card | None:
+def _card_of(address: str) -> DatabaseCard | None:
     """The card that describes this file or address, so that what it hides is hidden whatever a command was told."""
     return card.by_database().get(identity(address))
 
@@ -156,7 +253,9 @@ def _engine_of(file: Path, text: str, hint: str) -> str:
     raise DataError(f"{text} is no SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
 
 
-def sandbox(databases: Iterable[Named], execution: Execution, workers: int = 1, audit: Path | None = None) -> SqlEngine:
+def sandbox(
+    databases: Iterable[OpenableDatabase], execution: Execution, workers: int = 1, audit: Path | None = None
+) -> SqlEngine:
     """One sandbox for several databases, in which nothing hidden can be read; close it."""
     from pipelines.sql.engine import Limits, SqlEngine
 

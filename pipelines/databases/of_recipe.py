@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.data import linked, values
+from pipelines.benchmarks import prompt_schema
+from pipelines.core.types import Database, Example
 from pipelines.databases import card
-from pipelines.databases.named import Named
+from pipelines.databases.named import OpenableDatabase
 from pipelines.sql.dialects.hiding import identity
-from pipelines.types import Database, Example
 
-Link = Callable[[Sequence[Example], linked.Schemas], list[Example]]
+Link = Callable[[Sequence[Example], prompt_schema.Schemas], list[Example]]
 
 if TYPE_CHECKING:
-    from pipelines.config import Recipe
+    from pipelines.recipe.config import Recipe
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.schema import Schema
 
@@ -36,7 +36,7 @@ def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
 
     def schema(database: Database) -> Schema:
         if database.location not in schemas_read:
-            where = Named(database, database.location, cards.get(identity(database.location)))
+            where = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
             with sql_engine(recipe, 1) as sql:
                 schemas_read[database.location] = where.schema(
                     sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions
@@ -61,10 +61,10 @@ def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
 def completed(
     examples: Sequence[Example],
     recipe: Recipe,
-    schema: linked.Schemas,
+    schema: prompt_schema.Schemas,
     sql: SqlEngine,
-    link: Link = linked.gold_linked,
-    indices: dict[Database, values.ValueIndex] | None = None,
+    link: Link = prompt_schema.gold_linked,
+    indices: dict[Database, prompt_schema.ValueIndex] | None = None,
 ) -> list[Example]:
     """The questions with what the recipe's prompts show of each: its part of the schema, the stored values that it
     speaks of. The prompts of all stages, of the environment and of what is served are made of such questions.
@@ -78,7 +78,7 @@ def completed(
     is_served = recipe.protocol.schema_view == "filtered" and not any(example.gold_sql for example in asked)
     if data.linker or is_served:
         asked = link(asked, schema)
-    return values.retrieve(asked, data.values, schema, sql, indices) if data.values else asked
+    return prompt_schema.retrieve(asked, data.values, schema, sql, indices) if data.values else asked
 
 
 def noted(examples: Sequence[Example], root: Path) -> list[Example]:
@@ -94,7 +94,7 @@ def noted(examples: Sequence[Example], root: Path) -> list[Example]:
     return [_noted(example, cards, root) for example in examples] if cards else list(examples)
 
 
-def _noted(example: Example, cards: dict[str, card.Card], root: Path) -> Example:
+def _noted(example: Example, cards: dict[str, card.DatabaseCard], root: Path) -> Example:
     location = example.database.location
     database_card = cards.get(identity(location if "://" in location else str(root / location)))
     evidence = "" if database_card is None else database_card.evidence(example.question)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pipelines.endpoints.client import Malformed, Unreadable
-from pipelines.protocols.stops import close_tag, cut
+from pipelines.endpoints.client import Malformed, UnreadableAnswer
+from pipelines.protocols.blocks import close_tag, cut
 
 Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
 _THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
@@ -67,7 +67,7 @@ def read(value: Mapping[str, Any]) -> Answer:
     problem = Malformed("the answer tells of an error")
     try:
         if not value.get("error"):
-            problem = Unreadable("the answer has no choice that can be read", _usage(value))
+            problem = UnreadableAnswer("the answer has no choice that can be read", _usage(value))
         choice = value["choices"][0]
         message = choice["message"]
         text = _text(message.get("content"))
@@ -174,3 +174,49 @@ def _harmless(thought: str, agent: Sequence[str]) -> str:
     """Reasoning in which the protocol's tags are words: a thinking model rehearses its answer there."""
     names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
     return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
+
+
+# An answer that comes in pieces, put together into the form of a whole one; a stream that is cut is no answer.
+
+
+async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()) -> dict[str, Any]:
+    """Send a request with `stream: true` and return the chat completion that its chunks add up to.
+
+    Args:
+        omit: "stream_options" for a server that refuses it; it then counts no tokens.
+
+    Raises:
+        Malformed: the stream ended before the answer did.
+    """
+    parts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
+    calls: dict[int, dict[str, str]] = {}
+    last: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
+    usage: Any = None
+    own = {"model", "messages"}
+    options = {} if "stream_options" in omit else {"stream_options": {"include_usage": True}}
+    stream = await client.chat.completions.create(
+        model=body["model"],
+        messages=body["messages"],
+        stream=True,
+        extra_body=options | {k: v for k, v in body.items() if k not in own},
+    )
+    async for chunk in stream:
+        value = chunk.model_dump()
+        usage = value.get("usage") or usage
+        for choice in (value.get("choices") or ())[:1]:
+            _add(choice.get("delta") or {}, parts, calls)
+            last = {name: choice.get(name) or value for name, value in last.items()}
+    if last["finish_reason"] is None:
+        raise Malformed("the stream was cut")
+    message = {name: "".join(texts) for name, texts in parts.items()}
+    listed = [{"function": calls[index]} for index in sorted(calls)]
+    return {"choices": [{"message": {**message, "tool_calls": listed}, **last}], "usage": usage}
+
+
+def _add(delta: Mapping[str, Any], parts: dict[str, list[str]], calls: dict[int, dict[str, str]]) -> None:
+    parts["content"].append(delta.get("content") or delta.get("refusal") or "")
+    parts["reasoning_content"].append(delta.get("reasoning_content") or delta.get("reasoning") or "")
+    for call in delta.get("tool_calls") or ():
+        call_parts = calls.setdefault(call.get("index") or 0, {"name": "", "arguments": ""})
+        for name in call_parts:
+            call_parts[name] += (call.get("function") or {}).get(name) or ""

@@ -10,22 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Sampling
-from pipelines.endpoints import answers, streams
+from pipelines.core.errors import BoundaryError, EndpointError, RecipeError, SqltrainError
+from pipelines.core.types import Message
+from pipelines.endpoints import answers
+from pipelines.endpoints import answers as streams
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.client import (
     Connection,
     ContextOverflow,
     Endpoint,
     Refused,
-    Unreadable,
+    UnreadableAnswer,
     body_of,
     endpoint,
 )
 from pipelines.endpoints.limits import Budget
 from pipelines.endpoints.log import ResponseLog, Spent
-from pipelines.errors import BoundaryError, EndpointError, RecipeError, SqltrainError
-from pipelines.types import Message
+from pipelines.recipe.section import Sampling
 
 MOST_STOPS = 4  # that the OpenAI interface takes; at others the turn is cut here
 CHARS_PER_TOKEN = 3  # a careful guess of a prompt's tokens, until the server has counted them
@@ -222,7 +223,7 @@ class Asker:
     async def _buy(self, body: Mapping[str, Any], key: str = "", sample: int = 0) -> Answer:
         """Send a request within budget and pace."""
         most = _most(body, self.endpoint)
-        unread: list[Unreadable] = []  # of the last tries
+        unread: list[UnreadableAnswer] = []  # of the last tries
         await self.budget.reserve(most)
         try:
             answer = await self._connection.ask(
@@ -242,7 +243,7 @@ class Asker:
         return answer
 
     async def _send_and_keep(
-        self, client: Any, body: Mapping[str, Any], key: str, sample: int, unread: list[Unreadable]
+        self, client: Any, body: Mapping[str, Any], key: str, sample: int, unread: list[UnreadableAnswer]
     ) -> Answer:
         """One request, whose answer is kept before anybody uses it, be its asker still there or not.
 
@@ -251,7 +252,7 @@ class Asker:
         """
         try:
             answer = await self._send(client, body)
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             unread.append(error)
             raise
         except Exception:

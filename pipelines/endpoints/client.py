@@ -24,12 +24,12 @@ from typing import Any, Literal, Self, TypeVar
 
 import pydantic
 
-from pipelines.config import Positive, Section, Teacher
-from pipelines.endpoints.pace import Pace
-from pipelines.endpoints.retry import Breaker, delay, retry_after
-from pipelines.errors import EndpointError, RecipeError, ResourceError, SqltrainError
-from pipelines.recipes import LOCAL
-from pipelines.yaml_files import read_yaml
+from pipelines.core.errors import EndpointError, RecipeError, ResourceError, SqltrainError
+from pipelines.endpoints.limits import Breaker, Pace, delay, retry_after
+from pipelines.recipe.config import Teacher
+from pipelines.recipe.recipes import LOCAL
+from pipelines.recipe.section import Positive, Section
+from pipelines.recipe.yaml_files import read_yaml
 
 ENDPOINTS = LOCAL / "endpoints.yaml"
 ENDPOINTS_VARIABLE = "SQLTRAIN_ENDPOINTS"  # names another file, for containers and workers
@@ -59,7 +59,7 @@ class Malformed(Exception):
     """A server's answer that is none: broken JSON, a cut stream, no choices. It is asked again."""
 
 
-class Unreadable(Malformed):
+class UnreadableAnswer(Malformed):
     """A whole answer, and so a paid one, whose choice cannot be read: after the last try it is kept as it is.
 
     Args:

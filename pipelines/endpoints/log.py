@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import ResourceError
+from pipelines.core.errors import ResourceError
 
 RESPONSES = "responses"  # the folder of a store that keeps what endpoints answered
 SYNC_S = 1.0  # a power cut loses at most so much; kill -9 loses nothing that was written

@@ -1,5 +1,5 @@
 """Episodes of a recipe as an environment that any trainer can drive: `reset`, `step`, a reward at the end."""
 
-from pipelines.environment.core import Environment, Session, Step
+from pipelines.environment.core import Environment, Session, StepResult
 
-__all__ = ["Environment", "Session", "Step"]
+__all__ = ["Environment", "Session", "StepResult"]

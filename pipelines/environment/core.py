@@ -22,26 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pipelines import recipes
-from pipelines.config import Recipe, Source
-from pipelines.data import base
-from pipelines.data.linked import GOLD
-from pipelines.data.values import ValueIndex
-from pipelines.databases.of_recipe import completed, schemas, sql_engine
-from pipelines.errors import DataError, EndpointError, RecipeError
-from pipelines.evaluation import result_files
-from pipelines.protocols.base import build
-from pipelines.protocols.stops import close_tag, cut
-from pipelines.registry import DIALECTS
-from pipelines.rewards.judge import endpoint_of
-from pipelines.rewards.outcome import make_outcomes
-from pipelines.rewards.rubric import Rubric
-from pipelines.rollout.env import Episode, EpisodeRequest, Rules
-from pipelines.rollout.policies.base import Completion
-from pipelines.rollout.user import reply, simulated_user
-from pipelines.sql.dialects.dialect import of_file
-from pipelines.sql.engine import Pair
-from pipelines.types import (
+from pipelines.benchmarks import base
+from pipelines.benchmarks.prompt_schema import GOLD, ValueIndex
+from pipelines.core.errors import DataError, EndpointError, RecipeError
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,
@@ -52,6 +37,19 @@ from pipelines.types import (
     from_dict,
     to_dict,
 )
+from pipelines.databases.of_recipe import completed, schemas, sql_engine
+from pipelines.evaluation import result_files
+from pipelines.protocols.base import build
+from pipelines.protocols.blocks import close_tag, cut
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Source
+from pipelines.rewards.outcome import make_outcomes
+from pipelines.rewards.panel import Rubric, endpoint_of
+from pipelines.rollout.env import Episode, EpisodeRequest, Rules
+from pipelines.rollout.policies.base import Completion
+from pipelines.rollout.user import reply, simulated_user
+from pipelines.sql.dialects.dialect import of_file
+from pipelines.sql.engine import Pair
 
 Messages = list[dict[str, str]]
 UNSEEN = "The reasoning stays with the agent."  # of an agent that calls tools; a protocol may demand some
@@ -59,7 +57,7 @@ POLICY = "outside"  # the name of the policy in the trajectories: the environmen
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """What a turn led to.
 
     Attributes:
@@ -98,7 +96,7 @@ class Session:
         """Whether the episode is over."""
         return self._episode.done
 
-    def step(self, text: str) -> Step:
+    def step(self, text: str) -> StepResult:
         """Take the agent's turn. Blocks while its SQL runs.
 
         Raises:
@@ -114,7 +112,7 @@ class Session:
             self._episode.observe(result)
         return self._answer()
 
-    async def step_async(self, text: str) -> Step:
+    async def step_async(self, text: str) -> StepResult:
         """As `step`, inside a running event loop: the SQL of many sessions runs side by side."""
         sql = self._accept(text)
         if self._asks:
@@ -130,15 +128,15 @@ class Session:
         """A turn that a server ended at one of `stop`, with that text, which most servers leave out."""
         return close_tag(text, self.stop, None)
 
-    def query(self, sql: str) -> Step:
+    def query(self, sql: str) -> StepResult:
         """The turn that runs a statement, for agents that call tools. Raises what `step` does."""
         return self.step(self._environment.turn(ActionKind.SQL, sql))
 
-    def answer(self, sql: str) -> Step:
+    def answer(self, sql: str) -> StepResult:
         """The turn that answers with a statement, for agents that call tools. Raises what `step` does."""
         return self.step(self._environment.turn(ActionKind.SOLUTION, sql))
 
-    def give_up(self) -> Step:
+    def give_up(self) -> StepResult:
         """End the episode of an agent that says no more: it is paid as one whose turns are empty up to the cap."""
         step = self.step("")
         while not step.done:
@@ -169,10 +167,10 @@ class Session:
             raise ValueError("the episode is over; begin another one with reset")
         return self._episode.accept(Completion(cut(text, self.stop)))  # as a server would stop it
 
-    def _answer(self) -> Step:
+    def _answer(self) -> StepResult:
         if self.done:
             return self._environment.score(self._episode.trajectory(), self.example)
-        return Step(self._episode.last_turn.observation, None, False)
+        return StepResult(self._episode.last_turn.observation, None, False)
 
 
 class Environment:
@@ -285,7 +283,7 @@ class Environment:
             (verdict,) = self.sql.verdicts([pair], equalities)
         return None if verdict.broken else dict(verdict.scores)
 
-    def score(self, trajectory: Trajectory, example: Example) -> Step:
+    def score(self, trajectory: Trajectory, example: Example) -> StepResult:
         """The last step of an episode: its final SQL held against gold, and paid by the recipe's panel."""
         (outcome,) = make_outcomes(
             [trajectory],
@@ -298,9 +296,9 @@ class Environment:
         )
         facts = _facts(outcome)
         if outcome.broken:
-            return Step(None, None, True, facts)
+            return StepResult(None, None, True, facts)
         paid = self._rubric.score(outcome)
-        return Step(None, paid.total, True, {**facts, "by_term": paid.by_term, "by_track": paid.by_track})
+        return StepResult(None, paid.total, True, {**facts, "by_term": paid.by_term, "by_track": paid.by_track})
 
 
 def _refuse_endpoints(recipe: Recipe) -> None:
@@ -370,3 +368,56 @@ def example_of(row: Mapping[str, Any]) -> Example:
     name = path.rsplit("/", 1)[-1].partition(".")[0]
     database = Database(id=name, engine=engine, location=path)
     return Example(texts["id"] or texts["question"], texts["question"], database, texts["sql"], texts["evidence"])
+
+
+# Which question a client of a server asks for: one of the recipe's pools, or a row whose database it may name.
+
+
+class QuestionPools:
+    """The questions that a server gives out.
+
+    Args:
+        databases: the folder whose files a client's own rows may name; None refuses such rows, for a client could read
+            any database that the server can.
+    """
+
+    def __init__(self, environment: Environment, databases: Path | None) -> None:
+        self._environment = environment
+        self._databases = None if databases is None else databases.resolve()
+        self.pool = functools.cache(self._read)
+
+    def _read(self, name: str) -> Sequence[Example]:
+        return self._environment.questions(name)
+
+    def example(self, asked: Mapping[str, Any]) -> Example:
+        """The question of `{"pool": NAME, "index": NUMBER}`, or of a row with question, sql and database (a file).
+
+        Raises:
+            DataError: there is no such question, or the row's database is not one that clients may name.
+        """
+        if "pool" not in asked:
+            return self._own(asked)
+        pool, index = asked["pool"], asked.get("index", 0)
+        if not isinstance(pool, str) or not isinstance(index, int):
+            raise DataError("a question is named by its pool (a text) and its index (a whole number)")
+        examples = self.pool(pool)
+        if not 0 <= index < len(examples):
+            raise DataError(f"the pool {pool!r} has no question {index}", f"It has {len(examples)}, from 0 on.")
+        return examples[index]
+
+    def _own(self, row: Mapping[str, Any]) -> Example:
+        if self._databases is None:
+            raise DataError(
+                "this server takes no rows of its clients",
+                "Ask by pool and index, or start it with --databases FOLDER.",
+            )
+        if not isinstance(name := row.get("database"), str) or "record" in row:
+            raise DataError("the row's field 'database' is missing or is no text")
+        try:
+            file = (self._databases / name).resolve()
+            is_there = file.is_relative_to(self._databases) and file.is_file()
+        except (ValueError, OSError, RuntimeError):  # a name no file bears: NUL, 300 characters, a ring of links
+            is_there = False
+        if not is_there:
+            raise DataError(f"there is no database {name[:100]!r} in the server's folder")
+        return example_of({**row, "database": str(file)})

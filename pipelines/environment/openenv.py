@@ -22,11 +22,10 @@ from openenv.core.env_server.interfaces import Environment as OpenEnvironment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
 from pydantic import Field
 
-from pipelines.environment.asked import Asked
-from pipelines.environment.core import Environment, Messages, Session
+from pipelines.environment.core import Environment, Messages, QuestionPools, Session
 
 
-class Turn(Action):  # type: ignore[misc]
+class AgentTurn(Action):  # type: ignore[misc]
     """The agent's turn, as text."""
 
     text: str
@@ -50,7 +49,7 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, environment: Environment, asked: Asked) -> None:
+    def __init__(self, environment: Environment, asked: QuestionPools) -> None:
         super().__init__()
         self._environment, self._asked = environment, asked
         self._session: Session | None = None
@@ -67,7 +66,7 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         self._state = State(episode_id=episode_id, step_count=0)
         return Seen(messages=self._session.messages, stop=list(self._session.stop))
 
-    def step(self, action: Turn, timeout_s: float | None = None, **_: Any) -> Seen:
+    def step(self, action: AgentTurn, timeout_s: float | None = None, **_: Any) -> Seen:
         """Take the agent's turn; SQL has the recipe's own time limit.
 
         Raises:
@@ -85,7 +84,7 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
             info=dict(step.info),
         )
 
-    async def step_async(self, action: Turn, timeout_s: float | None = None, **more: Any) -> Seen:
+    async def step_async(self, action: AgentTurn, timeout_s: float | None = None, **more: Any) -> Seen:
         """As `step`, beside other episodes."""
         return await asyncio.to_thread(self.step, action, timeout_s, **more)
 
@@ -95,10 +94,10 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         return self._state
 
 
-class SqlClient(EnvClient[Turn, Seen, State]):  # type: ignore[misc]
+class SqlClient(EnvClient[AgentTurn, Seen, State]):  # type: ignore[misc]
     """The client of `app`."""
 
-    def _step_payload(self, action: Turn) -> dict[str, Any]:
+    def _step_payload(self, action: AgentTurn) -> dict[str, Any]:
         return {"text": action.text}
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Seen]:
@@ -128,6 +127,8 @@ def app(
         RecipeError: no such recipe, or it pays nothing.
     """
     environment = Environment(recipe, overrides, workers)
-    asked = Asked(environment, databases)
+    asked = QuestionPools(environment, databases)
     limits = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle_s)
-    return create_app(lambda: SqlEnvironment(environment, asked), Turn, Seen, "sqltrain", concurrency_config=limits)
+    return create_app(
+        lambda: SqlEnvironment(environment, asked), AgentTurn, Seen, "sqltrain", concurrency_config=limits
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from pipelines.environment.core import Messages, Session, Step, example_of, shared
+from pipelines.environment.core import Messages, Session, StepResult, example_of, shared
 
 
 class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
         self._environment = shared(str(env_config["recipe"]), tuple(env_config.get("overrides", ())))
         self._example = example_of(extras or {})
         self._session: Session | None = None
-        self._last: Step | None = None
+        self._last: StepResult | None = None
 
     def init(self, prompt: Messages) -> tuple[Messages, dict[str, Any]]:
         """The recipe's prompt for the row's question; the dataset's own prompt is replaced by it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.environment.core import Environment, Session, Step, example_of
+from pipelines.environment.core import Environment, Session, StepResult, example_of
 
 NATIVE = ("protocol.name=tool_call", "protocol.prompt=native", "protocol.options={}")  # names these tools, and no tags
 OPENING, CLOSING = "<tool_response>\n", "\n</tool_response>"
@@ -33,7 +33,7 @@ class SqlTools:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._session: Session | None = None
-        self._last: Step | None = None
+        self._last: StepResult | None = None
 
     def reset(self, **row: Any) -> str:
         """Begin an episode on a row of the dataset; its prompt is appended to the last message of the row's.
@@ -77,6 +77,6 @@ class SqlTools:
         assert self._session is not None, "reset comes first"
         return self._session
 
-    def _take(self, step: Step) -> str:
+    def _take(self, step: StepResult) -> str:
         self._last = step
         return (step.observation or "The answer was taken.").removeprefix(OPENING).removesuffix(CLOSING)

@@ -5,22 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from pipelines.evaluation import result_files
-from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview, text_digest
-from pipelines.evaluation.voting import signature
-from pipelines.protocols import knowledge, probes
-from pipelines.protocols.ask import Ask
-from pipelines.protocols.phases import Phases
-from pipelines.registry import EQUALITIES
-from pipelines.rewards.outcome import Analysis, levels
-from pipelines.rewards.terms import jaccard
-from pipelines.sql import analyst, livesqlbench
-from pipelines.sql.diagnoses import Diagnosis, Failure
-from pipelines.sql.dialects.base import quoted
-from pipelines.sql.engine import Pair, SqlEngine, Verdict
-from pipelines.sql.lexical import bigrams
-from pipelines.sql.schema import Schema
-from pipelines.types import (
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,
@@ -35,6 +21,22 @@ from pipelines.types import (
     escaped,
     text_of,
 )
+from pipelines.evaluation import result_files
+from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview, text_digest
+from pipelines.evaluation.voting import signature
+from pipelines.protocols import knowledge
+from pipelines.protocols import knowledge as probes
+from pipelines.protocols.one_action import Ask
+from pipelines.protocols.phases import Phases
+from pipelines.rewards.outcome import Analysis, levels
+from pipelines.rewards.terms import jaccard
+from pipelines.sql import analyst
+from pipelines.sql.diagnoses import Diagnosis, Failure
+from pipelines.sql.dialects.base import quoted
+from pipelines.sql.engine import Pair, SqlEngine, Verdict
+from pipelines.sql.equalities import official
+from pipelines.sql.lexical import bigrams
+from pipelines.sql.schema import Schema
 
 PREVIEW_ROWS = 8
 CELL_CHARS = 80
@@ -58,7 +60,7 @@ def evaluate(
 
     Args:
         examples: by id.
-        equalities: names of `pipelines/sql/compare.py`; the first says what counts as the same result in a vote.
+        equalities: names of `pipelines/sql/equalities/compare.py`; the first says what counts as the same result in a vote.
         gold_schemas: consensus gold schemas by example id; without the mapping, the gold SQL's own items are taken.
         verdicts: of the trajectories under these equalities, where they are known.
 
@@ -74,7 +76,7 @@ def evaluate(
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
     by_id = {trajectory.example_id: examples[trajectory.example_id] for trajectory in trajectories}
     answers = [
-        Answer(by_id[trajectory.example_id], trajectory, verdict, signatures.get(pair))
+        JudgedAnswer(by_id[trajectory.example_id], trajectory, verdict, signatures.get(pair))
         for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
     ]
     static = Analysis(schemas, gold_schemas)
@@ -87,7 +89,7 @@ def evaluate(
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class JudgedAnswer:
     """A trajectory with its example, its verdict and its result's signature."""
 
     example: Example
@@ -180,12 +182,12 @@ def _signatures(
         [(database, rewrite(text) if rewrite else text) for database, text in jobs if text is not None]
     )
     if rewrite:
-        results = [dataclasses.replace(result, rows=livesqlbench.vote(result.rows)) for result in results]
+        results = [dataclasses.replace(result, rows=official.vote(result.rows)) for result in results]
     signatures = {job: signature(result, part.form) for job, result in zip(jobs, results, strict=True)}
     return {pair: signatures[pair.database, pair.predicted_sql] for pair in ran}
 
 
-def _diagnoses(answers: Sequence[Answer], schemas: Schemas, sql: SqlEngine) -> list[Diagnosis | None]:
+def _diagnoses(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine) -> list[Diagnosis | None]:
     """Why each answer is wrong by some equality; None when it is right by all, or broken.
 
     Wrong answers are looked at twice where the values that are stored in a column tell more.
@@ -225,7 +227,7 @@ def _stored(columns: Sequence[Stored], sql: SqlEngine) -> dict[Stored, tuple[Sca
     return {key: tuple(row[0] for row in result.rows) for key, result in zip(columns, results, strict=True)}
 
 
-def _failure(answer: Answer, schema: Schema) -> Failure:
+def _failure(answer: JudgedAnswer, schema: Schema) -> Failure:
     trajectory, verdict = answer.trajectory, answer.verdict
     return Failure(
         predicted_sql=trajectory.final_sql,
@@ -243,7 +245,7 @@ def _failure(answer: Answer, schema: Schema) -> Failure:
 
 
 def _record(
-    answer: Answer, static: Analysis, level: Hardness, diagnosis: Diagnosis | None, mode: Mode
+    answer: JudgedAnswer, static: Analysis, level: Hardness, diagnosis: Diagnosis | None, mode: Mode
 ) -> EpisodeRecord:
     example, trajectory, verdict, broken = answer.example, answer.trajectory, answer.verdict, answer.broken
     calls = [turn for turn in trajectory.turns if turn.status is not None]

@@ -15,21 +15,51 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import StopReason
 from pipelines.evaluation import metrics
-from pipelines.evaluation.curves import series
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.evaluation.seeds import Scores
+from pipelines.evaluation.stats import Scores
 from pipelines.evaluation.voting import PLAIN, Rule, majority_at_k
 from pipelines.sql.diagnoses import ERROR_CLASSES
-from pipelines.types import StopReason
+
+# Curves of a training: their moving average, and the step at which one first reaches a value.
+
+SMOOTH = 10  # steps of the moving average (SQL-Trail, figure 3)
+Points = Sequence[tuple[float, float]]  # (step, value), by ascending step
+
+
+def series(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+    """One number's points; rows without it, with words in its place or without a finite value are left out."""
+    rows_with_value = [row for row in rows if isinstance(row.get(name), int | float)]
+    return [(float(row["step"]), float(row[name])) for row in rows_with_value if math.isfinite(row[name])]
+
+
+def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, float]]:
+    """The mean over the last `window` steps at each point; what is measured more rarely than that stays as it is."""
+    smooth = []
+    for index, (step, _) in enumerate(points):
+        part = [value for at, value in points[max(0, index + 1 - window) : index + 1] if at > step - window]
+        smooth.append((step, math.fsum(part) / len(part)))
+    return smooth
+
+
+def steps_to(points: Points, threshold: float, window: int = SMOOTH) -> float | None:
+    """The first step at which the moving average reaches a threshold; None where it never does.
+
+    Only averages over a whole window count, or the luck of the first steps would decide. SkyRL-SQL, figure 6, compares
+    two trainings by this number.
+    """
+    whole = moving_average(points, window)[max(0, min(window, len(points)) - 1) :]
+    return next((step for step, value in whole if value >= threshold), None)
+
 
 NAME = re.compile(r"(?P<base>[^\[\]@]+?)(?:@(?P<k>[1-9]\d*))?(?: \[(?P<level>[^\[\]]+)\])?")
 Value = Callable[[EpisodeRecord, str], float | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class FinishedEvaluation:
     """One finished evaluation."""
 
     records: tuple[EpisodeRecord, ...]  # its greedy and its sampled episodes
@@ -47,7 +77,7 @@ class Measure:
 
     name: str
     kind: Literal["percent", "mean"]  # shares in [0, 1], which have an interval; counts
-    scores: Callable[[Run], Scores]  # of one run, by question
+    scores: Callable[[FinishedEvaluation], Scores]  # of one run, by question
     fold: Callable[[Sequence[float]], float] = statistics.fmean  # one figure of one run's values
 
 
@@ -123,7 +153,7 @@ def _within(records: Sequence[EpisodeRecord], level: str | None) -> list[Episode
     return [record for record in records if level is None or level in (record.difficulty, record.hardness)]
 
 
-def _of_episodes(run: Run, name: str, value: Value, level: str | None) -> Scores:
+def _of_episodes(run: FinishedEvaluation, name: str, value: Value, level: str | None) -> Scores:
     """Each question's mean over its episodes of the measure's pass; those whose value is not known are left out."""
     mode = "sampled" if name == "sampled" else "greedy"
     chosen = run.once if name == "at once" else [record for record in run.records if record.mode == mode]
@@ -135,7 +165,7 @@ def _of_episodes(run: Run, name: str, value: Value, level: str | None) -> Scores
     return by_question
 
 
-def _of_training(run: Run, name: str, swing: bool) -> Scores:
+def _of_training(run: FinishedEvaluation, name: str, swing: bool) -> Scores:
     """A number of training at each step, or how far it is from that of the step before; a step is its own cluster."""
     points = series(run.curves, name)
     if swing:
@@ -143,7 +173,7 @@ def _of_training(run: Run, name: str, swing: bool) -> Scores:
     return {f"{step:g}": (f"{step:g}", value) for step, value in points}
 
 
-def _over_samples(records: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> Scores:
+def _over_samples(records: Sequence[EpisodeRecord], run: FinishedEvaluation, what: str, k: int) -> Scores:
     """pass@k, average@k or majority@k of each question that has k unbroken samples (see `metrics.k_point`)."""
     groups = metrics.by_question(record for record in records if record.mode == "sampled")
     by_question: dict[str, tuple[str, float]] = {}
@@ -153,7 +183,7 @@ def _over_samples(records: Sequence[EpisodeRecord], run: Run, what: str, k: int)
     return by_question
 
 
-def _of_samples(members: Sequence[EpisodeRecord], run: Run, what: str, k: int) -> float:
+def _of_samples(members: Sequence[EpisodeRecord], run: FinishedEvaluation, what: str, k: int) -> float:
     if what == "pass":
         return metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
     if what == "average":

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from pipelines.core.registry import METRICS, metric
+from pipelines.core.types import StopReason
 from pipelines.evaluation.record import EpisodeRecord, Linking
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
-from pipelines.registry import METRICS, metric
-from pipelines.types import StopReason
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from pipelines.core.types import ExecutionStatus, Hardness, SchemaItems, StopReason
 from pipelines.sql.diagnoses import Diagnosis
-from pipelines.types import ExecutionStatus, Hardness, SchemaItems, StopReason
 
 Mode = Literal["greedy", "sampled"]
 # A record may come from anybody's file: no figure of it is more than a share, or than a column of a table holds.

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.types import Example, ExecutionResult, ExecutionStatus, Scalar, text_of
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
-from pipelines.types import Example, ExecutionResult, ExecutionStatus, Scalar, text_of
 
 EQUALITY = "spider2"
 META = "gold_results"  # in an example's meta: results (header and rows of text), columns that count, ignore_order

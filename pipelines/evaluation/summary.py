@@ -7,13 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import metrics
 from pipelines.evaluation.metrics import KPoint, Measure, Spread
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
 from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis
-from pipelines.types import HARDNESS_LEVELS, StopReason
 
 KS = (1, 2, 4, 8)
 BIRD_LEVELS = ("simple", "moderate", "challenging")

@@ -14,8 +14,8 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-from pipelines import config
-from pipelines.types import ExecutionResult, text_of
+from pipelines.core.types import ExecutionResult, text_of
+from pipelines.recipe import config
 
 MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
 

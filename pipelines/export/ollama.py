@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint import Card
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.store import read_json
 from pipelines.protocols.base import build
-from pipelines.store import read_json
+from pipelines.recipe.checkpoint import CheckpointCard
 
 CONVERTED = (
     *("LlamaForCausalLM", "Qwen2ForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
@@ -33,7 +33,7 @@ HINT = "Export it with --to hub-folder, and write a Modelfile by hand."
 MARK = "contentmarker"  # a plain word: no template alters it
 
 
-def modelfile(folder: Path, tokenizer: Any, card: Card | None) -> str:
+def modelfile(folder: Path, tokenizer: Any, card: CheckpointCard | None) -> str:
     """The text of a `Modelfile` beside the weights.
 
     Args:
@@ -95,7 +95,7 @@ def _patterns(tokenizer: dict[str, Any]) -> str:
     return hashlib.sha256("".join(patterns).encode()).hexdigest()
 
 
-def _context(folder: Path, card: Card) -> int:
+def _context(folder: Path, card: CheckpointCard) -> int:
     config = read_json(folder / "config.json")
     return min(int(config.get("max_position_embeddings") or card.sampling.episode_tokens), card.sampling.episode_tokens)
 

@@ -16,18 +16,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Nightly
-from pipelines.data import csv_rows
-from pipelines.errors import DataError
-from pipelines.fields import BadRow
-from pipelines.recipes import digest
+from pipelines.benchmarks import own_questions
+from pipelines.core.errors import DataError
+from pipelines.core.store import read_json, write_atomic, write_json, writing
+from pipelines.core.types import BadRow
+from pipelines.recipe.config import Nightly
+from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import has_password
-from pipelines.store import read_json, write_atomic, write_json, writing
 
 QUESTIONS, ROWS = "questions.jsonl", "rows.json"
 HELD_OUT = "held_out.jsonl"  # of a batch: its rows that ask what is held out, and so take no part
 QUARANTINE = "quarantine.jsonl"  # of a batch that was refused: the rows that the data stage set aside, with reasons
-DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/data/jsonl.py
+DATABASE = ("database", "db", "db_id", "db_path")  # as in pipelines/benchmarks/own_questions.py
 WITHHELD = "postgresql://user:***@host/"  # in place of an address with a password: the store keeps none
 READ = (".jsonl", ".csv")
 UNREAD = (".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".parquet")  # beside databases, which questions name
@@ -66,7 +66,7 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
     if inbox.is_dir():
         for path in _files(inbox):
             if path.suffix.lower() == ".csv":
-                for _, row in csv_rows.rows(path, ()):  # what is no row is a text, which the data stage sets aside
+                for _, row in own_questions.rows(path, ()):  # what is no row is a text, which the data stage sets aside
                     yield path.stem, f"{path.name}: {row.detail}" if isinstance(row, BadRow) else row
                 continue
             try:

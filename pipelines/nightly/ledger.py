@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pipelines.errors import DataError, ResourceError
-from pipelines.store import Store, lock, writing
-from pipelines.types import read_lines
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.store import Store, lock, writing
+from pipelines.core.types import read_lines
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
 TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
 SET_ASIDE = ("worse",)  # whose batches are not trained on again
 
 
-class Overlap(ResourceError):
+class NightInProgress(ResourceError):
     """A night of that recipe is at work already."""
 
 
@@ -66,7 +66,9 @@ class Ledger:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Overlap(f"another night of {self.folder.name} is at work", "Wait until it is over.") from None
+                raise NightInProgress(
+                    f"another night of {self.folder.name} is at work", "Wait until it is over."
+                ) from None
             yield
 
     def lines(self) -> list[dict[str, Any]]:

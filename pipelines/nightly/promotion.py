@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import quantiles
 from typing import Any, Literal
 
-from pipelines.config import Nightly
-from pipelines.errors import DataError
-from pipelines.evaluation.compare import Comparison, compare
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.core.types import HARDNESS_LEVELS, Example
+from pipelines.curation.leakage import leaks
+from pipelines.evaluation.paired_comparison import Comparison, compare
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.types import HARDNESS_LEVELS
+from pipelines.recipe.config import Nightly
+from pipelines.stages.context import each_example, examples
+from pipelines.stages.data import TRAINED
 
 Decision = Literal["promoted", "kept", "worse"]
 ALPHA = 0.05
@@ -26,7 +35,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class PromotionDecision:
     """A decision with its numbers.
 
     Attributes:
@@ -40,7 +49,7 @@ class Verdict:
     numbers: dict[str, float]
 
 
-def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int) -> Verdict:
+def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int) -> PromotionDecision:
     """Hold a challenger against the champion.
 
     Raises:
@@ -57,17 +66,17 @@ def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int)
     change = f"{100 * whole.accuracy_before:.1f} to {100 * whole.accuracy_after:.1f} % of {whole.paired.n} questions"
     how = _how(whole, settings)
     if _sure(whole, settings, -1):
-        return Verdict("worse", f"worse: {change} ({how})", numbers)
+        return PromotionDecision("worse", f"worse: {change} ({how})", numbers)
     if lost:
         where = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in lost.items())
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
-        return Verdict("kept", f"it loses on {where} ({bound}); {change}", numbers)
+        return PromotionDecision("kept", f"it loses on {where} ({bound}); {change}", numbers)
     if unmeasured:
         why = "champion and challenger share no question there that counts"
-        return Verdict("kept", f"whether it loses on {unmeasured} cannot be told: {why}; {change}", numbers)
+        return PromotionDecision("kept", f"whether it loses on {unmeasured} cannot be told: {why}; {change}", numbers)
     if not _sure(whole, settings, +1):
-        return Verdict("kept", f"not shown to be better: {change} ({how})", numbers)
-    return Verdict("promoted", f"better: {change} ({how})", numbers)
+        return PromotionDecision("kept", f"not shown to be better: {change} ({how})", numbers)
+    return PromotionDecision("promoted", f"better: {change} ({how})", numbers)
 
 
 def _compare(pairs: Held, seed: int) -> Comparison:
@@ -119,3 +128,60 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
         "lost": comparison.lost,
         "questions": comparison.paired.n,
     }
+
+
+# How far a night's questions lie from those that were learned before.
+
+ENOUGH = 50  # fewer questions say nothing about a distribution
+
+
+def drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict[str, float]:
+    """Total variation distance, in [0, 1], of hardness and of the question's length in words (by the old quartiles).
+
+    {} where either side has fewer than `ENOUGH` questions.
+    """
+    if min(len(learned), len(fresh)) < ENOUGH:
+        return {}
+    old, new = ([len(example.question.split()) for example in side] for side in (learned, fresh))
+    cuts = quantiles(old, n=4)
+    return {
+        "hardness": distance([example.hardness for example in learned], [example.hardness for example in fresh]),
+        "length": distance([bisect_right(cuts, count) for count in old], [bisect_right(cuts, count) for count in new]),
+    }
+
+
+def distance(old: Sequence[Hashable], new: Sequence[Hashable]) -> float:
+    """Half the sum of the differences of two distributions' shares: 0 alike, 1 apart."""
+    before, after = Counter(old), Counter(new)
+    return sum(abs(before[value] / len(old) - after[value] / len(new)) for value in before | after) / 2
+
+
+# Held-out questions that a checkpoint was trained on: what is held out may have changed since.
+
+Stage = tuple[str, str]  # its name and its key
+
+
+def trained_on(store: Store, checkpoint: Stage, beside: Stage, test: Path) -> frozenset[str]:
+    """The ids of held-out questions that a checkpoint was trained on, and another one was not.
+
+    Args:
+        beside: the other checkpoint. What it was trained on has been held against these questions already.
+        test: folder of the held-out questions.
+    """
+    data = _data(store, checkpoint) - _data(store, beside)
+    if not data:
+        return frozenset()
+    pools = (each_example(store.folder("data", key), pool) for key in sorted(data) for pool in TRAINED)
+    repeated = leaks(examples(test, "test"), list(chain.from_iterable(pools)))
+    return frozenset(leak.train for leak in repeated if leak.same_database)
+
+
+def _data(store: Store, checkpoint: Stage) -> set[str]:
+    """The keys of all data stages behind a checkpoint that the store still has."""
+    waiting, seen = [checkpoint], set[Stage]()
+    while waiting:
+        stage = waiting.pop()
+        if stage not in seen and store.has(*stage):
+            seen.add(stage)
+            waiting += store.manifest(*stage).get("inputs", {}).items()
+    return {key for name, key in seen if name == "data"}

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines import frames
-from pipelines.frames import DATA
-from pipelines.recipes import digest
+from pipelines.core import frames
+from pipelines.core.frames import DATA
+from pipelines.core.store import Store, read_json, write_json
+from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import servers
 from pipelines.stages.data import note_leakage
-from pipelines.store import Store, read_json, write_json
 
 VERSION = 2
 HELD_OUT, TRAINED = ("dev",), ("sft", "rl")
@@ -29,7 +29,7 @@ Frames = list[pl.DataFrame]
 
 
 @dataclass(frozen=True)
-class Part:
+class UnionPart:
     """One batch, or the recipe's own data: the keys of its finished stages, by name.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part:
     fresh: bool
 
 
-def unite(store: Store, parts: Sequence[Part], replay: float | None, seed: int) -> dict[str, str]:
+def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: int) -> dict[str, str]:
     """Make the union of each stage that the parts have, and return their keys by stage.
 
     The first part gives the held-out questions; the others were checked against the same ones.
@@ -70,7 +70,7 @@ def unite(store: Store, parts: Sequence[Part], replay: float | None, seed: int) 
     return united
 
 
-def _data(folder: Path, folders: Sequence[Path], parts: Sequence[Part]) -> None:
+def _data(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
     whole: Frames = []
@@ -103,7 +103,7 @@ def _located(frame: pl.DataFrame, index: int) -> pl.DataFrame:
     )
 
 
-def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[Part], replay: float | None, seed: int) -> None:
+def _filter(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], replay: float | None, seed: int) -> None:
     """All fresh demonstrations, and as many of the old ones as are replayed."""
     frames_of_parts = [frames.read(source / DATA) for source in folders]
     fresh = sum(frame.height for frame, part in zip(frames_of_parts, parts, strict=True) if part.fresh)

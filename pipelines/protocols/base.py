@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from pipelines import config
-from pipelines.data import values
-from pipelines.errors import DataError, RecipeError
+from pipelines.benchmarks import prompt_schema
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.registry import DIALECTS, PROTOCOLS
+from pipelines.core.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
 from pipelines.protocols import observations
 from pipelines.protocols.blocks import Scan, literals, scan
-from pipelines.recipes import CONF
-from pipelines.registry import DIALECTS, PROTOCOLS
+from pipelines.recipe import config, section
+from pipelines.recipe.recipes import CONF
 from pipelines.sql.schema import Schema, render
-from pipelines.types import Action, Example, ExecutionResult, SchemaItems, Trajectory
 
 PROMPTS = CONF / "protocols" / "prompts"
 ROLES = ("system", "user")
@@ -29,7 +29,7 @@ SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
     "filtered": "Only the tables and columns that the question may need are given.",
 }
 Messages = tuple[tuple[str, str], ...]
-Options = TypeVar("Options", bound=config.Section)
+Options = TypeVar("Options", bound=section.Section)
 
 
 class Protocol(abc.ABC):
@@ -59,7 +59,7 @@ class Protocol(abc.ABC):
     opening: str = ""
     can_prefill: ClassVar[bool] = False
 
-    def __init__(self, config: config.Protocol) -> None:
+    def __init__(self, config: config.ProtocolSection) -> None:
         if config.schema_view == "prefill" and not self.can_prefill:
             raise RecipeError(
                 f"protocol.schema_view=prefill: the protocol {self.name} gives no first turn: the schema is not shown",
@@ -76,7 +76,7 @@ class Protocol(abc.ABC):
         self.stop = tuple(f"</{tag}>" for tag in ends)
 
     @classmethod
-    def single(cls, given: config.Protocol) -> str:
+    def single(cls, given: config.ProtocolSection) -> str:
         """The prompt for an agent that has one turn and no look at the database.
 
         Raises:
@@ -156,7 +156,7 @@ class Protocol(abc.ABC):
         if view == "names":
             return render(schema, "names")
         keep = _linked(example) if view == "filtered" else None
-        schema = values.show(example, schema)
+        schema = prompt_schema.show(example, schema)
         return render(schema, "compact" if self.brief else "ddl", keep)
 
     def sections(self) -> Mapping[str, string.Template]:
@@ -219,12 +219,12 @@ def read_prompt(path: Path) -> Mapping[str, string.Template]:
     return {name: string.Template(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def read_options(kind: type[Options], protocol: config.Protocol) -> Options:
+def read_options(kind: type[Options], protocol: config.ProtocolSection) -> Options:
     """A protocol's own options; the recipe has checked them."""
     return kind.model_validate(protocol.options)
 
 
-def build(config: config.Protocol) -> Protocol:
+def build(config: config.ProtocolSection) -> Protocol:
     """The protocol that a recipe names.
 
     Raises:
@@ -234,7 +234,7 @@ def build(config: config.Protocol) -> Protocol:
     return built
 
 
-def at_once(protocol: config.Protocol) -> tuple[config.Protocol, int]:
+def at_once(protocol: config.ProtocolSection) -> tuple[config.ProtocolSection, int]:
     """The same protocol for an agent that must answer in one turn, and the turn cap to run it under.
 
     Its prompt is one of its own: it tells of one turn, and asks for the reasoning first. A brief prompt has no words

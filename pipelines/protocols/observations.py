@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines.types import LONGEST_INTEGER, ExecutionResult, Scalar, text_of
+from pipelines.core.types import LONGEST_INTEGER, ExecutionResult, Scalar, text_of
 
 # "a < b", "a <= 3" and "<>" stay as they are, and so do names in brackets that hold a small letter.
 _OPENING = re.compile(r"[<\uff1c](?=[^\W\d]|[/|\uff5c!?\[])|\[(?=/?(?:[A-Z][A-Z_]{2,31}|gMASK)\])")

@@ -14,16 +14,16 @@ from typing import Literal
 
 import pydantic
 
-from pipelines import config
-from pipelines.data import values
-from pipelines.errors import RecipeError
+from pipelines.benchmarks import prompt_schema
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import protocol
+from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.base import Messages, Protocol, read_options
 from pipelines.protocols.blocks import Scan, invalid, reasoning_error
-from pipelines.protocols.probes import is_probe
-from pipelines.registry import protocol
+from pipelines.protocols.knowledge import is_probe
+from pipelines.recipe import config, section
 from pipelines.sql.schema import Schema, render
-from pipelines.types import Action, ActionKind, Example, ExecutionResult, Trajectory
 
 Phase = Literal["explore", "propose", "generate", "confirm"]
 NAMES = {
@@ -46,7 +46,7 @@ NOTED = "The schema is noted. Generate the SQL from it, or explore further."
 WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
-class PhasesOptions(config.Section):
+class PhasesOptions(section.Section):
     """What else a recipe may say.
 
     Attributes:
@@ -75,7 +75,7 @@ class Phases(Protocol):
     name = "phases"
     can_prefill = True
 
-    def __init__(self, config: config.Protocol) -> None:
+    def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
         options = read_options(PhasesOptions, config)
         self.phases, self.probes_only = options.phases, options.probes_only
@@ -99,7 +99,7 @@ class Phases(Protocol):
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
         whole = (" " if self.brief else "") + observations.defuse(
-            render(values.show(example, schema), "compact" if self.brief else "ddl")
+            render(prompt_schema.show(example, schema), "compact" if self.brief else "ddl")
         )
         return (*messages, ("assistant", self.write(look)), ("user", self._respond(whole)))
 

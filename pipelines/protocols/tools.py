@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pipelines.core.types import is_sayable
 from pipelines.protocols.observations import json_text
-from pipelines.types import is_sayable
 
 TOOL = "execute_sql_query"
 _FENCE = re.compile(r"```sql\b(.*)```", re.DOTALL | re.IGNORECASE)

@@ -8,12 +8,66 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from pipelines.core.types import escaped
 from pipelines.evaluation.stats import Estimate, Paired
-from pipelines.report import digits
-from pipelines.types import escaped
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+# Numbers as readers want them: aligned, with no more digits than they carry.
+
+NONE = "–"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent with one decimal: 0.802 is "80.2"."""
+    return NONE if share is None else f"{100 * share:.1f}"
+
+
+def interval(estimate: Estimate | None) -> str:
+    """The bounds of an interval in percent: "[76.4, 83.9]"."""
+    return NONE if estimate is None else f"[{percent(estimate.low)}, {percent(estimate.high)}]"
+
+
+def points(difference: float | None) -> str:
+    """A difference of shares in points, with its sign (a true minus): "+3.1"."""
+    return NONE if difference is None else f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def signed_number(difference: float, unit: float) -> str:
+    """A difference with its sign: of shares in points (a unit of 0.01), else as it is, to two decimals."""
+    return f"{difference / unit:+.{1 if unit == 0.01 else 2}f}".replace("-", "−")
+
+
+def p_value(p: float | None) -> str:
+    """A p-value to three decimals; below that only that it is."""
+    if p is None:
+        return NONE
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def count(number: float | None) -> str:
+    """A whole number with thin spaces between thousands."""
+    return NONE if number is None else f"{number:,.0f}".replace(",", "\u202f")
+
+
+def mean(number: float | None) -> str:
+    """A mean, to three digits."""
+    if number is None:
+        return NONE
+    return f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else count(number)
+
+
+def compact(number: float) -> str:
+    """A number on an axis or at the end of a line: three significant digits, 0.0004 as "4e-4"."""
+    if number == 0:
+        return "0"
+    if abs(number) >= 10_000 or abs(number) < 0.01:
+        mantissa, _, exponent = f"{number:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
+    return (f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}").replace("-", "−")
+
 
 Kind = Literal["text", "percent", "estimate", "difference", "count", "mean", "p"]
 Cell = str | float | Estimate | Paired | None
@@ -41,7 +95,7 @@ _MARKDOWN = str.maketrans({"\\": r"\\", "|": r"\|", "[": r"\[", "]": r"\]", "!":
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column: its heading, what its cells are, and a longer word for the heading ("" for none)."""
 
     name: str
@@ -50,7 +104,7 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Rows of raw values.
 
     Attributes:
@@ -62,7 +116,7 @@ class Table:
 
     slug: str
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     styles: tuple[int, ...] = ()
@@ -71,28 +125,28 @@ class Table:
 def show(cell: Cell, kind: Kind) -> str:
     """A cell as readers see it."""
     if isinstance(cell, Estimate):
-        return f"{digits.percent(cell.value)} {digits.interval(cell)}"
+        return f"{percent(cell.value)} {interval(cell)}"
     if isinstance(cell, Paired):
-        return f"{digits.points(cell.difference)} [{digits.points(cell.low)}, {digits.points(cell.high)}]"
+        return f"{points(cell.difference)} [{points(cell.low)}, {points(cell.high)}]"
     if cell is None or isinstance(cell, str):
-        return cell or digits.NONE
+        return cell or NONE
     shapes: Mapping[Kind, Callable[[float], str]] = {
-        "percent": digits.percent,
-        "count": digits.count,
-        "mean": digits.mean,
-        "p": digits.p_value,
-        "difference": digits.points,
+        "percent": percent,
+        "count": count,
+        "mean": mean,
+        "p": p_value,
+        "difference": points,
     }
     return shapes.get(kind, str)(cell)
 
 
 def signed(difference: Paired, unit: float) -> str:
     """A difference with its interval, in a measure's unit: "+3.1 [+0.4, +5.9]"."""
-    low, high = digits.signed(difference.low, unit), digits.signed(difference.high, unit)
-    return f"{digits.signed(difference.difference, unit)} [{low}, {high}]"
+    low, high = signed_number(difference.low, unit), signed_number(difference.high, unit)
+    return f"{signed_number(difference.difference, unit)} [{low}, {high}]"
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """A GitHub table under its title."""
     lines = [_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns)]
     lines.append("|" + "|".join(" :--- " if column.kind == "text" else " ---: " for column in table.columns) + "|")
@@ -100,7 +154,7 @@ def markdown(table: Table) -> str:
     return "\n".join([f"### {table.title}", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
 
 
-def _shown(table: Table, row: Iterable[Cell]) -> list[str]:
+def _shown(table: ReportTable, row: Iterable[Cell]) -> list[str]:
     return [show(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
 
 
@@ -113,7 +167,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
 
 
-def latex(table: Table) -> str:
+def latex(table: ReportTable) -> str:
     """A booktabs table with its caption and label."""
     layout = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     head = _latex_row(column.name for column in table.columns)
@@ -137,7 +191,7 @@ def _latex_text(words: str) -> str:
     return "".join(c if c.isprintable() or c == "\u202f" else " " for c in words).translate(_LATEX)
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: ReportTable) -> str:
     """Raw values, an interval's bounds in columns of their own, and n; absent ones are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -149,7 +203,7 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-def to_frame(table: Table) -> pl.DataFrame:
+def to_frame(table: ReportTable) -> pl.DataFrame:
     """The values of `to_csv` with their types; a heading that comes twice gets a number."""
     import polars as pl
 
@@ -174,13 +228,13 @@ def _encodable(value: str | float | None) -> str | float | None:
     return escaped(value) if isinstance(value, str) else value
 
 
-def _headings(column: Column) -> list[str]:
+def _headings(column: TableColumn) -> list[str]:
     if column.kind in ("estimate", "difference"):
         return [column.name, f"{column.name} low", f"{column.name} high", f"{column.name} n"]
     return [column.name]
 
 
-def _raw(cell: Cell, column: Column, written: Callable[[str], str]) -> list[str | float | None]:
+def _raw(cell: Cell, column: TableColumn, written: Callable[[str], str]) -> list[str | float | None]:
     if isinstance(cell, Estimate):
         return [cell.value, cell.low, cell.high, cell.n]
     if isinstance(cell, Paired):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from pipelines.evaluation.compare import Comparison
-from pipelines.evaluation.curves import SMOOTH, series, steps_to
+from pipelines.core.registry import METRICS
+from pipelines.evaluation.measures import SMOOTH, series, steps_to
 from pipelines.evaluation.metrics import KPoint, data_efficiency, execution_accuracy, scored, value_of
+from pipelines.evaluation.paired_comparison import Comparison
 from pipelines.evaluation.summary import Level, Summary
-from pipelines.registry import METRICS
-from pipelines.report import digits
+from pipelines.report import formats
 from pipelines.report.data import ReportData
-from pipelines.report.formats import Cell, Column, Table
+from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import diagnoses
 from pipelines.sql.diagnoses import ERROR_CLASSES
 
@@ -20,7 +20,7 @@ COMMON_HINTS = 14
 WATCHED = {"ex": ("EX in training", SMOOTH), "ex_held_out": ("EX held out", 1)}  # curves, by what each is smoothed
 
 
-def all_tables(data: ReportData) -> Iterator[Table]:
+def all_tables(data: ReportData) -> Iterator[ReportTable]:
     """Every table that has something to show, in the page's order."""
     makers = (
         leader,
@@ -42,13 +42,13 @@ def all_tables(data: ReportData) -> Iterator[Table]:
     yield from data.tables
 
 
-def leader(data: ReportData) -> Table:
+def leader(data: ReportData) -> ReportTable:
     """EX of each system: greedy, the mean of its samples, and what voting and the best of k make of them."""
     k = max((point.k for summary in data.summaries for point in summary.points), default=0)
-    columns = [Column("system"), Column("EX greedy", "estimate")]
+    columns = [TableColumn("system"), TableColumn("EX greedy", "estimate")]
     if k:
-        columns += [Column("EX sampled", "estimate", "mean of all samples")]
-        columns += [Column(f"majority@{k}", "estimate"), Column(f"pass@{k}", "estimate")]
+        columns += [TableColumn("EX sampled", "estimate", "mean of all samples")]
+        columns += [TableColumn(f"majority@{k}", "estimate"), TableColumn(f"pass@{k}", "estimate")]
     rows: list[tuple[Cell, ...]] = []
     styles = []
     for style, (system, summary) in enumerate(zip(data.systems, data.summaries, strict=True)):
@@ -66,7 +66,7 @@ def leader(data: ReportData) -> Table:
     if any(system.at_once for system in data.systems):
         notes.append("At once: made to answer without looking.")
     notes += left_out(data)
-    return Table("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
+    return ReportTable("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
 
 
 def left_out(data: ReportData) -> list[str]:
@@ -86,39 +86,39 @@ def _point(summary: Summary, k: int) -> KPoint | None:
     return next((point for point in summary.points if point.k == k), None)
 
 
-def equalities(data: ReportData) -> Table | None:
+def equalities(data: ReportData) -> ReportTable | None:
     """Greedy EX under every equality that was evaluated: the same answers, other numbers."""
     names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
     if len(names) < 2:
         return None
-    columns = (Column("system"), *(Column(name, "estimate") for name in names))
+    columns = (TableColumn("system"), *(TableColumn(name, "estimate") for name in names))
     rows = tuple(
         (system.name, *(summary.ex.get(name) for name in names))
         for system, summary in zip(data.systems, data.summaries, strict=True)
     )
     note = "The same greedy answers under each named equality, in percent."
-    return Table("equalities", "EX under other equalities", columns, rows, note, tuple(range(len(rows))))
+    return ReportTable("equalities", "EX under other equalities", columns, rows, note, tuple(range(len(rows))))
 
 
-def behaviour(data: ReportData) -> Table:
+def behaviour(data: ReportData) -> ReportTable:
     """What each system does for its accuracy, and what that costs."""
     columns, values = _metrics(data, "behaviour")
     about = "EX points gained over the baseline per 1,000 training examples"
-    columns.append(Column("points / 1,000", "mean", about))
+    columns.append(TableColumn("points / 1,000", "mean", about))
     rows = tuple((*row, _efficiency(data, index)) for index, row in enumerate(values))
     note = "Means over the greedy episodes; shares in percent."
     before = _baseline(data)
     if before is not None and any(system.training_examples for system in data.systems[1:]):
         note += f" Points per 1,000 examples are counted from {before[0]} ({100 * before[1]:.1f})."
-    return Table("behaviour", "Behaviour and cost", tuple(columns), rows, note, tuple(range(len(rows))))
+    return ReportTable("behaviour", "Behaviour and cost", tuple(columns), rows, note, tuple(range(len(rows))))
 
 
-def _metrics(data: ReportData, table: str) -> tuple[list[Column], list[tuple[Cell, ...]]]:
+def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tuple[Cell, ...]]]:
     """A column for each metric of a table that some system has a value of, and a row of values for each system."""
     names = [name for name in METRICS if METRICS[name].table == table]
     measured = [name for name in names if any(name in summary.measured for summary in data.summaries)]
     parts = [METRICS[name] for name in measured]
-    columns = [Column("system"), *(Column(part.title, part.unit, part.about) for part in parts)]
+    columns = [TableColumn("system"), *(TableColumn(part.title, part.unit, part.about) for part in parts)]
     rows: list[tuple[Cell, ...]] = [
         (system.name, *(value_of(summary.measured.get(name)) for name in measured))
         for system, summary in zip(data.systems, data.summaries, strict=True)
@@ -126,22 +126,22 @@ def _metrics(data: ReportData, table: str) -> tuple[list[Column], list[tuple[Cel
     return columns, rows
 
 
-def costs(data: ReportData) -> Table | None:
+def costs(data: ReportData) -> ReportTable | None:
     """What an answer took, where it was noted: wall-clock facts of one machine at one hour."""
     names = list(dict.fromkeys(name for system in data.systems for name in system.costs))
     if not names:
         return None
-    columns = (Column("system"), *(Column(name, "mean") for name in names))
+    columns = (TableColumn("system"), *(TableColumn(name, "mean") for name in names))
     rows = tuple((system.name, *(system.costs.get(name) for name in names)) for system in data.systems)
     note = "Means a question, as they were on the machine that answered; episodes overlap."
-    return Table("costs", "What an answer took", columns, rows, note, tuple(range(len(rows))))
+    return ReportTable("costs", "What an answer took", columns, rows, note, tuple(range(len(rows))))
 
 
-def likeness(data: ReportData) -> Table:
+def likeness(data: ReportData) -> ReportTable:
     """How much the answers look like gold, whatever their results."""
     columns, rows = _metrics(data, "likeness")
     note = "Schema linking against the gold schema, in percent."
-    return Table("likeness", "Likeness to gold", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
+    return ReportTable("likeness", "Likeness to gold", tuple(columns), tuple(rows), note, tuple(range(len(rows))))
 
 
 def _baseline(data: ReportData) -> tuple[str, float] | None:
@@ -162,22 +162,24 @@ def _efficiency(data: ReportData, index: int) -> float | None:
     return data_efficiency(before[1], after.value, examples)
 
 
-def paired(data: ReportData) -> Table:
+def paired(data: ReportData) -> ReportTable:
     """Paired tests of the systems on the questions that they share."""
     columns = (
-        Column("systems"),
-        Column("episodes"),
-        Column("questions", "count"),
-        Column("before", "percent"),
-        Column("after", "percent"),
-        Column("difference", "difference", "in points, with its 95 % interval"),
-        Column("gained", "count", "questions that only the later system has right"),
-        Column("lost", "count", "questions that only the earlier system has right"),
-        Column("p McNemar", "p", "exact, two-sided"),
-        Column("p sign-flip", "p", "sign-flip permutation test of what the next column says"),
-        Column("flips", about="whole databases flip together; each question by itself where there are fewer than ten"),
-        Column("needed", "count", "questions that would detect a difference of this size with 80 % power"),
-        Column("detectable", "percent", "points that so many questions detect with 80 % power, by the flips seen"),
+        TableColumn("systems"),
+        TableColumn("episodes"),
+        TableColumn("questions", "count"),
+        TableColumn("before", "percent"),
+        TableColumn("after", "percent"),
+        TableColumn("difference", "difference", "in points, with its 95 % interval"),
+        TableColumn("gained", "count", "questions that only the later system has right"),
+        TableColumn("lost", "count", "questions that only the earlier system has right"),
+        TableColumn("p McNemar", "p", "exact, two-sided"),
+        TableColumn("p sign-flip", "p", "sign-flip permutation test of what the next column says"),
+        TableColumn(
+            "flips", about="whole databases flip together; each question by itself where there are fewer than ten"
+        ),
+        TableColumn("needed", "count", "questions that would detect a difference of this size with 80 % power"),
+        TableColumn("detectable", "percent", "points that so many questions detect with 80 % power, by the flips seen"),
     )
     rows = tuple(
         (
@@ -196,18 +198,18 @@ def paired(data: ReportData) -> Table:
         )
         for comparison in data.comparisons
     )
-    return Table("paired", "Paired differences", columns, rows, "The same questions, before and after.")
+    return ReportTable("paired", "Paired differences", columns, rows, "The same questions, before and after.")
 
 
-def samples(data: ReportData) -> Table:
+def samples(data: ReportData) -> ReportTable:
     """pass@k, average@k and majority@k against k."""
     columns = (
-        Column("system"),
-        Column("k", "count"),
-        Column("pass@k", "estimate"),
-        Column("majority@k", "estimate"),
-        Column("average@k", "estimate"),
-        Column("ties", "percent", "share of the votes that were ties"),
+        TableColumn("system"),
+        TableColumn("k", "count"),
+        TableColumn("pass@k", "estimate"),
+        TableColumn("majority@k", "estimate"),
+        TableColumn("average@k", "estimate"),
+        TableColumn("ties", "percent", "share of the votes that were ties"),
     )
     numbered = [
         (index, (system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
@@ -216,41 +218,41 @@ def samples(data: ReportData) -> Table:
     ]
     note = "pass@k is the unbiased estimate over all samples; majority@k averages the votes of all k-subsets."
     styles = tuple(index for index, _ in numbered)
-    return Table("samples", "Several samples", columns, tuple(row for _, row in numbered), note, styles)
+    return ReportTable("samples", "Several samples", columns, tuple(row for _, row in numbered), note, styles)
 
 
-def hardness(data: ReportData) -> Table:
+def hardness(data: ReportData) -> ReportTable:
     """EX and turns by Spider's hardness levels."""
     return _slices(data, "hardness", "By hardness", "by_hardness")
 
 
-def difficulty(data: ReportData) -> Table:
+def difficulty(data: ReportData) -> ReportTable:
     """EX and turns by the benchmark's own difficulty."""
     return _slices(data, "difficulty", "By difficulty", "by_difficulty")
 
 
-def links(data: ReportData) -> Table:
+def links(data: ReportData) -> ReportTable:
     """EX and turns by the number of columns that gold names."""
     return _slices(data, "gold columns", "By number of schema links", "by_links")
 
 
-def databases(data: ReportData) -> Table:
+def databases(data: ReportData) -> ReportTable:
     """EX and turns by database."""
     return _slices(data, "database", "By database", "by_database")
 
 
-def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
+def _slices(data: ReportData, what: str, title: str, attribute: str) -> ReportTable:
     columns = (
-        Column(what),
-        Column("system"),
-        Column("questions", "count"),
-        Column("EX greedy", "estimate"),
-        Column("EX sampled", "estimate"),
-        Column("turns", "mean"),
-        Column("± turns", "mean", "their standard deviation"),
-        Column("tokens in", "mean"),
-        Column("tokens out", "mean"),
-        Column("reasoning", "mean", "mean characters of thinking"),
+        TableColumn(what),
+        TableColumn("system"),
+        TableColumn("questions", "count"),
+        TableColumn("EX greedy", "estimate"),
+        TableColumn("EX sampled", "estimate"),
+        TableColumn("turns", "mean"),
+        TableColumn("± turns", "mean", "their standard deviation"),
+        TableColumn("tokens in", "mean"),
+        TableColumn("tokens out", "mean"),
+        TableColumn("reasoning", "mean", "mean characters of thinking"),
     )
     by_system: list[dict[str, Level]] = [
         {level.name: level for level in getattr(summary, attribute)} for summary in data.summaries
@@ -263,7 +265,7 @@ def _slices(data: ReportData, what: str, title: str, attribute: str) -> Table:
         if name in levels
     ]
     styles = tuple(index for index, _ in numbered)
-    return Table(attribute, title, columns, tuple(row for _, row in numbered), "", styles)
+    return ReportTable(attribute, title, columns, tuple(row for _, row in numbered), "", styles)
 
 
 def _slice(system: str, level: Level) -> tuple[Cell, ...]:
@@ -273,7 +275,7 @@ def _slice(system: str, level: Level) -> tuple[Cell, ...]:
     return level.name, system, level.n, level.ex, level.sampled, *turns, *means
 
 
-def thresholds(data: ReportData) -> Table:
+def thresholds(data: ReportData) -> ReportTable:
     """After how many steps a training's accuracy first reached a tenth and its multiples (SkyRL-SQL, figure 6)."""
     levels = [tenth / 10 for tenth in range(1, 11)]
     steps_of = {
@@ -283,23 +285,25 @@ def thresholds(data: ReportData) -> Table:
         if (points := series(rows, name))
     }
     reached = [place for place in range(len(levels)) if any(steps[place] is not None for steps in steps_of.values())]
-    columns = (Column("curve"), *(Column(f"{100 * levels[place]:.0f} %", "count") for place in reached))
+    columns = (TableColumn("curve"), *(TableColumn(f"{100 * levels[place]:.0f} %", "count") for place in reached))
     rows = tuple((name, *(steps[place] for place in reached)) for name, steps in steps_of.items()) if reached else ()
     note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
-    return Table("thresholds", "Steps to an accuracy", columns, rows, note)
+    return ReportTable("thresholds", "Steps to an accuracy", columns, rows, note)
 
 
-def errors(data: ReportData) -> Table:
+def errors(data: ReportData) -> ReportTable:
     """How many wrong greedy answers fall in each error class."""
-    column_pairs = ((Column(system.name, "count"), Column(f"{system.name} %", "percent")) for system in data.systems)
+    column_pairs = (
+        (TableColumn(system.name, "count"), TableColumn(f"{system.name} %", "percent")) for system in data.systems
+    )
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name.replace("_", " "), *_shares([summary.errors[name] for summary in data.summaries], data))
         for name in ERROR_CLASSES
     )
     total = ("all", *_shares([sum(summary.errors.values()) for summary in data.summaries], data))
-    columns = (Column("error class"), *(column for pair in column_pairs for column in pair))
+    columns = (TableColumn("error class"), *(column for pair in column_pairs for column in pair))
     note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
-    return Table("errors", "Wrong answers by error class", columns, (*rows, total), note)
+    return ReportTable("errors", "Wrong answers by error class", columns, (*rows, total), note)
 
 
 def _shares(counts: list[int], data: ReportData) -> Iterator[Cell]:
@@ -310,18 +314,18 @@ def _shares(counts: list[int], data: ReportData) -> Iterator[Cell]:
         yield number / wrong if wrong else None
 
 
-def clues(data: ReportData) -> Table:
+def clues(data: ReportData) -> ReportTable:
     """The finer clues that come most often in any system."""
     most: dict[str, int] = {}
     for summary in data.summaries:
         for kind, number in summary.hints.items():
             most[kind] = max(most.get(kind, 0), number)
     names = sorted(most, key=lambda kind: (-most[kind], kind))[:COMMON_HINTS]
-    columns = (Column("the answer …"), *(Column(system.name, "count") for system in data.systems))
+    columns = (TableColumn("the answer …"), *(TableColumn(system.name, "count") for system in data.systems))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (diagnoses.KINDS.get(name, name), *(summary.hints.get(name, 0) for summary in data.summaries)) for name in names
     )
-    return Table("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
+    return ReportTable("clues", "Clues to the errors", columns, rows, "A wrong answer can give several.")
 
 
 def verdicts(data: ReportData) -> Iterator[str]:
@@ -337,7 +341,7 @@ def verdicts(data: ReportData) -> Iterator[str]:
 def _verdict(comparison: Comparison) -> str:
     measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
     result = comparison.paired
-    size = f"{digits.points(result.difference)} points of {measure}"
-    bounds = f"[{digits.points(result.low)}, {digits.points(result.high)}]"
+    size = f"{formats.points(result.difference)} points of {measure}"
+    bounds = f"[{formats.points(result.low)}, {formats.points(result.high)}]"
     unsure = " (may be chance)" if result.low <= 0 <= result.high else ""
     return f"{size} {bounds}{unsure}"

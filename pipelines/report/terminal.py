@@ -10,17 +10,18 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pipelines.evaluation.compare import Comparison
 from pipelines.evaluation.metrics import value_of
+from pipelines.evaluation.paired_comparison import Comparison
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
-from pipelines.report import digits, formats
-from pipelines.report.formats import Cell, Column, Table
+from pipelines.report import formats
+from pipelines.report import formats as digits
+from pipelines.report.formats import Cell, ReportTable, TableColumn
 
 SHOWN_FLIPS = 10
 
 
-def render(table: Table, width: int) -> RichTable:
+def render(table: ReportTable, width: int) -> RichTable:
     """Any of the report's tables in at most `width` columns, if its texts allow; text from outside holds no markup.
 
     A table that is too wide is turned on its side, and if that is too wide, its rows are printed one below another.
@@ -76,52 +77,55 @@ def _line(words: str) -> Text:
     return Text(plain(words))
 
 
-def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> Table:
+def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:
     """The few figures of a run's end, one system a row, by the systems' names.
 
     Args:
         benchmark: what its recipe calls the questions; "" where no recipe names them.
     """
-    columns: tuple[Column, ...] = (
-        Column("system"),
-        Column("EX greedy", "estimate"),
-        Column("EX sampled", "estimate"),
-        Column("majority@k", "estimate"),
-        Column("turns", "mean"),
-        Column("questions", "count"),
+    columns: tuple[TableColumn, ...] = (
+        TableColumn("system"),
+        TableColumn("EX greedy", "estimate"),
+        TableColumn("EX sampled", "estimate"),
+        TableColumn("majority@k", "estimate"),
+        TableColumn("turns", "mean"),
+        TableColumn("questions", "count"),
     )
     rows: tuple[tuple[Cell, ...], ...] = tuple((name, *_figures(summary)) for name, summary in summaries.items())
     if any(summary.left_out for summary in summaries.values()):  # an incomplete benchmark
-        columns = (*columns, Column("left out", "count"))
+        columns = (*columns, TableColumn("left out", "count"))
         missing = (sum(summary.left_out.values()) for summary in summaries.values())
         rows = tuple((*row, number) for row, number in zip(rows, missing, strict=True))
     for name, number_of in (("broken", "n_broken"), ("not asked", "n_unasked")):
         if any(getattr(summary, number_of) for summary in summaries.values()):
-            columns = (*columns, Column(name, "count"))
+            columns = (*columns, TableColumn(name, "count"))
             rows = tuple(
                 (*row, getattr(summary, number_of)) for row, summary in zip(rows, summaries.values(), strict=True)
             )
     if any(summary.n_broken for summary in summaries.values()):
-        columns = (*columns, Column("EX, broken as wrong", "percent"))
+        columns = (*columns, TableColumn("EX, broken as wrong", "percent"))
         rows = tuple((*row, summary.ex_with_broken) for row, summary in zip(rows, summaries.values(), strict=True))
     equality = next((summary.equality for summary in summaries.values()), "")
     where = f" on {benchmark}" if benchmark else ""
     title = f"Held-out execution accuracy{where}, equality {equality}, 95 % intervals"
-    return Table("figures", title, columns, rows)
+    return ReportTable("figures", title, columns, rows)
 
 
-def across(judged: Mapping[str, Mapping[str, Summary]]) -> Table:
+def across(judged: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
     """Each system's headline figure on several benchmarks, one a column, with the equality by which it is reported."""
     equalities = [next((summary.equality for summary in summaries.values()), "") for summaries in judged.values()]
     headings = zip(judged, equalities, strict=True)
-    columns = (Column("system"), *(Column(f"{benchmark} ({equality})", "percent") for benchmark, equality in headings))
+    columns = (
+        TableColumn("system"),
+        *(TableColumn(f"{benchmark} ({equality})", "percent") for benchmark, equality in headings),
+    )
     systems = dict.fromkeys(system for summaries in judged.values() for system in summaries)
     estimates = [
         [value_of(summaries[system].headline) if system in summaries else None for summaries in judged.values()]
         for system in systems
     ]
     rows = tuple((system, *row) for system, row in zip(systems, estimates, strict=True))
-    return Table("across", "EX greedy, benchmark by benchmark", columns, rows)
+    return ReportTable("across", "EX greedy, benchmark by benchmark", columns, rows)
 
 
 def _figures(summary: Summary) -> tuple[Estimate | float | None, ...]:

@@ -7,11 +7,11 @@ import dataclasses
 import os
 from pathlib import Path
 
-from pipelines.errors import SqltrainError
+from pipelines.core.errors import SqltrainError
 from pipelines.evaluation.record import Preview
 from pipelines.report import formats, report_tables
 from pipelines.report.data import ReportData, System
-from pipelines.report.page.document import document
+from pipelines.report.page import document
 
 __all__ = [
     "Preview",
@@ -45,7 +45,7 @@ def write(data: ReportData, path: Path) -> None:
 def with_results(data: ReportData) -> ReportData:
     """The same with the schemas and the first rows of wrong results, of the databases that are there."""
     from pipelines.databases import card
-    from pipelines.databases.named import Named
+    from pipelines.databases.named import OpenableDatabase
     from pipelines.evaluation.evaluate import previews
     from pipelines.sql.dialects.hiding import identity
     from pipelines.sql.engine import Limits, SqlEngine
@@ -57,7 +57,7 @@ def with_results(data: ReportData) -> ReportData:
         for example in data.examples.values():
             database = example.database
             if database.id not in schemas:
-                where = Named(database, database.location, cards.get(identity(database.location)))
+                where = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
                 with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
                     schemas[database.id] = render(where.schema(sql), "ddl")
         previewed = [
@@ -97,7 +97,7 @@ def csv(data: ReportData) -> dict[str, str]:
 
 def write_tables(data: ReportData, folder: Path) -> None:
     """Write `tables.md`, `tables.tex`, and each table as CSV and as Parquet, into a folder that exists."""
-    from pipelines import frames
+    from pipelines.core import frames
 
     for name, text in {"tables.md": markdown(data), "tables.tex": latex(data)}.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")

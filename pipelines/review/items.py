@@ -11,22 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Recipe, Source
-from pipelines.data import base, corrections
+from pipelines.benchmarks import base, corrections
+from pipelines.core.errors import DataError
+from pipelines.core.types import DATABASE, SQL, BadRow, Example, read_lines, text_field
 from pipelines.databases import named
-from pipelines.databases.named import Named
-from pipelines.errors import DataError
-from pipelines.fields import DATABASE, SQL, BadRow, text_field
+from pipelines.databases.named import OpenableDatabase
+from pipelines.recipe.config import Recipe, Source
 from pipelines.sql import health
 from pipelines.sql.engine import SqlEngine
-from pipelines.types import Example, read_lines
 
 TOLD = ("style", "teacher", "checker", "hardness")  # of a row, shown beside its question
 HINT = 'Each line is {"question": "...", "database": "...", "sql": "SELECT ..."}.'
 
 
 @dataclasses.dataclass(frozen=True)
-class Vote:
+class BlindAnswer:
     """An answer to the question by somebody who had not seen its SQL, and whether it gives the same result."""
 
     by: str
@@ -49,7 +48,7 @@ class Item:
     key: str
     example: Example
     row: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    votes: tuple[Vote, ...] = ()
+    votes: tuple[BlindAnswer, ...] = ()
     doubts: tuple[str, ...] = ()
 
     @property
@@ -58,7 +57,7 @@ class Item:
         return bool(self.doubts) or not self.example.gold_sql or not all(vote.agrees for vote in self.votes)
 
 
-def of_file(path: Path, database: str | None) -> tuple[list[Item], list[Named]]:
+def of_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
     """The questions of a JSONL file, in order, and their databases.
 
     Args:
@@ -67,7 +66,7 @@ def of_file(path: Path, database: str | None) -> tuple[list[Item], list[Named]]:
     Raises:
         DataError: the file or a database cannot be read, or a line has no question; it names the line.
     """
-    databases: dict[str, Named] = {}
+    databases: dict[str, OpenableDatabase] = {}
     items = []
     for number, row in read_lines(path, HINT):
         try:
@@ -99,7 +98,7 @@ def _place(name: str, folder: Path) -> str:
     return str(file) if "://" not in name and file.is_file() else name
 
 
-def _item(row: Any, where: Named, name: str) -> Item:
+def _item(row: Any, where: OpenableDatabase, name: str) -> Item:
     id = row.get("id") if isinstance(row, dict) else None
     sql, evidence = text_field(row, *SQL, required=False), text_field(row, "evidence", required=False)
     question = text_field(row, "question")
@@ -107,10 +106,10 @@ def _item(row: Any, where: Named, name: str) -> Item:
     return Item(_key(example, where.address), example, row, tuple(_votes(row.get("votes"))))
 
 
-def _votes(value: Any) -> Iterable[Vote]:
+def _votes(value: Any) -> Iterable[BlindAnswer]:
     for row in value if isinstance(value, list) else ():
         if isinstance(row, dict) and isinstance(row.get("sql"), str):
-            yield Vote(str(row.get("by")), row["sql"], row.get("agrees") is True)
+            yield BlindAnswer(str(row.get("by")), row["sql"], row.get("agrees") is True)
 
 
 def _key(example: Example, address: str) -> str:

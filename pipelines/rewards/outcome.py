@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.parts import ANALYSES
+from pipelines.core.registry import ANALYSES
+from pipelines.core.types import Database, EngineName, Example, Hardness, Outcome, SchemaItems, StopReason, Trajectory
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
-from pipelines.types import Database, EngineName, Example, Hardness, Outcome, SchemaItems, StopReason, Trajectory
 
 Schemas = Callable[[Database], Schema]
 # What gold queries come to, for the life of the process; an answer that may be a failure of the worker is not kept.
@@ -36,11 +36,11 @@ def make_outcomes(
     Args:
         examples: by id.
         schemas: gives a database's schema; None where nothing of it is read.
-        equality: a name of `pipelines/sql/compare.py`.
+        equality: a name of `pipelines/sql/equalities/compare.py`.
         max_turns: the turn cap T of the episodes.
         gold_schemas: consensus gold schemas by example id; an example that is not among them has none. Without the
             mapping, the gold SQL's own tables and columns are taken.
-        reads: the analyses (`pipelines.parts.ANALYSES`) that the outcomes hold. They cost more than the execution.
+        reads: the analyses (`pipelines.core.registry.ANALYSES`) that the outcomes hold. They cost more than the execution.
     """
     of = [examples[trajectory.example_id] for trajectory in trajectories]
     pairs = [

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipelines.core.registry import reward
+from pipelines.core.types import ExecutionStatus, Outcome, SchemaItems
 from pipelines.protocols.knowledge import PHASES, proposed, unverified
-from pipelines.registry import reward
-from pipelines.types import ExecutionStatus, Outcome, SchemaItems
 
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
 
 _AGENT, _USER = "agentmarker", "usermarker"  # plain words: no template alters them
 _CONTROL_SHAPE = re.compile(r"<\|.*\|>")

@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from pipelines.config import Sampling
-from pipelines.registry import DIALECTS
-from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.policies.base import Completion, Request
-from pipelines.sql.dialects.base import BETWEEN
-from pipelines.types import (
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import (
     ActionKind,
     Database,
     Example,
@@ -21,6 +17,10 @@ from pipelines.types import (
     Trajectory,
     Turn,
 )
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.policies.base import Completion, Request
+from pipelines.sql.dialects.base import BETWEEN
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol

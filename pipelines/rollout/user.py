@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipelines.protocols.ask import SCRIPTED, Ask
+from pipelines.core.types import Example
 from pipelines.protocols.observations import under_headings
-from pipelines.types import Example
+from pipelines.protocols.one_action import SCRIPTED, Ask
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol as Speech

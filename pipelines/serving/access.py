@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipelines.errors import DataError
-from pipelines.yaml_files import read_yaml
+from pipelines.core.errors import DataError
+from pipelines.recipe.yaml_files import read_yaml
 
 ANYBODY = "local"  # the user of a server without keys, which only this machine reaches
 SHORTEST_KEY = 16

@@ -23,19 +23,85 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.config import Recipe
-from pipelines.data.values import ValueIndex
-from pipelines.databases.named import Named
+from pipelines.benchmarks.prompt_schema import ValueIndex
+from pipelines.core.errors import SqltrainError
+from pipelines.core.types import (
+    ActionKind,
+    Database,
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    Scalar,
+    StopReason,
+    Trajectory,
+    Turn,
+    text_of,
+)
+from pipelines.databases.named import OpenableDatabase
 from pipelines.databases.of_recipe import completed
-from pipelines.errors import SqltrainError
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.recipe.config import Recipe
+from pipelines.report.terminal import plain
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.base import Policy
-from pipelines.serving.cells import TOO_LONG, event, failure, why_broken
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
-from pipelines.teachers.linker import linking
-from pipelines.types import ActionKind, Database, Example, StopReason, Trajectory, Turn
+from pipelines.teachers.experts import linking
+
+# Results of a query as JSON that any client reads without loss.
+
+CELL_CHARS = 10_000
+SAFE_BITS = 53  # of an integer that JavaScript reads exactly
+TOO_LONG = "the question and the schema are longer than the model's context: hide tables in the database's card"
+FAILURES = {
+    "ContextOverflow": TOO_LONG,
+    "EndpointError": "the model's server does not answer",
+    "database_corrupt": "the database is damaged",
+    "database_locked": "another process writes to the database",
+    "disk": "the disk of the database is full or fails",
+    "worker_died": "the process that ran the query was ended; ask again",
+}
+
+
+def event(sql: str, result: ExecutionResult) -> dict[str, Any]:
+    """What became of a statement: an `answer` with its rows, or an `error` in one plain line."""
+    if result.status is ExecutionStatus.UNAVAILABLE:
+        return failure(why_broken(str(result.error_class))) | {"sql": sql}
+    if not result.ok:
+        return failure(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
+    return {"type": "answer", "sql": sql, **_table(result)}
+
+
+def failure(message: str) -> dict[str, Any]:
+    """An `error` event."""
+    return {"type": "error", "message": " ".join(plain(message).split())}
+
+
+def why_broken(failure: str) -> str:
+    """What a boundary's failure means for a person: the class of an execution's error, or that of an exception."""
+    away = "the database is away" if failure.islower() else "the model failed; the server's log says more"
+    return f"no answer: {FAILURES.get(failure, away)}"
+
+
+def _table(result: ExecutionResult) -> dict[str, Any]:
+    """Columns and rows; `more` says that rows were left out."""
+    return {
+        "columns": [_cell(name) for name in result.columns],
+        "rows": [[_cell(value) for value in row] for row in result.rows],
+        "more": bool(result.truncated),
+    }
+
+
+def _cell(value: Scalar) -> Any:
+    """A value of JSON: integers beyond 53 bits, numbers that are none, and bytes are text."""
+    if value is None or (isinstance(value, int) and value.bit_length() <= SAFE_BITS):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    text = f"x'{value[:CELL_CHARS].hex()}'" if isinstance(value, bytes) else text_of(value)
+    return text if len(text) <= CELL_CHARS else text[:CELL_CHARS] + "\u2026"
+
 
 Event = dict[str, Any]
 QUESTION_CHARS = 4_000
@@ -43,7 +109,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Model:
+class AnsweringModel:
     """What answers: a policy, and how it is asked.
 
     Attributes:
@@ -57,7 +123,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Budget:
+class QuestionBudget:
     """What one question may take: seconds from first to last, and rows of its answer."""
 
     seconds: float = 120.0
@@ -77,7 +143,12 @@ class Agent:
     """
 
     def __init__(
-        self, where: Named, sql: SqlEngine, schema: Schema, model: Callable[[], Model], budget: Budget
+        self,
+        where: OpenableDatabase,
+        sql: SqlEngine,
+        schema: Schema,
+        model: Callable[[], AnsweringModel],
+        budget: QuestionBudget,
     ) -> None:
         self.where, self.budget = where, budget
         self.used: Counter[str] = Counter()
@@ -87,11 +158,11 @@ class Agent:
         self._one_at_a_time = threading.Lock()  # a linker's connections are of one event loop
 
     @property
-    def model(self) -> Model:
+    def model(self) -> AnsweringModel:
         """What answers the next question."""
         return self._model()
 
-    async def answer(self, question: str, model: Model | None = None) -> AsyncGenerator[Event]:
+    async def answer(self, question: str, model: AnsweringModel | None = None) -> AsyncGenerator[Event]:
         """The events of a question, the last one an answer or an error. Whoever stops listening ends its statement.
 
         Args:
@@ -117,7 +188,7 @@ class Agent:
         """Whether the database answers."""
         return (await self.sql.execute(self.where.database, "SELECT 1", 1)).ok
 
-    async def _run(self, question: str, model: Model, tell: Callable[[Event], None]) -> None:
+    async def _run(self, question: str, model: AnsweringModel, tell: Callable[[Event], None]) -> None:
         try:
             async with asyncio.timeout(self.budget.seconds):
                 tell(await self._answered(question, model, tell))
@@ -129,13 +200,13 @@ class Agent:
             log.exception("a question failed")
             tell(failure("an internal error; the server's log says more"))
 
-    async def _answered(self, question: str, model: Model, tell: Callable[[Event], None]) -> Event:
+    async def _answered(self, question: str, model: AnsweringModel, tell: Callable[[Event], None]) -> Event:
         trajectory = await self._episode(question, model, tell)
         if trajectory.final_sql is None:
             return failure(why_unanswered(trajectory))
         return await self.run(trajectory.final_sql)
 
-    async def _episode(self, question: str, model: Model, tell: Callable[[Event], None]) -> Trajectory:
+    async def _episode(self, question: str, model: AnsweringModel, tell: Callable[[Event], None]) -> Trajectory:
         recipe = model.recipe
         sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
         turns = recipe.protocol.max_turns_eval

@@ -15,9 +15,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import DataError, ResourceError
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.store import write_atomic
 from pipelines.serving.agent import Event
-from pipelines.store import write_atomic
 
 FILE, INBOX = "feedback.sqlite", Path("inbox", "serve.jsonl")
 DAY_S = 86_400

@@ -7,15 +7,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines import recipes
-from pipelines.checkpoint import folder_of, read_card, require_sound
-from pipelines.errors import DataError, RecipeError
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.store import Store
+from pipelines.core.types import read_lines
 from pipelines.nightly.ledger import Champion, Ledger
-from pipelines.rollout.policies.base import Policy, Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.serving.agent import Model
-from pipelines.store import Store
-from pipelines.types import read_lines
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import folder_of, read_card, require_sound
+from pipelines.rollout.policies.base import Policy, Request, ScriptedPolicy
+from pipelines.serving.agent import AnsweringModel
 
 ENDPOINT, SCRIPT, CHAMPION = "endpoint:", "script:", "champion:"
 KINDS = "a checkpoint folder, champion:RECIPE, endpoint:NAME or script:FILE.jsonl"
@@ -26,7 +25,7 @@ LOOK_S = 2.0  # between two looks at the ledger
 log = logging.getLogger(__name__)
 
 
-def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> Model:
+def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> AnsweringModel:
     """The model that a policy's text names.
 
     Args:
@@ -41,7 +40,7 @@ def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> Mo
     if text.startswith(ENDPOINT):
         return _endpoint(text.removeprefix(ENDPOINT), recipe, overrides)
     if text.startswith(SCRIPT):
-        return Model("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
+        return AnsweringModel("script", script(Path(text.removeprefix(SCRIPT))), recipes.load(recipe, overrides))
     folder = folder_of(Path(text)).resolve()
     return _checkpoint(folder, recipe, overrides, folder.parent.name if folder.name == "model" else folder.name)
 
@@ -66,7 +65,7 @@ def champion_of(store: Store, recipe: str) -> Champion:
     raise DataError(why, hint)
 
 
-def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) -> Model:
+def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) -> AnsweringModel:
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", f"Pass {KINDS}.")
     require_sound(folder)
@@ -81,10 +80,10 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
     import torch
 
     torch.set_num_threads(1)  # the server shares its cores with workers and clients (docs/learning.md)
-    return Model(name, local_policy(str(folder), loaded), loaded)
+    return AnsweringModel(name, local_policy(str(folder), loaded), loaded)
 
 
-def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> Model:
+def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> AnsweringModel:
     from pipelines.endpoints.client import endpoint
     from pipelines.teachers.policy import OpenAIPolicy
 
@@ -92,7 +91,7 @@ def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> Model:
     from pipelines.protocols.base import build
 
     entry = endpoint(name)
-    return Model(name, OpenAIPolicy(entry, name, entry.concurrency, None, build(loaded.protocol)), loaded)
+    return AnsweringModel(name, OpenAIPolicy(entry, name, entry.concurrency, None, build(loaded.protocol)), loaded)
 
 
 def script(path: Path) -> Policy:
@@ -128,7 +127,7 @@ class Served:
         self._given = (text, recipe, tuple(overrides), store)
         self._model = opened(text, recipe, overrides, store)
 
-    def __call__(self) -> Model:
+    def __call__(self) -> AnsweringModel:
         """What answers from now on."""
         return self._model
 

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Hardness, SchemaItems
 from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema
-from pipelines.types import HARDNESS_LEVELS, Database, EngineName, Hardness, SchemaItems
 
 # The bounds on length and on the parser's moves end a text long before this clock (see `analysis/parsing.py`).
 LIMITS = Limits(timeout_s=10.0, max_rows=1, memory_mb=1024)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.errors import ResourceError
+from pipelines.core.errors import ResourceError
 
 MAX_BYTES = 64_000_000
 KEPT_FILES = 5
 
 
-class Entry(NamedTuple):
+class AuditEntry(NamedTuple):
     """One statement.
 
     Attributes:
@@ -49,12 +49,12 @@ class AuditLog:
         self._max_bytes = max_bytes
         self._who = _user()
 
-    def write(self, entries: Iterable[Entry]) -> None:
+    def write(self, entries: Iterable[AuditEntry]) -> None:
         """Append entries; see `append`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         append(self._path, [self._line(now, entry) for entry in entries], self._max_bytes)
 
-    def _line(self, now: str, entry: Entry) -> dict[str, Any]:
+    def _line(self, now: str, entry: AuditEntry) -> dict[str, Any]:
         return {"at": now, "who": self._who, "pid": os.getpid(), **entry._asdict(), "ms": round(entry.ms, 3)}
 
 

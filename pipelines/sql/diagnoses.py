@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pipelines.types import EngineName, ExecutionStatus, Scalar, StopReason
+from pipelines.core.types import EngineName, ExecutionStatus, Scalar, StopReason
 
 if TYPE_CHECKING:
     from pipelines.sql.schema import Schema

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pipelines import config
-from pipelines.errors import DatabaseError, DataError
-from pipelines.registry import DIALECTS, EQUALITIES
-from pipelines.sql.audit import AuditLog, Entry
+from pipelines.core.errors import DatabaseError, DataError
+from pipelines.core.registry import DIALECTS, EQUALITIES
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.recipe import config
+from pipelines.sql.audit import AuditEntry, AuditLog
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.hiding import Told, identity
+from pipelines.sql.dialects.hiding import HiddenNames, identity
+from pipelines.sql.equalities.spider_grammar import NamesOf
 from pipelines.sql.sandbox.pool import Pool
 from pipelines.sql.sandbox.process import Task, WorkerDeath
 from pipelines.sql.sandbox.requests import executed, gold_facts, locate, suite_locations
-from pipelines.sql.value_units import NamesOf
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 TICK = 0.02
 _STATUS = {status.value: status for status in ExecutionStatus}
@@ -85,7 +85,7 @@ class Verdict:
         return self.gold is not ExecutionStatus.OK or self.predicted is ExecutionStatus.UNAVAILABLE
 
 
-class Query:
+class Statement:
     """A statement on its way."""
 
     def __init__(
@@ -123,7 +123,7 @@ class SqlEngine:
         limits: what each statement may take.
         workers: processes that run statements, at most, for each engine; up to three more while all are in long ones.
         audit: a JSONL file that gets a line for every statement; None for none.
-        tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/value_units.py`).
+        tables: Spider's tables.json, by which `spider_exec` renames columns (see `pipelines/sql/equalities/spider_grammar.py`).
         hidden: tables and columns that no statement may read, by a location of their database: it holds however a
             statement's own location of that database is written (see `identity`).
     """
@@ -134,7 +134,7 @@ class SqlEngine:
         workers: int = 1,
         audit: Path | None = None,
         tables: Path | None = None,
-        hidden: Mapping[str, Told] | None = None,
+        hidden: Mapping[str, HiddenNames] | None = None,
     ) -> None:
         max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
@@ -179,7 +179,7 @@ class SqlEngine:
         """Run one statement; calls of one event-loop tick share a batch."""
         return await self.begin(database, sql, max_rows).result()
 
-    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Query:
+    def begin(self, database: Database, sql: str, max_rows: int | None = None) -> Statement:
         """Send a statement off, from a running event loop; its result is to be awaited."""
         task, reply = self._asked(database.engine, self._execution(database, sql, max_rows))
         task.urgent = True
@@ -190,7 +190,7 @@ class SqlEngine:
                 self._audit.write([executed(database, sql, result)])
             return result
 
-        return Query(task, reply, read)
+        return Statement(task, reply, read)
 
     def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
         """Have SQL text read without running it: see `pipelines/sql/analyst.py`, which asks this. Blocks."""
@@ -249,16 +249,16 @@ class SqlEngine:
             return verdict
         return Verdict(verdict.scores, ExecutionStatus.TIMEOUT, ExecutionStatus.OK, "timeout", 0, 0)
 
-    def _audit_entries(self, pair: Pair, reply: Any) -> list[Entry]:
+    def _audit_entries(self, pair: Pair, reply: Any) -> list[AuditEntry]:
         """What ran for a pair: not what was kept, and not the rewritten queries of an equality."""
         if isinstance(reply, WorkerDeath):
             role, sql = ("gold", pair.gold_sql) if reply.phase == 0 else ("prediction", pair.predicted_sql or "")
             ended, cause, _ = self._describe_death(reply)
-            return [Entry(pair.database.id, pair.database.engine, role, sql, 0.0, 0, ended.value, cause)]
+            return [AuditEntry(pair.database.id, pair.database.engine, role, sql, 0.0, 0, ended.value, cause)]
         _, gold, predicted = reply
         ran = [("gold", pair.gold_sql, gold), ("prediction", pair.predicted_sql or "", predicted)]
         return [
-            Entry(pair.database.id, pair.database.engine, role, sql, ms, rows, status, error_class)
+            AuditEntry(pair.database.id, pair.database.engine, role, sql, ms, rows, status, error_class)
             for role, sql, facts in ran
             if facts is not None
             for status, error_class, rows, ms in [facts]

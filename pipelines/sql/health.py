@@ -12,10 +12,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus, Scalar, text_of
 from pipelines.sql import analyst
 from pipelines.sql.analyst import TieProbe
 from pipelines.sql.engine import Pair, SqlEngine
-from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus, Scalar, text_of
 
 SLOW_MS = 1000.0
 SHOWN = 10
@@ -30,7 +30,7 @@ _TEXT = re.compile(r"'(?!now')(?:[^']|'')*'", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class GoldFinding:
     """One thing that is wrong with one gold query.
 
     Attributes:
@@ -46,7 +46,7 @@ class Finding:
     sql: str
 
 
-def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
+def examine(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFinding]:
     """All findings, in the order of the examples.
 
     Each distinct gold query is run twice. Those of its SELECTs that have a LIMIT under an ORDER BY are run once more,
@@ -62,7 +62,7 @@ def examine(examples: Sequence[Example], sql: SqlEngine) -> list[Finding]:
         findings[key] += _of_ties(probe, result)
     against = _contradictions(examples, sql)
     return [
-        Finding(place, example.id, reason, detail, example.gold_sql)
+        GoldFinding(place, example.id, reason, detail, example.gold_sql)
         for place, example in enumerate(examples)
         for reason, detail in [*findings[example.database, example.gold_sql], *against.get(place, ())]
     ]
@@ -89,14 +89,14 @@ def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, li
     return findings
 
 
-def counts(findings: Sequence[Finding]) -> dict[str, int]:
+def counts(findings: Sequence[GoldFinding]) -> dict[str, int]:
     """How many examples have each reason."""
     return {reason: len({f.place for f in findings if f.reason == reason}) for reason in REASONS}
 
 
-def lines(findings: Sequence[Finding]) -> Iterator[str]:
+def lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
     """The report for a person: each reason with its first examples."""
-    by_reason: Mapping[str, list[Finding]] = collections.defaultdict(list)
+    by_reason: Mapping[str, list[GoldFinding]] = collections.defaultdict(list)
     for finding in findings:
         by_reason[finding.reason].append(finding)
     for reason in REASONS:

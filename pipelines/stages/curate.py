@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines import frames
-from pipelines.config import Recipe
-from pipelines.curation import card, duplicates, filtering
+from pipelines.core import frames
+from pipelines.core.errors import DataError
+from pipelines.core.frames import DATA
+from pipelines.core.store import read_json, write_atomic, write_json
+from pipelines.core.types import SchemaItems, Trajectory, from_dict, to_dict
+from pipelines.curation import card, filtering
 from pipelines.curation import gold_schema as consensus
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import DataError
-from pipelines.frames import DATA
+from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
-from pipelines.stages.context import Context
-from pipelines.stages.data_endpoints import llm_extractors
-from pipelines.stages.inputs import COSTS, LEAKAGE, examples_at, json_line, rows_of, write_lines
+from pipelines.sql import similarity
+from pipelines.stages.context import COSTS, LEAKAGE, Context, examples_at, json_line, rows_of, write_lines
+from pipelines.stages.data import llm_extractors
 from pipelines.stages.shards import Run, Shards
-from pipelines.store import read_json, write_atomic, write_json
-from pipelines.types import SchemaItems, Trajectory, from_dict, to_dict
 
 BATCH = 1024  # trajectories or examples between two moves of the bar
 PLACES = "places.npy"  # beside the shards: for each of their items, the row of `data` that it belongs to
@@ -126,7 +126,7 @@ def _describe(ctx: Context, selected: pl.DataFrame, kept_rows: pl.Series) -> Non
     sampled = kept_rows.gather_every(max(1, -(-len(kept_rows) // SAMPLED)))
     frames_sampled = frames.windows(ctx.inputs["synthesize"] / DATA, sampled)
     words = (trajectory for frame in frames_sampled for trajectory in frames.from_frame(frame, Trajectory))
-    facts = card.quality(selected, duplicates.distinct_2(words))
+    facts = card.quality(selected, similarity.distinct_2(words))
     leaked = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
     write_json(ctx.folder / "quality.json", facts)
     text = card.write(ctx.recipe, facts, leaked, read_json(ctx.inputs["synthesize"] / COSTS))

@@ -3,25 +3,246 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import sys
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from pipelines import frames
-from pipelines.config import Source
+from pipelines.benchmarks import base, prompt_schema
+from pipelines.benchmarks.base import Rejected, resolve
+from pipelines.core import frames
+from pipelines.core.store import SHARDS, read_json, write_json
+from pipelines.core.types import Example
+from pipelines.curation.gold_schema import Extractor
+from pipelines.databases.of_recipe import completed, noted, schemas, sql_engine
+from pipelines.recipe.config import Recipe, Source
+from pipelines.stages.context import COSTS, Context, write_lines
+from pipelines.stages.shards import Run, Shards
+
+if TYPE_CHECKING:
+    from pipelines.endpoints.asking import Asker
+
+
+from pipelines.benchmarks import corrections
+from pipelines.core.errors import DataError
+from pipelines.core.frames import DATA
 from pipelines.curation import leakage
-from pipelines.data import base, corrections
-from pipelines.errors import DataError
-from pipelines.frames import DATA
-from pipelines.stages import checking
-from pipelines.stages.checking import Checked, Part
-from pipelines.stages.context import Context
-from pipelines.stages.data_endpoints import ask_experts
-from pipelines.stages.inputs import LEAKAGE, each_example, examples, write_lines
-from pipelines.store import SHARDS, write_json
-from pipelines.types import Example
+from pipelines.stages.context import LEAKAGE, each_example
+from pipelines.stages.context import examples as examples_of_data
+
+# The data stage's long work: each source is read once into the work folder, and its gold SQL is run in shards.
+
+BATCH = 1024  # gold queries between two moves of the bar
+TRAINING = ("sft", "rl")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcePart:
+    """One source as it was read.
+
+    Attributes:
+        pool, part: what the source is of the recipe's data.
+        path: its examples, a Parquet file; not there where it has none.
+        rows: how many it has.
+        rejected: what is no example, with its reason.
+    """
+
+    pool: str
+    part: int
+    kind: str
+    path: Path
+    rows: int
+    rejected: tuple[base.Rejected, ...]
+
+
+@dataclasses.dataclass
+class CheckedSource:
+    """A source after its gold SQL was run: row numbers of its file that are kept, and all that was rejected.
+
+    Attributes:
+        levels: the hardness of each row that is kept.
+    """
+
+    kept: array[int]
+    levels: list[str]
+    rejected: list[base.Rejected]
+
+
+def read(ctx: Context, number: int, pool: str, part: int, source: Source) -> SourcePart:
+    """Read a source, unless a killed run has; raises what `base.read` does.
+
+    Args:
+        number: of the source among the stage's.
+    """
+    folder = ctx.folder / SHARDS
+    folder.mkdir(exist_ok=True)
+    path, note = folder / f"source-{number}.parquet", folder / f"source-{number}.json"
+    if not note.is_file():
+        write_json(note, _read(ctx, path, pool, part, source))
+    facts = read_json(note)
+    rejected_rows = tuple(base.Rejected(*row) for row in facts["rejected"])
+    return SourcePart(pool, part, source.kind, path, facts["rows"], rejected_rows)
+
+
+def _read(ctx: Context, path: Path, pool: str, part: int, source: Source) -> dict[str, Any]:
+    """Write the examples of a source that its levels and count choose; how many they are, and what was rejected."""
+    loaded = base.load(source, ctx.recipe.seed, ctx.folder)
+    examples, writer, rows = iter(loaded.examples), frames.Writer(path, path.parent), 0
+    while window := list(itertools.islice(examples, frames.WINDOW)):
+        if source.hardness is not None:
+            window = base.with_hardness(window)
+        frame = frames.to_frame(noted(window, ctx.folder), extra=[{"pool": pool, "part": part}] * len(window))
+        writer.add(frame.with_columns(pl.col(pl.Null).cast(pl.String)))  # all windows have the same columns
+        rows += len(window)
+        ctx.progress.advance(0, f"{pool}: {rows} questions")
+    empty = pl.Series(dtype=pl.String)
+    if rows:
+        writer.close()
+    names = frames.read(path, "id", "hardness") if rows else pl.DataFrame({"id": empty, "hardness": empty})
+    chosen, rejected = base.choose(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
+    if len(chosen) < rows:
+        frames.keep(path, chosen)
+    return {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]}
+
+
+def check(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSource]:
+    """Run the gold SQL of all sources, in shards that are shared among processes or a cluster."""
+    total = sum(part.rows for part in parts)
+    shards = Shards(range(total), BATCH, ctx.folder)
+    ctx.progress.begin(ctx.stage, total, "gold SQL")
+    rollout = ctx.recipe.rollout
+    workers = None if rollout.processes == 1 or total <= BATCH else 1
+    shards.run(checking, (ctx.recipe, ctx.folder, tuple(parts), workers), rollout.processes, ctx.progress, rollout.dask)
+    checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
+    for row in shards.rows():
+        source = checked[row["source"]]
+        source.kept.extend(row["kept"])
+        source.levels += map(sys.intern, row["levels"])
+        source.rejected += [base.Rejected(*rejected) for rejected in row["rejected"]]
+    return checked
+
+
+def checking(recipe: Recipe, folder: Path, parts: Sequence[SourcePart], workers: int | None) -> Run:
+    """A process's own sandbox; its run writes a line for each source that its rows are of."""
+    sql = sql_engine(recipe, workers)
+    starts = [0, *itertools.accumulate(part.rows for part in parts)]
+
+    def run(items: Sequence[Any], path: Path) -> str:
+        lines: list[dict[str, Any]] = []
+        for number, rows in by_source(items, starts):
+            part = parts[number]
+            examples_here = frames.from_frame(frames.take(part.path, rows), Example)
+            drop_empty = recipe.data.drop_empty and part.pool in TRAINING
+            good, rejected = base.check_gold(examples_here, sql, folder, drop_empty)
+            names = {example.id for example in good}
+            good_rows = [row for row, example in zip(rows, examples_here, strict=True) if example.id in names]
+            levels = [example.hardness for example in base.with_hardness(good)]
+            bad = [dataclasses.astuple(row) for row in rejected]
+            lines.append({"source": number, "kept": good_rows, "levels": levels, "rejected": bad})
+        write_lines(path, lines)
+        return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
+
+    return run
+
+
+def by_source(items: Sequence[int], starts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """The rows of each source that items stand for: they are numbered through all sources, in order."""
+    for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
+        yield number, [item - starts[number] for item in group]
+
+
+def windows(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
+    """The kept rows of a source with their levels, a window at a time."""
+    start = 0
+    for frame in frames.windows(part.path, checked.kept) if checked.kept else ():
+        levels = pl.Series(checked.levels[start : start + frame.height], dtype=pl.String)
+        yield frame.with_columns(hardness=levels)
+        start += frame.height
+
+
+def examples(part: SourcePart, checked: CheckedSource) -> list[Example]:
+    """The kept examples of a source, all in memory."""
+    return [example for frame in windows(part, checked) for example in frames.from_frame(frame, Example)]
+
+
+# Endpoints that recipes ask about their data: cleaners, the linker, extractors of gold schemas.
+
+FLAGGED = "flagged_by_all"
+
+
+def ask_experts(
+    ctx: Context, pool: str, kept: Sequence[Example]
+) -> tuple[list[Example], list[Rejected], dict[str, float]]:
+    """The examples of one pool after cleaning, with what its prompts show of them (`completed`), what was cut, and how
+    far the experts can be trusted: the cleaners' agreement, the linker's recall of the gold SQL's schema. The linker
+    "gold" is none: it shows every question its gold SQL's own schema (Reasoning-SQL, 5.1, "correct schema").
+
+    Only training pools are cleaned: a benchmark is what it is. Their linked schema is united with the gold's, for a
+    question must be answerable to be trained on (Reasoning-SQL, 4.1).
+    """
+    data = ctx.recipe.data
+    if not kept:
+        return [], [], {}
+    from pipelines.endpoints.asking import Asker
+    from pipelines.teachers import experts
+
+    training, schema = pool in ("sft", "rl"), schemas(ctx.recipe)
+    here = {example.id: example for example in resolve(kept, ctx.folder)}
+    flagged: list[Rejected] = []
+    figures: dict[str, float] = {}
+    if data.cleaners and training:
+        askers = [Asker.named(name, ctx.responses) for name in data.cleaners]
+        checked = experts.check(askers, list(here.values()), schema)
+        figures |= {f"cleaner_{name}": value for asker in askers for name, value in _spent(asker).items()}
+        figures |= {f"cleaners_{name}": value for name, value in experts.agreement(checked).items()}
+        bad = [case for case in checked if case.dropped]
+        flagged = [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in bad]
+        kept = [example for example in kept if example.id not in {row.row for row in flagged}]
+
+    def link(cases: Sequence[Example], schema: prompt_schema.Schemas) -> list[Example]:
+        if data.linker in (None, prompt_schema.GOLD):
+            return prompt_schema.gold_linked(cases, schema)
+        gold = prompt_schema.gold_items(cases, schema)
+        asker = Asker.named(str(data.linker), ctx.responses)
+        chosen = experts.link(asker, cases, schema)
+        figures.update({f"linker_{name}": value for name, value in _spent(asker).items()})
+        figures.update({f"linker_{name}": value for name, value in experts.recall(chosen, gold).items()})
+        if not training:
+            return chosen
+        return [experts.unite(example, gold[example.id], schema(example.database)) for example in chosen]
+
+    with sql_engine(ctx.recipe) as sql:
+        shown = completed([here[example.id] for example in kept], ctx.recipe, schema, sql, link)
+    # The database stays as the dataset names it.
+    return [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, shown, strict=True)], flagged, figures
+
+
+def llm_extractors(ctx: Context, examples: Sequence[Example]) -> dict[str, Extractor]:
+    """The extractors that the recipe names endpoints for; each has been asked about all examples. What their answers
+    cost is written to `costs.json`.
+    """
+    names = ctx.recipe.gold_schema.extractors
+    if not names:
+        return {}
+    from pipelines.endpoints.asking import Asker
+    from pipelines.teachers import experts
+
+    schema = schemas(ctx.recipe)
+    askers = {name: Asker.named(name, ctx.responses) for name in names}
+    extractors = {name: experts.extractor(asker, examples, schema) for name, asker in askers.items()}
+    write_json(ctx.folder / COSTS, {name: asker.take_used() for name, asker in askers.items()})
+    return extractors
+
+
+def _spent(asker: Asker) -> dict[str, float]:
+    """What its answers were and cost, whichever run paid, as figures of a stage."""
+    return {f"{what}_{asker.name}": value for what, value in asker.take_used().items()}
+
 
 QUARANTINE = "quarantine.jsonl"
 TRAINED = ("sft", "rl")  # pools that are learned from
@@ -48,7 +269,7 @@ def note_leakage(folder: Path, data: Path | None = None, asked: Sequence[Example
         data: holds the training pools; None for the folder itself.
         asked: the held-out questions; None for those that the folder holds.
     """
-    data, held_out = data or folder, examples(folder, "dev", "test") if asked is None else asked
+    data, held_out = data or folder, examples_of_data(folder, "dev", "test") if asked is None else asked
     leaks = {pool: leakage.report(each_example(data, pool), held_out) for pool in TRAINED}
     write_json(folder / LEAKAGE, leaks)
     return leaks
@@ -70,7 +291,7 @@ def build_test(ctx: Context) -> None:
 def build_leakage(ctx: Context) -> None:
     """Write which training questions the benchmark repeats (`leakage.json`), and the benchmark's questions beside."""
     ctx.progress.begin(ctx.stage, 1, "benchmark")
-    questions = examples(ctx.inputs["test"], "test")
+    questions = examples_of_data(ctx.inputs["test"], "test")
     rows = (
         {"id": example.id, "pool": "test", "question": example.question, "database_id": example.database.id}
         for example in questions
@@ -85,12 +306,12 @@ def build_leakage(ctx: Context) -> None:
 def _write(ctx: Context, sources: Sequence[tuple[str, int, Source]]) -> None:
     """Read the sources of these (pool, part, source), and write what `build` says."""
     ctx.progress.begin(ctx.stage, len(sources), "pools")
-    parts: list[Part] = []
+    parts: list[SourcePart] = []
     # All are read before the gold SQL of the first is run: what is missing is told in seconds.
     for number, (pool, place, source) in enumerate(sources):
-        parts.append(checking.read(ctx, number, pool, place, source))
+        parts.append(read(ctx, number, pool, place, source))
         ctx.progress.advance(1, f"{pool}: {parts[-1].rows} questions")
-    checked = checking.check(ctx, parts)
+    checked = check(ctx, parts)
     faults = [
         fault for part, source_rows in zip(parts, checked, strict=True) if (fault := _fault(ctx, part, source_rows))
     ]
@@ -156,7 +377,7 @@ def _keep_first(path: Path) -> None:
         frames.keep(path, first.arg_true())
 
 
-def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float]) -> Iterator[pl.DataFrame]:
+def _kept(ctx: Context, part: SourcePart, checked: CheckedSource, numbers: dict[str, float]) -> Iterator[pl.DataFrame]:
     """The rows of a source that stay, a window at a time; where experts are asked or values looked up, all at once.
 
     Args:
@@ -164,9 +385,9 @@ def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float])
     """
     data = ctx.recipe.data
     if not (data.cleaners or data.linker or data.values):
-        yield from checking.windows(part, checked)
+        yield from windows(part, checked)
         return
-    kept, flagged, figures = ask_experts(ctx, part.pool, checking.examples(part, checked))
+    kept, flagged, figures = ask_experts(ctx, part.pool, examples(part, checked))
     checked.rejected += flagged
     numbers |= {f"{part.pool}{part.part or ''}_{name}": value for name, value in figures.items()}
     if not kept:
@@ -175,7 +396,7 @@ def _kept(ctx: Context, part: Part, checked: Checked, numbers: dict[str, float])
     yield frame.with_columns(pl.col(pl.Null).cast(pl.String))
 
 
-def _fault(ctx: Context, part: Part, checked: Checked) -> str:
+def _fault(ctx: Context, part: SourcePart, checked: CheckedSource) -> str:
     """Why a source cannot be used; "" where it can."""
     bad = [row for row in checked.rejected if row.chosen and is_fault(part.pool, row.reason)]
     whole = len(checked.kept) + len(bad)

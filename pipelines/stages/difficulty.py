@@ -11,20 +11,20 @@ from typing import Any
 
 import polars as pl
 
-from pipelines import frames
-from pipelines.config import Recipe
+from pipelines.core import frames
+from pipelines.core.errors import DataError
+from pipelines.core.frames import DATA
+from pipelines.core.types import Outcome
 from pipelines.curation import difficulty
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import DataError
-from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
+from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
+from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.making import policy
-from pipelines.stages.context import Context
-from pipelines.stages.inputs import examples_at, rows_of, single_thread, write_lines
+from pipelines.stages.context import Context, examples_at, rows_of, single_thread, write_lines
 from pipelines.stages.shards import Run, Shards, asking
-from pipelines.types import Outcome
 
 
 def build(ctx: Context) -> None:

@@ -10,17 +10,14 @@ from typing import Annotated, Any
 
 import pydantic
 
-from pipelines.errors import DataError
-from pipelines.evaluation import question_matching
+from pipelines.core.errors import DataError
+from pipelines.core.store import MANIFEST, Store, read_json
+from pipelines.core.types import Example, from_dict, read_lines
+from pipelines.evaluation import paired_comparison
 from pipelines.evaluation.record import EpisodeRecord, Number
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System
-from pipelines.stages.answers import TIMING, Latency, latencies
-from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS
-from pipelines.stages.reading import taken, texts
-from pipelines.stages.selection import SELECTED
-from pipelines.store import MANIFEST, Store, read_json
-from pipelines.types import Example, from_dict, read_lines
+from pipelines.stages.evaluate import EFFICIENCY, ONCE, RECORDS, SELECTED, TIMING, Latency, latencies, taken, texts
 
 HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
 OWN = ("greedy", "sampled")
@@ -28,7 +25,7 @@ UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # what reading 
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class EvaluationRun:
     """One evaluation.
 
     Attributes:
@@ -49,7 +46,7 @@ class Run:
     timing: Mapping[str, Latency]
     r_ves: float | None
 
-    def named(self, names: Mapping[str, str]) -> Run:
+    def named(self, names: Mapping[str, str]) -> EvaluationRun:
         """With each question called as the other runs call it."""
 
         def call(records: Sequence[EpisodeRecord]) -> tuple[EpisodeRecord, ...]:
@@ -58,7 +55,9 @@ class Run:
         return dataclasses.replace(self, records=call(self.records), at_once=call(self.at_once))
 
 
-def comparison(runs: Sequence[str], equality: str | None) -> tuple[ReportData, list[Run], list[Mapping[str, str]]]:
+def comparison(
+    runs: Sequence[str], equality: str | None
+) -> tuple[ReportData, list[EvaluationRun], list[Mapping[str, str]]]:
     """The runs at these paths under one equality, the runs themselves, and how each one's questions are called.
 
     Raises:
@@ -69,7 +68,7 @@ def comparison(runs: Sequence[str], equality: str | None) -> tuple[ReportData, l
         raise DataError("a comparison needs two runs", HINT)
     by_path = [load(path) for path in runs]
     loaded = _named([run for place in (0, 1) for path_runs in by_path for run in path_runs[place : place + 1]])
-    names = question_matching.common_names([(*run.records, *run.at_once) for run in loaded])
+    names = paired_comparison.common_names([(*run.records, *run.at_once) for run in loaded])
     called = [run.named(name) for run, name in zip(loaded, names, strict=True)]
     data = ReportData("comparison", choose(loaded, equality), tuple(map(_system, called)), examples={})
     if not data.comparisons:
@@ -77,12 +76,12 @@ def comparison(runs: Sequence[str], equality: str | None) -> tuple[ReportData, l
     return data, loaded, names
 
 
-def _system(run: Run) -> System:
+def _system(run: EvaluationRun) -> System:
     costs = taken(run.timing, run.r_ves)
     return System(run.name, run.records, at_once=run.at_once, left_out=run.left_out, costs=costs)
 
 
-def with_texts(data: ReportData, runs: Sequence[Run], names: Sequence[Mapping[str, str]]) -> ReportData:
+def with_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Mapping[str, str]]) -> ReportData:
     """The same with questions, trajectories, schemas and results, of the runs whose folders lead to them."""
     texts_read = [texts(run.folder, run.passes) for run in runs]
     systems: list[System] = []
@@ -97,7 +96,7 @@ def with_texts(data: ReportData, runs: Sequence[Run], names: Sequence[Mapping[st
     return writer.with_results(whole) if examples else whole
 
 
-def load(run: str) -> list[Run]:
+def load(run: str) -> list[EvaluationRun]:
     """A run by its path, named by what stands before "=", else by its folder; and its selected answers, if any.
 
     Raises:
@@ -117,10 +116,10 @@ def load(run: str) -> list[Run]:
         raise DataError(f"{file} holds no records", HINT)
     facts, timing = _beside(folder)
     equality, left_out, once = facts.equality, facts.left_out, tuple(by_pass.get(ONCE, ()))
-    runs = [Run(title, own, once, OWN, equality, folder, left_out, timing, facts.r_ves)]
+    runs = [EvaluationRun(title, own, once, OWN, equality, folder, left_out, timing, facts.r_ves)]
     if SELECTED in by_pass:
         chosen = tuple(by_pass[SELECTED])
-        runs.append(Run(f"{title}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
+        runs.append(EvaluationRun(f"{title}, selected", chosen, (), (SELECTED,), equality, folder, left_out, {}, None))
     return runs
 
 
@@ -185,7 +184,7 @@ def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
         yield str(row.get("pass", record.mode)), record
 
 
-def _named(runs: Sequence[Run]) -> list[Run]:
+def _named(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
     """Runs with equal names get a number."""
     names = [run.name for run in runs]
     return [
@@ -194,7 +193,7 @@ def _named(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def choose(runs: Sequence[Run], asked: str | None) -> str:
+def choose(runs: Sequence[EvaluationRun], asked: str | None) -> str:
     """The equality to compare under: what is asked for, else the first run's headline, else the first that all share.
 
     Raises:

@@ -18,16 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Recipe, Source
-from pipelines.errors import DataError, RecipeError
-from pipelines.plugins import dialect_code, plugin_code
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.provenance import facts, version
+from pipelines.core.store import Store, read_json
 from pipelines.protocols.base import at_once
-from pipelines.provenance import facts, version
-from pipelines.recipes import digest
-from pipelines.stages import causes, resuming
+from pipelines.recipe.config import Recipe, Source
+from pipelines.recipe.plugins import dialect_code, plugin_code
+from pipelines.recipe.recipes import digest
+from pipelines.stages import keys as causes
+from pipelines.stages import resuming
 from pipelines.stages.context import Context, Progress, base_of
-from pipelines.stages.fingerprints import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
-from pipelines.store import Store, read_json
+from pipelines.stages.keys import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
 
 SAMPLING = ("protocol", "execution", "seed")
 READING = ("data.max_bad_share", "data.linker", "data.values", "execution", "seed")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipelines.config import Recipe, Source
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import POLICIES
 from pipelines.endpoints.client import Connection, endpoint
-from pipelines.errors import RecipeError
 from pipelines.protocols.base import build
-from pipelines.registry import POLICIES
-from pipelines.rewards.rubric import Rubric
+from pipelines.recipe.config import Recipe, Source
+from pipelines.rewards.panel import Rubric
 from pipelines.rollout.policies.making import device, teaching
-from pipelines.stages.fingerprints import asked
 from pipelines.stages.graph import BENCHMARK, Step, kind_of
+from pipelines.stages.keys import asked
 from pipelines.training import combinations
 from pipelines.training.combinations import IN_PROCESS
 
@@ -73,7 +73,7 @@ def _training(recipe: Recipe) -> None:
     """Raises ResourceError where this Python lacks what training would ask for."""
     lora = recipe.model.lora
     if lora is not None and lora.bits is not None:
-        from pipelines.loading import require_bitsandbytes
+        from pipelines.rollout.model_loading import require_bitsandbytes
 
         require_bitsandbytes()
     if recipe.hardware.processes == "gpu":

@@ -12,11 +12,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines import registry
+from pipelines.core import registry
 
 PACKAGE = Path(__file__).resolve().parent.parent
 NAMED = re.compile(r"\bpipelines(?:\.\w+)+")  # a module in a text: a child process is told what to run
-ONLY_NAMES = ("pipelines.config.", "pipelines.plugins.", "pipelines.registry.")  # they look up no part, only names
+ONLY_NAMES = (
+    "pipelines.recipe.config.",
+    "pipelines.recipe.plugins.",
+    "pipelines.core.registry.",
+)  # they look up no part, only names
 
 
 @functools.cache

@@ -9,23 +9,20 @@ from typing import Any
 
 import polars as pl
 
-from pipelines import frames
-from pipelines.config import Recipe, Source
+from pipelines.core import frames
+from pipelines.core.frames import DATA
+from pipelines.core.store import read_json, write_json
+from pipelines.core.types import Trajectory, read_lines
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.evaluate import previews
 from pipelines.evaluation.voting import Rule
-from pipelines.frames import DATA
+from pipelines.recipe.config import Recipe, Source
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System
 from pipelines.sql.schema import render
-from pipelines.stages import reading
-from pipelines.stages.answers import latencies
-from pipelines.stages.context import Context
-from pipelines.stages.evaluate import EFFICIENCY, ONCE, records
-from pipelines.stages.inputs import examples
-from pipelines.stages.selection import SELECTED
-from pipelines.store import read_json, write_json
-from pipelines.types import Trajectory, read_lines
+from pipelines.stages import evaluate
+from pipelines.stages.context import Context, examples
+from pipelines.stages.evaluate import EFFICIENCY, ONCE, SELECTED, latencies, records
 
 WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
@@ -45,7 +42,7 @@ def build(ctx: Context) -> None:
 
 
 def _taken(folder: Path) -> dict[str, float]:
-    return reading.taken(latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
+    return evaluate.taken(latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
 
 
 def gather(ctx: Context) -> ReportData:
@@ -148,7 +145,7 @@ def _trained_on(ctx: Context, name: str) -> int | None:
 
 def left_out(test: Path, usable: int, source: Source) -> dict[str, str]:
     """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} where all of it can run."""
-    reasons = reading.left_out(test)
+    reasons = evaluate.left_out(test)
     if not reasons:
         return {}
     why, total = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items()), sum(reasons.values())

@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from pipelines.core.store import SHARDS, read_json, write_json
 from pipelines.stages import reached
-from pipelines.store import SHARDS, read_json, write_json
 
 CODE = "code.json"
 

@@ -7,24 +7,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import frames
-from pipelines.config import Recipe
+from pipelines.core import frames
+from pipelines.core.errors import BoundaryError
+from pipelines.core.frames import DATA
+from pipelines.core.store import read_json, write_json
+from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import BoundaryError
-from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
+from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
+from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
-from pipelines.stages.context import Context
-from pipelines.stages.inputs import COSTS, examples
+from pipelines.stages.context import COSTS, Context, examples
 from pipelines.stages.shards import Run, Shards, asking
-from pipelines.store import read_json, write_json
-from pipelines.teachers.mix import pick, teacher_policies
-from pipelines.teachers.policy import OpenAIPolicy
-from pipelines.teachers.star import HintedPolicy
-from pipelines.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
+from pipelines.teachers.policy import HintedPolicy, OpenAIPolicy, pick, teacher_policies
 
 SHARD = 512  # questions of the oracle or the policy: what a killed run loses of each process
 BOUGHT_SHARD = 4096  # of endpoints: their log keeps every answer, and the end of each shard leaves the endpoint idle
@@ -88,7 +86,7 @@ def start(recipe: Recipe, responses: Path) -> Run:
     Args:
         responses: where endpoints' answers are kept.
     """
-    synthesis = Synthesis(recipe, responses)
+    synthesis = TeacherEngines(recipe, responses)
 
     def run(questions: Sequence[Any], path: Path) -> str:
         done = synthesis.answer(questions)
@@ -100,7 +98,7 @@ def start(recipe: Recipe, responses: Path) -> Run:
     return run
 
 
-class Synthesis:
+class TeacherEngines:
     """The teachers of a recipe, each behind an engine of its own, over one sandbox."""
 
     def __init__(self, recipe: Recipe, responses: Path) -> None:

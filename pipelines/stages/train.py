@@ -9,22 +9,21 @@ from typing import Any
 
 import polars as pl
 
-from pipelines import frames
-from pipelines.checkpoint import write_card
+from pipelines.core import frames
+from pipelines.core.errors import RecipeError
+from pipelines.core.frames import DATA
+from pipelines.core.store import write_json
+from pipelines.core.types import Example, read_lines, write_jsonl
 from pipelines.curation.filtering import shuffled
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
-from pipelines.errors import RecipeError
-from pipelines.frames import DATA
 from pipelines.protocols.base import build as build_protocol
+from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.policies.making import serving
-from pipelines.stages.context import REFERENCE, Context
-from pipelines.stages.inputs import examples, trajectories
-from pipelines.store import write_json
+from pipelines.stages.context import REFERENCE, Context, examples, trajectories
 from pipelines.training.launch import SILENCE_S, train
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import values
-from pipelines.types import Example, read_lines, write_jsonl
 
 CORPUS = 4000  # texts are enough for a tokenizer of some 1,300 entries
 

@@ -19,9 +19,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipelines.core.store import write_atomic
 from pipelines.stages.graph import GRAPH
 from pipelines.stages.reached import PACKAGE, modules, modules_of, tree
-from pipelines.store import write_atomic
 
 NOTES = Path(__file__).resolve().with_suffix(".txt")
 NO_CODE = {"ctx", "type_comment", "kind", "returns", "type_params"}

@@ -11,18 +11,19 @@ import collections
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.alike import sql_shape
-from pipelines.config import Sampling
+from pipelines.core.errors import DataError
+from pipelines.core.types import HARDNESS_LEVELS, Database, Example, ExecutionResult, Hardness
 from pipelines.endpoints.asking import Asker
-from pipelines.errors import DataError
+from pipelines.recipe.section import Sampling
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import Schema, written
-from pipelines.teachers import prompts
-from pipelines.types import HARDNESS_LEVELS, Database, Example, ExecutionResult, Hardness
+from pipelines.sql.similarity import sql_shape
+from pipelines.teachers import experts
 
 STYLES = {
     "plain": "one plain question, as a colleague would ask it",
@@ -133,14 +134,14 @@ class Inventor:
         drafts = self._propose(numbers, invented.counts)
         engine = self.database.engine
         prompts_asked = [
-            prompts.conversation(ASK.format(style=STYLES[draft.style]), self._about("", SQL=draft.sql))
+            experts.conversation(ASK.format(style=STYLES[draft.style]), self._about("", SQL=draft.sql))
             for draft in drafts
         ]
         questions = [_line(answer.text) if answer else "" for answer in self.teacher.ask_all(prompts_asked)]
         worded = [(draft, question) for draft, question in zip(drafts, questions, strict=True) if question]
         invented.counts["no_question"] += len(drafts) - len(worded)
         rules = ANSWER.format(engine=engine)
-        answers = self.checker.ask_all([prompts.conversation(rules, self._about(question)) for _, question in worded])
+        answers = self.checker.ask_all([experts.conversation(rules, self._about(question)) for _, question in worded])
         pairs = [
             Pair(self.database, draft.sql, read_sql(answer.text if answer else None))
             for (draft, _), answer in zip(worded, answers, strict=True)
@@ -160,7 +161,7 @@ class Inventor:
         """Proposed queries that run, return something, and are not like an earlier one."""
         plans = [self._plan(number) for number in numbers]
         prompts_asked = [
-            prompts.conversation(PROPOSE.format(engine=self.database.engine, level=LEVELS[level]), case)
+            experts.conversation(PROPOSE.format(engine=self.database.engine, level=LEVELS[level]), case)
             for level, _, case in plans
         ]
         answers = self.teacher.ask_all(prompts_asked, PROPOSING)
@@ -195,7 +196,7 @@ class Inventor:
         return level, rng.choice(sorted(STYLES)), about
 
     def _about(self, question: str, **parts: str) -> str:
-        return prompts.about(self.schema, question or "none yet", "", **parts)
+        return experts.about(self.schema, question or "none yet", "", **parts)
 
     def _example(self, draft: Draft, question: str, level: Hardness, vote: Mapping[str, Any]) -> Example:
         """An example, with the checker's answer to its question beside it."""
@@ -221,3 +222,63 @@ def _same(sql: str) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split()).strip("\"' ")[:1000]
+
+
+# What a set of questions asks of a schema: its tables, its joins, functions of SQL and levels, and what none asks.
+
+SHOWN = 10  # names of a line
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How many questions there are for each part, 0 for a part of the schema that none asks.
+
+    Attributes:
+        tables: by name.
+        joins: by foreign key ("purchase.customer_id = customer.id"): questions that read both of its tables.
+        functions: by name, those that are used.
+        hardness: by level.
+    """
+
+    tables: Mapping[str, int]
+    joins: Mapping[str, int]
+    functions: Mapping[str, int]
+    hardness: Mapping[str, int]
+
+
+def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
+    """What the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
+    engines = [example.database.engine for example in examples]
+    queries = [example.gold_sql for example in examples]
+    items = analyst.schema_items([(sql, schema, engine) for sql, engine in zip(queries, engines, strict=True)])
+    table_sets = [item.tables if item is not None else frozenset[str]() for item in items]
+    used = Counter(name for names in analyst.functions(list(zip(queries, engines, strict=True))) for name in names)
+    levels = Counter(example.hardness for example in examples)
+    return Coverage(
+        {table.name: sum(table.name.lower() in tables for tables in table_sets) for table in schema.tables},
+        {
+            f"{table.name}.{key.column} = {key.to_table}.{key.to_column}": sum(
+                {table.name.lower(), key.to_table.lower()} <= tables for tables in table_sets
+            )
+            for table in schema.tables
+            for key in table.foreign_keys
+        },
+        dict(sorted(used.items(), key=lambda pair: (-pair[1], pair[0]))),
+        {level: levels[level] for level in HARDNESS_LEVELS},
+    )
+
+
+def lines(coverage: Coverage) -> Iterator[str]:
+    """The report for a person."""
+    for what, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
+        if counts:
+            without = [name for name, count in counts.items() if not count]
+            rest = f"; no question about {_listed(without)}" if without else ""
+            yield f"{what}: {len(counts) - len(without)} of {len(counts)}{rest}"
+    for what, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
+        yield f"{what}: {_listed([f'{name} {count}' for name, count in counts.items()]) or 'none'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

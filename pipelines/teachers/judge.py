@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipelines.config import RewardTerm
+from pipelines.core.types import EngineName, Example, Outcome
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
-from pipelines.rewards import judge
-from pipelines.rewards.judge import Messages
+from pipelines.recipe.config_training import RewardTerm
+from pipelines.rewards import panel
+from pipelines.rewards.panel import Messages
 from pipelines.sql.analyst import without_comments
-from pipelines.teachers.cleaning import kappa
-from pipelines.types import EngineName, Example, Outcome
+from pipelines.teachers.experts import kappa
 
 RIGHT = 0.75  # a grade from here on says "right"
 Grades = list[float | None]
@@ -29,7 +29,7 @@ class GradeSource:
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
-        name = judge.endpoint_of(terms)
+        name = panel.endpoint_of(terms)
         self._failed = 0
         self._asker = None if name is None else Asker.named(name, responses)
         self._scale = next((float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"), 0.0)
@@ -39,7 +39,7 @@ class GradeSource:
         asker = self._asker
         if asker is None:
             return outcomes
-        graded, failed = judge.grade(
+        graded, failed = panel.grade(
             outcomes, dict(examples), lambda prompts: ask(asker.ask_most, prompts), self._scale
         )
         self._failed += failed
@@ -78,9 +78,9 @@ def check(
     """
     cases = [outcome for outcome in outcomes if outcome.trajectory.final_sql and not outcome.broken]
     answers = [(examples[case.example_id], case.trajectory.final_sql or "") for case in cases]
-    plain = [judge.messages(example, sql, scale) for example, sql in answers]
-    swapped = [judge.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
-    padded = [judge.messages(example, pad(sql, example.database.engine), scale) for example, sql in answers]
+    plain = [panel.messages(example, sql, scale) for example, sql in answers]
+    swapped = [panel.messages(example, sql, scale, predicted_first=True) for example, sql in answers]
+    padded = [panel.messages(example, pad(sql, example.database.engine), scale) for example, sql in answers]
     grades, turned, longer = (_grades(asker, part, scale) for part in (plain, swapped, padded))
     pairs = [(case.correct, grade >= RIGHT) for case, grade in zip(cases, grades, strict=True) if grade is not None]
     return {
@@ -101,7 +101,7 @@ def pad(sql: str, engine: EngineName) -> str:
 
 
 def _grades(asker: Asker, prompts: Sequence[Messages], scale: float) -> Grades:
-    return [judge.read_grade(text, scale) for text in ask(asker.ask_all, prompts)]
+    return [panel.read_grade(text, scale) for text in ask(asker.ask_all, prompts)]
 
 
 def _shift(before: Grades, after: Grades) -> float:

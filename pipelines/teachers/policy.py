@@ -5,14 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines import config
 from pipelines.endpoints.answers import as_turn
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import Endpoint, endpoint, name_of
+from pipelines.recipe import config
 from pipelines.rollout.policies.base import Completion, Policy, Request
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol
+
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+
+from pipelines.core.types import Database
+from pipelines.protocols.base import Protocol
+from pipelines.recipe.config import Teacher
+from pipelines.sql.schema import Schema
 
 
 class OpenAIPolicy(Policy):
@@ -83,3 +93,98 @@ class OpenAIPolicy(Policy):
     async def close(self) -> None:
         """Close the connections."""
         await self.asker.close()
+
+
+# Several teachers in one dataset: which of them answers a question's sample, by shares, whatever runs beside it.
+
+Schemas = Callable[[Database], Schema]  # as prompts show them
+
+
+def pick(shares: Sequence[float], name: str) -> int:
+    """An index with a chance proportional to its share, decided by the name alone.
+
+    Args:
+        shares: positive; they need not add up to 1.
+    """
+    draw = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64 * sum(shares)
+    for index, share in enumerate(shares):
+        draw -= share
+        if draw < 0:
+            return index
+    return len(shares) - 1
+
+
+def teacher_policies(
+    teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas, own: Callable[[], Policy]
+) -> list[Policy]:
+    """The policies of a mix, in order; entries that name the same endpoint share its asker.
+
+    Args:
+        own: makes the recipe's own policy.
+
+    Raises:
+        RecipeError: see `teacher_policy`.
+    """
+    policies = [
+        own() if teacher.kind == "policy" else teacher_policy(teacher, protocol, responses, schemas)
+        for teacher in teachers
+    ]
+    first: dict[str, OpenAIPolicy] = {}
+    for policy in policies:
+        if isinstance(policy, OpenAIPolicy) and first.setdefault(policy.name, policy) is not policy:
+            policy.share(first[policy.name].asker)
+    return policies
+
+
+def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schemas: Schemas) -> Policy:
+    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its answers' log.
+
+    Raises:
+        RecipeError: an endpoint without a name, or one that `conf/local/endpoints.yaml` does not have.
+    """
+    if teacher.kind == "oracle":
+        from pipelines.rollout.policies.oracle import OraclePolicy
+
+        return OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses)
+
+    return OpenAIPolicy.named(teacher, responses, protocol)
+
+
+# STaR-SFT (Reasoning-SQL, 3.3; Zelikman et al., 2022): what a teacher got wrong is reasoned again with the gold SQL
+# as a hint, and trained on without the hint.
+
+HINT = """
+
+For you alone, a query that answers the question:
+{gold}
+Find the way to it as if you did not know it: reason from the question, the schema and what you look up, in the format \
+above, and give this query, or one that returns the same, as your answer. Never mention that it was given to you."""
+
+
+class HintedPolicy(Policy):
+    """A teacher that is told the gold SQL; the record of the episode keeps the prompt as it was.
+
+    The hint is put into the request alone, so a model trained on the trajectory never sees it.
+    """
+
+    def __init__(self, teacher: Policy) -> None:
+        self._teacher = teacher
+        self.name = f"{teacher.name}+hint"
+        self.live = teacher.live
+
+    async def generate(self, request: Request) -> Completion:
+        """One turn of the teacher, with the hint at the end of the first user message."""
+        messages = list(request.messages)
+        at = next((index for index, (role, _) in enumerate(messages) if role == "user"), None)
+        if at is not None:
+            role, text = messages[at]
+            messages[at] = (role, text + HINT.format(gold=request.example.gold_sql))
+        return await self._teacher.generate(dataclasses.replace(request, messages=tuple(messages)))
+
+    def release(self, session: str) -> None:
+        """See `Policy.release`."""
+        self._teacher.release(session)
+
+    async def close(self) -> None:
+        """See `Policy.close`."""
+        await self._teacher.close()

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import ResourceError, SqltrainError, TrainingError
-from pipelines.store import no_room, out_of_room
+from pipelines.core.errors import ResourceError, SqltrainError, TrainingError
+from pipelines.core.store import no_room, out_of_room
 from pipelines.training.memory import to_lower
 from pipelines.training.plan import Plan
 
@@ -26,7 +26,7 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out wait
 
 def main(arguments: list[str]) -> int:
     """Train as the plan says; 0 when the final model is there, `FAILED` after an error event."""
-    from pipelines.processes import die_with_parent
+    from pipelines.core.processes import die_with_parent
 
     if PARENT in os.environ and "LOCAL_RANK" not in os.environ:
         die_with_parent(int(os.environ[PARENT]))
@@ -51,17 +51,17 @@ def main(arguments: list[str]) -> int:
 
 def _train(plan: Plan, emit: Any) -> None:
     """Read the records first: a missing file should not wait for torch and TRL to be imported."""
-    from pipelines.training import datafile
+    from pipelines.training import samples
 
     emit({"event": "start"})
     if plan.kind == "sft":
-        trajectories = datafile.trajectories(plan.data)
+        trajectories = samples.trajectories(plan.data)
         _prepare(plan, emit)
         from pipelines.training import sft
 
         sft.train(plan, trajectories, emit)
     else:
-        examples = datafile.examples(plan.data)
+        examples = samples.examples(plan.data)
         _prepare(plan, emit)
         from pipelines.training import grpo
 

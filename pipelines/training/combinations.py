@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelines.config import Recipe, RewardTerm
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import POLICIES, REWARDS
+from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import Protocol, build
-from pipelines.registry import POLICIES, REWARDS
-from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.config_training import RewardTerm
 
 IN_PROCESS = "transformers"  # the policy that is the network under training itself
 SCHEMA = "schema"  # the track up to the proposed schema

@@ -9,22 +9,21 @@ import datasets
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from pipelines.config import Recipe
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.registry import POLICIES
+from pipelines.core.types import Example
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.errors import DataError, RecipeError
-from pipelines.registry import POLICIES
+from pipelines.recipe.config import Recipe
 from pipelines.rollout.policies.base import Policy
-from pipelines.training import batching, combinations, datafile, model, settings
-from pipelines.training.ahead import Ahead
+from pipelines.training import combinations, model, samples, settings, sft
 from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.grpo_trainer import NAMES, GrpoTrainer
 from pipelines.training.plan import Plan
-from pipelines.training.record import Emit, Recorder
+from pipelines.training.record import CurveRecorder, Emit
 from pipelines.training.rollouts import build, in_process, served_policy
-from pipelines.training.step import StepState
-from pipelines.training.sync import WeightSync
-from pipelines.training.weights import whole_weights
-from pipelines.types import Example
+from pipelines.training.rollouts_ahead import Ahead
+from pipelines.training.training_pass import StepState
+from pipelines.training.weights import WeightSync, whole_weights
 
 
 def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
@@ -46,14 +45,14 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             plan=plan,
             rollouts=rollouts,
             step_state=step_state,
-            held_out=datafile.examples(plan.held_out) if plan.held_out else (),
+            held_out=samples.examples(plan.held_out) if plan.held_out else (),
             sync=_sync(plan),
             model=network,
             processing_class=tokenizer,
             peft_config=model.adapters(recipe.model.lora),
             train_dataset=_dataset(plan, examples),
             callbacks=[
-                Recorder(
+                CurveRecorder(
                     *(plan.out, plan.kind, emit, NAMES), take_spent=step_state.take_seconds, example=rollouts.worst
                 )
             ],
@@ -110,11 +109,11 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
     """TRL's configuration of a recipe's `grpo` section, for a run over so many questions."""
     grpo = plan.recipe.grpo
     rows = grpo.questions_per_step * grpo.group
-    micro, accumulate = batching.split_batch(rows, grpo.micro_batch, settings.world_size())
+    micro, accumulate = sft.split_batch(rows, grpo.micro_batch, settings.world_size())
     # A checkpoint between two updates of one generation would lose its rollouts: save after the last of them.
     save_steps = -(-grpo.save_steps // grpo.updates_per_rollout) * grpo.updates_per_rollout
     return GRPOConfig(
-        **settings.common(plan, batching.grpo_steps(grpo, questions), save_steps),
+        **settings.common(plan, sft.grpo_steps(grpo, questions), save_steps),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
@@ -134,6 +133,6 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
 def _dataset(plan: Plan, examples: Sequence[Example]) -> datasets.Dataset:
     """The ids of every generation's questions, in order: one pass over it is the whole run."""
     grpo = plan.recipe.grpo
-    generations = -(-batching.grpo_steps(grpo, len(examples)) // grpo.updates_per_rollout)
-    order = batching.schedule(len(examples), grpo.questions_per_step, generations, plan.recipe.seed, grpo.order)
+    generations = -(-sft.grpo_steps(grpo, len(examples)) // grpo.updates_per_rollout)
+    order = sft.schedule(len(examples), grpo.questions_per_step, generations, plan.recipe.seed, grpo.order)
     return datasets.Dataset.from_dict({"prompt": [examples[index].id for index in order]})

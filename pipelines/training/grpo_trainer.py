@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,16 +16,45 @@ from torch import Tensor
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
-from pipelines.training import advantages, credit, losses, settings, throughput
-from pipelines.training.ahead import Ahead
+from pipelines.core.types import Example
+from pipelines.training import losses, record, settings
+from pipelines.training import losses as advantages
+from pipelines.training.packing import Forward, joined, moving, regroup
 from pipelines.training.plan import HELD_OUT, HELD_OUT_COUNT, HELD_OUT_TURNS, Plan
-from pipelines.training.rollouts import FULL, SCHEMA, Generation, Rollouts, cut, facts, format_errors
-from pipelines.training.row_selection import Forward, joined, moving, regroup
-from pipelines.training.step import Pass, StepState
-from pipelines.training.sync import WeightSync
-from pipelines.training.training_pass import TrainingPass
-from pipelines.training.weights import whole_weights
-from pipelines.types import Example
+from pipelines.training.rollouts import FULL, SCHEMA, Generation, PaidEpisode, Rollouts, cut, facts, format_errors
+from pipelines.training.rollouts_ahead import Ahead
+from pipelines.training.training_pass import ForwardPass, StepState, TrainingPass
+from pipelines.training.weights import WeightSync, whole_weights
+
+# What each turn of an episode is paid, and which tokens its advantage is for.
+
+NAN = float("nan")
+
+
+def payments(episodes: Sequence[PaidEpisode]) -> Tensor:
+    """(N, T) what each turn is paid on the full track; NaN past an episode's end, and where it takes no part."""
+    rows = [() if paid.rewards is None else paid.rewards.by_turn for paid in episodes]
+    longest = max(1, *map(len, rows))
+    return torch.tensor([[*row, *[NAN] * (longest - len(row))] for row in rows])
+
+
+def on_tokens(advantages: Tensor, episodes: Sequence[PaidEpisode], width: int) -> Tensor:
+    """(N, width) the advantage of each completion token's turn, 0 where there is no token.
+
+    Args:
+        advantages: (N, T) of turns.
+        width: tokens of the longest completion.
+    """
+    spread = torch.zeros(len(episodes), width)
+    for row, (paid, values) in enumerate(zip(episodes, advantages.tolist(), strict=True)):
+        ends, length = paid.trajectory.turn_ends, len(paid.trajectory.token_ids)
+        first = length - len(cut(paid.trajectory, 0)[1])
+        turns = [bisect_right(ends, place) for place in range(first, length)]
+        paid_turns = min(len(ends), len(values))  # an episode that takes no part may have more turns than those that do
+        tokens = [values[turn] if turn < paid_turns else 0.0 for turn in turns]
+        spread[row, : len(tokens)] = torch.tensor(tokens)
+    return spread
+
 
 NAMES = {
     "loss": "loss",
@@ -37,7 +67,7 @@ NAMES = {
 }
 
 
-class GrpoTrainer(settings.Common, TrainingPass):
+class GrpoTrainer(settings.TrainerMixin, TrainingPass):
     """TRL's trainer with dual tracks, a forward on rows that have weight, and what they begin with alike computed once.
 
     Args:
@@ -88,7 +118,7 @@ class GrpoTrainer(settings.Common, TrainingPass):
         output["advantages"] = self._advantages(FULL)
         if self.grpo.credit == "turn":
             assert self.generation is not None
-            turns = credit.on_tokens(self._turns(), self.generation.episodes, output["completion_ids"].size(1))
+            turns = on_tokens(self._turns(), self.generation.episodes, output["completion_ids"].size(1))
             output["advantages"] = turns.to(output["advantages"])
         if self.grpo.lambda_schema:
             output |= self._schema_track()
@@ -122,8 +152,8 @@ class GrpoTrainer(settings.Common, TrainingPass):
     def _turns(self) -> Tensor:
         """(B, T) the advantages of the turns of this process's episodes."""
         assert self.generation is not None
-        paid = credit.payments(self.generation.episodes).to(self.accelerator.device)
-        paid = self.accelerator.pad_across_processes(paid, dim=1, pad_index=credit.NAN)
+        paid = payments(self.generation.episodes).to(self.accelerator.device)
+        paid = self.accelerator.pad_across_processes(paid, dim=1, pad_index=NAN)
         return self._local(advantages.of_turns(self.accelerator.gather(paid), self.grpo.group))
 
     def _advantages(self, track: str) -> Tensor:
@@ -153,7 +183,7 @@ class GrpoTrainer(settings.Common, TrainingPass):
         """
         rows = moving(inputs, self.beta)
         lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
-        self.step_state.count(throughput.TRAINED, (lengths * rows).sum().item())
+        self.step_state.count(record.TRAINED, (lengths * rows).sum().item())
         with self.step_state.loss(rows) as current:
             logps = self._forward(model, inputs)[0]
             if current.rows is not None and "old_per_token_logps" in inputs:
@@ -211,7 +241,7 @@ class GrpoTrainer(settings.Common, TrainingPass):
             share=self.accelerator.num_processes * self.args.steps_per_generation / parts,
         )
 
-    def _watch(self, inputs: dict[str, Any], current: Pass) -> None:
+    def _watch(self, inputs: dict[str, Any], current: ForwardPass) -> None:
         """Entropy over the rows that had a forward; on the first pass, how far trainer and sampler are apart."""
         assert current.kept is not None
         logps, entropies, _ = current.kept
@@ -259,7 +289,7 @@ class GrpoTrainer(settings.Common, TrainingPass):
             self.step_state.spend(name, seconds)
         self.step_state.beside |= generation.beside
         sampled_tokens = sum(paid.trajectory.n_agent_tokens for paid in generation.drawn)
-        self.step_state.count(throughput.SAMPLED, sampled_tokens)
+        self.step_state.count(record.SAMPLED, sampled_tokens)
         useful = self._useful(FULL)
         masks = self.rollouts.masks(generation, FULL, useful)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.

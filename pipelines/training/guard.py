@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pipelines.processes import die_with_parent
+from pipelines.core.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipelines.errors import UserError
-from pipelines.processes import on_sigterm
+from pipelines.core.errors import UserError
+from pipelines.core.processes import on_sigterm
 from pipelines.training import launch
 from pipelines.training.plan import PLAN, STOP, Plan
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pipelines import errors
-from pipelines.config import Hardware
-from pipelines.errors import ResourceError, TrainingError
-from pipelines.processes import on_sigterm
-from pipelines.store import write_atomic
+from pipelines.core import errors
+from pipelines.core.errors import ResourceError, TrainingError
+from pipelines.core.processes import on_sigterm
+from pipelines.core.store import write_atomic
+from pipelines.recipe.config import Hardware
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.config import Model, Recipe
-from pipelines.errors import DataError, ResourceError
-from pipelines.training.batching import LIKE_ROWS, micro_rows
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.config_training import Model
 from pipelines.training.combinations import IN_PROCESS
+from pipelines.training.sft import LIKE_ROWS, micro_rows
 
 Way = Literal["full", "zero2", "zero3", "lora", "qlora"]
 TILE = 4096 * 32768 * 4  # of TRL's fused head: tokens, words, and their bfloat16 logits beside those of the gradient

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pipelines.config import Lora, Model, TinyModel
-from pipelines.loading import hide_bars, load
+from pipelines.recipe.config_training import Lora, Model, TinyModel
+from pipelines.rollout.model_loading import hide_bars, load
 
 PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>")
 TEMPLATE = (

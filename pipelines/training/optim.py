@@ -10,8 +10,8 @@ import torch
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipelines.config import Optimizer
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.recipe.config_training import Optimizer
 
 
 class MuonAdamW(torch.optim.Optimizer):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.config import Optimizer
-from pipelines.registry import optimizer
+from pipelines.core.registry import optimizer
+from pipelines.recipe.config_training import Optimizer
 
 
 @optimizer("adamw")

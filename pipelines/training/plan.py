@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pipelines.config import Optimizer, Recipe, Section
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.config_training import Optimizer
+from pipelines.recipe.section import Section
 
 MODEL, ADAPTER, CHECKPOINTS, SERVED = "model", "adapter", "checkpoints", "served"
 STOP = "stop"  # an empty file that asks the run to stop at the end of its step

@@ -12,26 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.config import Recipe
+from pipelines.core.errors import BoundaryError, RecipeError
+from pipelines.core.types import Example, Outcome, SchemaItems, Trajectory
+from pipelines.curation.filtering import broken_rule, is_malformed
 from pipelines.curation.gold_schema import gold_schemas
-from pipelines.curation.rules import broken_rule, is_malformed
 from pipelines.databases.of_recipe import schemas
 from pipelines.endpoints.log import RESPONSES
-from pipelines.errors import BoundaryError, RecipeError
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.base import build as build_protocol
+from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import Schemas, make_outcomes
-from pipelines.rewards.rubric import Rewards, Rubric
-from pipelines.rollout.engine import FIRST_EPISODES, EpisodeRequest, RolloutEngine, episode_seed
+from pipelines.rewards.panel import Rewards, Rubric
+from pipelines.rollout.engine import FIRST_EPISODES, RolloutEngine, episode_seed
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
 from pipelines.teachers.judge import GradeSource
-from pipelines.training import advantages
+from pipelines.training import losses
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask
-from pipelines.types import Example, Outcome, SchemaItems, Trajectory
 
 FULL, SCHEMA = "full", "schema"
 
@@ -104,7 +105,7 @@ class Generation:
 
     def replace(self, again: Generation, places: Sequence[int], group: int) -> None:
         """Put groups of another draw in the places of groups that taught nothing, where they teach more."""
-        varied = (~advantages.zero_variance(again.rewards(FULL), group)).tolist()
+        varied = (~losses.zero_variance(again.rewards(FULL), group)).tolist()
         episodes = list(self.episodes)
         for number, place in enumerate(places[: len(varied)]):
             if varied[number]:
@@ -157,7 +158,7 @@ class Rollouts:
         episodes_run = self._run(ids, f"{generation}", first)
         first_drawn = list(episodes_run.episodes)
         for attempt in range(1, self.grpo.resample + 1):
-            alike = advantages.zero_variance(episodes_run.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
+            alike = losses.zero_variance(episodes_run.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
             if not alike:
                 break
             taken = {paid.trajectory.example_id for paid in episodes_run.episodes}

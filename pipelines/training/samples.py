@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipelines.types import Trajectory
+from pipelines.core.types import Trajectory
 
 if TYPE_CHECKING:
     from pipelines.rollout.codec import ChatCodec
+
+
+from pathlib import Path
+
+from pipelines.core import frames
+from pipelines.core.types import Example, Record, read_jsonl
 
 IGNORED = -100  # the label that cross-entropy skips
 
@@ -61,3 +67,30 @@ def track_mask(agent_mask: Sequence[int], turn_ends: Sequence[int], turns: int) 
 def _masked(ids: Sequence[int], mask: Sequence[int], ends: Sequence[int]) -> Sample:
     labels = tuple(token if spoken else IGNORED for token, spoken in zip(ids, mask, strict=True))
     return Sample(tuple(ids), labels, tuple(mask), tuple(ends))
+
+
+# The records that a plan names, from Parquet or JSONL.
+
+
+def trajectories(path: Path) -> list[Trajectory]:
+    """The trajectories of a file.
+
+    Raises:
+        DataError: it is missing or malformed.
+    """
+    return _records(path, Trajectory)
+
+
+def examples(path: Path) -> list[Example]:
+    """The examples of a file.
+
+    Raises:
+        DataError: it is missing or malformed.
+    """
+    return _records(path, Example)
+
+
+def _records(path: Path, kind: type[Record]) -> list[Record]:
+    if path.suffix == ".parquet":
+        return frames.from_frame(frames.read(path), kind)
+    return list(read_jsonl(path, kind))

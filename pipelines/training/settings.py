@@ -11,24 +11,57 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
 from torch import nn
+from transformers import TrainerCallback
 
-from pipelines.errors import RecipeError, StoppedError, TrainingError
-from pipelines.loading import load
-from pipelines.processes import on_sigterm
-from pipelines.recipes import CONF
-from pipelines.registry import OPTIMIZERS
+from pipelines.core.errors import RecipeError, StoppedError, TrainingError
+from pipelines.core.processes import on_sigterm
+from pipelines.core.registry import OPTIMIZERS
+from pipelines.recipe.recipes import CONF
+from pipelines.rollout.model_loading import load
 from pipelines.training import optim
-from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, Plan
-from pipelines.training.preemption import Preemption
-from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint
+from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, STOP, Plan
+from pipelines.training.record import WHOLE, CurveRecorder, last_whole_checkpoint
 from pipelines.training.weights import whole_weights
+
+# A machine that is taken away: a run that is asked to stop ends its step, writes a checkpoint and leaves.
+
+
+class Preemption(TrainerCallback):  # type: ignore[misc]
+    """Stops at the end of a step once any process was sent SIGTERM, or the run's folder has a file `stop`.
+
+    All processes stop after the same step, whichever of them was asked.
+
+    Args:
+        out: the run's folder.
+        every: steps on one generation: a checkpoint between two of them would lose its rollouts.
+    """
+
+    def __init__(self, out: Path, every: int) -> None:
+        self._file, self._every = out / STOP, every
+        self._is_asked = False
+        self.step: int | None = None  # after which the run was stopped before its end
+
+    def ask(self) -> None:
+        """Let the run stop after the step that it is in."""
+        self._is_asked = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Agree whether to stop here."""
+        if state.global_step % self._every or state.global_step >= state.max_steps:
+            return
+        is_asked = self._is_asked or (state.is_world_process_zero and self._file.exists())
+        if any(gather_object([is_asked])) if PartialState().num_processes > 1 else is_asked:
+            self.step = state.global_step
+            control.should_save = control.should_training_stop = True
+
 
 COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's name for a run without float32 weights
 
 
-class Common:
+class TrainerMixin:
     """What both trainers change in TRL's, or leave out of it: see each method."""
 
     plan: Plan
@@ -87,7 +120,7 @@ def lean_head() -> None:
     """
     from trl.trainer import utils
 
-    from pipelines.training.head import Head
+    from pipelines.training.packing import Head
 
     on_device = utils._use_triton
 
@@ -178,7 +211,9 @@ def run(trainer: Any, plan: Plan) -> None:
     lean_head()
     trainer.remove_callback(PrinterCallback)
     stop = Preemption(plan.out, plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1)
-    recorder = trainer.pop_callback(Recorder)  # it looks for room before each checkpoint, also before that of a stop
+    recorder = trainer.pop_callback(
+        CurveRecorder
+    )  # it looks for room before each checkpoint, also before that of a stop
     recorder.measure(trainer.model)
     for callback in (stop, recorder):
         trainer.add_callback(callback)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.core.types import Database
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
-from pipelines.types import Database
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 VECTORS = SHARED / "vectors"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scipy import stats as scipy_stats
 
-from pipelines.evaluation.compare import compare
+from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.summary import summarise
 from pipelines.report import formats, report_tables, writer

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Source
+from pipelines.benchmarks import base
 from pipelines.curation import gold_schema
-from pipelines.data import base
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe.config import Source
+from pipelines.sql.schema import introspect
 
 DATA = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "spider"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no Spider files at {DATA}")

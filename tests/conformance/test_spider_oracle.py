@@ -6,20 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Protocol, Sampling, Source
-from pipelines.data import base
+from pipelines.benchmarks import base
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.recipe.config import ProtocolSection, Source
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, Pair, SqlEngine
+from pipelines.sql.schema import introspect
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SPIDER = SHARED / "spider"
 pytestmark = pytest.mark.skipif(not SPIDER.is_dir(), reason=f"no Spider files at {SPIDER} (SQLTRAIN_SHARED_DATA)")
 
 
-@pytest.mark.parametrize("settings", [Protocol(name="react"), Protocol(name="phases", schema_view="hidden")])
+@pytest.mark.parametrize(
+    "settings", [ProtocolSection(name="react"), ProtocolSection(name="phases", schema_view="hidden")]
+)
 def test_the_oracle_answers_every_dev_question(tmp_path, settings):
     source = Source(kind="spider", path=str(SPIDER), split="dev")
     examples = base.resolve(base.read(source, 0, tmp_path).examples, tmp_path)

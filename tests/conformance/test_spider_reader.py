@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Source
-from pipelines.data import base
+from pipelines.benchmarks import base
+from pipelines.recipe.config import Source
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SPIDER = SHARED / "spider"

@@ -7,17 +7,9 @@ from typing import NamedTuple
 import polars as pl
 import pytest
 
-from pipelines.config import Filter
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, StopReason, Trajectory, Turn
 from pipelines.curation import filtering
-from pipelines.types import (
-    Action,
-    ActionKind,
-    ExecutionStatus,
-    Outcome,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from pipelines.recipe.config import Filter
 
 
 def make_outcome(

@@ -6,29 +6,39 @@ import json
 import polars as pl
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Difficulty
-from pipelines.curation.difficulty import Scored, each, histogram, rank, score, select, select_parts, summary, table
-from pipelines.errors import DataError, EndpointError
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.core.errors import DataError, EndpointError
+from pipelines.curation.difficulty import (
+    ScoredQuestion,
+    each,
+    histogram,
+    rank,
+    score,
+    select,
+    select_parts,
+    summary,
+    table,
+)
+from pipelines.recipe import recipes
+from pipelines.recipe.config_training import Difficulty
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.stages import data
 from pipelines.stages import difficulty as stage
 from pipelines.stages.context import Context, Silent
 
 
-def of(*scored: Scored) -> pl.DataFrame:
+def of(*scored: ScoredQuestion) -> pl.DataFrame:
     return table(map(dataclasses.asdict, scored))
 
 
 def test_s_of_q_is_the_pass_rate_between_the_ends_and_one_at_them():
     """Equation 13 with G = 6: 0/6 -> 1, 1/6 -> 1/6, 5/6 -> 5/6, 6/6 -> 1."""
-    found = [Scored("q", 6, right).score for right in range(7)]
+    found = [ScoredQuestion("q", 6, right).score for right in range(7)]
     assert found == pytest.approx([1, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
 
 
 def test_broken_rollouts_do_not_count_and_a_question_of_only_those_has_no_score(outcome):
     outcomes = [outcome("a"), outcome("a", 1, correct=False), outcome("a", 2, broken=True), outcome("b", broken=True)]
-    assert score(outcomes) == [Scored("a", 2, 1)]
+    assert score(outcomes) == [ScoredQuestion("a", 2, 1)]
 
 
 @pytest.fixture
@@ -93,11 +103,11 @@ def test_a_stage_in_which_everything_broke_says_so(scoring):
 
 def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():
     scored = of(
-        Scored("all", 6, 6),
-        Scored("most", 6, 5),
-        Scored("none", 6, 0),
-        Scored("one", 6, 1),
-        Scored("half", 6, 3),
+        ScoredQuestion("all", 6, 6),
+        ScoredQuestion("most", 6, 5),
+        ScoredQuestion("none", 6, 0),
+        ScoredQuestion("one", 6, 1),
+        ScoredQuestion("half", 6, 3),
     )
     ids = rank(scored, seed=0)["example_id"].to_list()
     assert ids[:3] == ["one", "half", "most"]
@@ -105,7 +115,7 @@ def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():
 
 
 def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_solved():
-    scored = of(*(Scored(f"q{right}{copy}", 6, right) for right in range(7) for copy in range(3)))
+    scored = of(*(ScoredQuestion(f"q{right}{copy}", 6, right) for right in range(7) for copy in range(3)))
     chosen = select(scored, Difficulty(keep=7, explore=2), seed=0)
     assert sorted(chosen.balanced[:3]) == ["q10", "q11", "q12"]
     assert sorted(chosen.balanced[3:6]) == ["q20", "q21", "q22"]
@@ -115,12 +125,12 @@ def test_the_balanced_set_is_the_first_by_s_and_the_exploration_set_was_never_so
 
 
 def test_a_small_pool_gives_a_smaller_set_not_groups_without_variance():
-    scored = of(Scored("none", 6, 0), Scored("all", 6, 6), Scored("some", 6, 2))
+    scored = of(ScoredQuestion("none", 6, 0), ScoredQuestion("all", 6, 6), ScoredQuestion("some", 6, 2))
     assert select(scored, Difficulty(keep=700, explore=0), seed=0).balanced == ["some"]
 
 
 def test_trust_sqls_bound_keeps_everything_strictly_below_six_of_eight():
-    scored = of(*(Scored(f"q{right}", 8, right) for right in range(9)))
+    scored = of(*(ScoredQuestion(f"q{right}", 8, right) for right in range(9)))
     chosen = select(scored, Difficulty(group=8, keep=100, max_pass=6 / 8, explore=5), seed=0)
     assert sorted(chosen.balanced) == ["q0", "q1", "q2", "q3", "q4", "q5"]
     assert chosen.explore == []  # the never-solved one is in the set already
@@ -128,9 +138,9 @@ def test_trust_sqls_bound_keeps_everything_strictly_below_six_of_eight():
 
 def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
     """A.6: post-SFT failures, then pass@6 = 0 of two pools (127 + 100 + 100 there; 2 + 1 + 1 here)."""
-    sft = of(*(Scored(f"sft{number}", 6, 0) for number in range(5)), Scored("learned", 6, 6))
-    synsql = of(Scored("syn_never", 6, 0), Scored("syn_some", 6, 1), Scored("syn_more", 6, 4))
-    spider = of(Scored("spider_never", 6, 0), Scored("spider_some", 6, 1))
+    sft = of(*(ScoredQuestion(f"sft{number}", 6, 0) for number in range(5)), ScoredQuestion("learned", 6, 6))
+    synsql = of(ScoredQuestion("syn_never", 6, 0), ScoredQuestion("syn_some", 6, 1), ScoredQuestion("syn_more", 6, 4))
+    spider = of(ScoredQuestion("spider_never", 6, 0), ScoredQuestion("spider_some", 6, 1))
     chosen = select_parts(sft, [synsql, spider], Difficulty(keep=700, explore=4, explore_parts=(2, 1, 1)), seed=0)
     assert chosen.balanced == ["syn_some", "syn_more"]  # of the first pool only
     assert [id.rstrip("0123456789") for id in chosen.explore] == ["sft", "sft", "syn_never", "spider_never"]
@@ -138,31 +148,36 @@ def test_sql_trails_exploration_set_is_made_of_parts_of_named_pools():
 
 
 def test_a_question_of_two_pools_is_explored_once():
-    both = of(Scored("q", 6, 0))
+    both = of(ScoredQuestion("q", 6, 0))
     assert select_parts(both, [both], Difficulty(keep=1, explore=2, explore_parts=(1, 1)), seed=0).explore == ["q"]
 
 
 def test_the_seed_decides_among_equals():
-    scored = of(*(Scored(f"q{number}", 6, 3) for number in range(20)))
+    scored = of(*(ScoredQuestion(f"q{number}", 6, 3) for number in range(20)))
     first = select(scored, Difficulty(keep=5), seed=0).balanced
     assert first == select(scored.reverse(), Difficulty(keep=5), seed=0).balanced
     assert first != select(scored, Difficulty(keep=5), seed=1).balanced
 
 
 def test_the_histogram_counts_questions_by_right_rollouts():
-    scored = [Scored("a", 4, 0), Scored("b", 4, 4), Scored("c", 4, 4), Scored("d", 4, 1)]
+    scored = [
+        ScoredQuestion("a", 4, 0),
+        ScoredQuestion("b", 4, 4),
+        ScoredQuestion("c", 4, 4),
+        ScoredQuestion("d", 4, 1),
+    ]
     assert histogram(scored, 4) == [1, 1, 0, 0, 2]
 
 
 def test_an_incomplete_group_counts_at_its_share_but_never_as_none_or_all():
-    assert histogram([Scored("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
-    assert histogram([Scored("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
-    assert histogram([Scored("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
+    assert histogram([ScoredQuestion("a", 2, 1)], 6) == [0, 0, 0, 1, 0, 0, 0]
+    assert histogram([ScoredQuestion("a", 20, 1)], 6) == [0, 1, 0, 0, 0, 0, 0]
+    assert histogram([ScoredQuestion("a", 20, 19)], 6) == [0, 0, 0, 0, 0, 1, 0]
 
 
 def test_the_summary_by_hand():
     """Pass rates 0, 1/4, 1: mean 5/12. Zero variance: 2 of 3. pass@4 of full groups: (0 + 1 + 1) / 3."""
-    scored = of(Scored("a", 4, 0), Scored("b", 4, 1), Scored("c", 4, 4))
+    scored = of(ScoredQuestion("a", 4, 0), ScoredQuestion("b", 4, 1), ScoredQuestion("c", 4, 4))
     assert [one.pass_rate for one in each(scored)] == [0, 1 / 4, 1]
     found = summary(scored, group=4)
     assert found["questions"] == 3

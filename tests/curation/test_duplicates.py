@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.alike import sql_shape
-from pipelines.config import Filter
-from pipelines.curation import card, duplicates
-from pipelines.types import Action, ActionKind, Turn
+from pipelines.core.types import Action, ActionKind, Turn
+from pipelines.curation import card
+from pipelines.recipe.config import Filter
+from pipelines.sql import similarity
+from pipelines.sql.similarity import sql_shape
 from tests.curation.conftest import select
 
 
@@ -83,4 +84,4 @@ def test_diversity_in_numbers(outcome: Any) -> None:
     assert found["near_duplicates"] == 0.5
     assert (found["plans"], found["sql_shapes"], found["plan_entropy"]) == (2.0, 2.0, 1.0)
     # pairs: look-here, here-now, look-here, here-now, look-there, look-up
-    assert duplicates.distinct_2(one.trajectory for one in made) == pytest.approx(4 / 6)
+    assert similarity.distinct_2(one.trajectory for one in made) == pytest.approx(4 / 6)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipelines.config import Filter
+from pipelines.core.types import ExecutionStatus, StopReason
 from pipelines.curation import filtering
 from pipelines.curation.filtering import fault
-from pipelines.types import ExecutionStatus, StopReason
+from pipelines.recipe.config import Filter
 from tests.curation.conftest import select
 
 EVERYTHING = Filter(keep=None, per_example=None)

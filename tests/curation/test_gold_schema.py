@@ -5,9 +5,9 @@ import sqlite3
 
 import pytest
 
-from pipelines.curation.gold_schema import GoldSchema, ask, consensus, static_extractors
-from pipelines.sql.catalogs import introspect
-from pipelines.types import Database, Example, SchemaItems
+from pipelines.core.types import Database, Example, SchemaItems
+from pipelines.curation.gold_schema import SchemaConsensus, ask, consensus, static_extractors
+from pipelines.sql.schema import introspect
 
 NAME = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name")}))
 BOTH = SchemaItems(frozenset({"singer"}), frozenset({("singer", "name"), ("singer", "age")}))
@@ -44,7 +44,7 @@ def test_a_query_that_no_extractor_reads_has_no_schema():
 
 
 def test_full_agreement_has_no_reason():
-    assert consensus("all", {"a": NAME, "b": NAME, "c": NAME}) == GoldSchema(
+    assert consensus("all", {"a": NAME, "b": NAME, "c": NAME}) == SchemaConsensus(
         "all", NAME, {"a": NAME, "b": NAME, "c": NAME}, ("a", "b", "c"), ""
     )
 

@@ -5,12 +5,12 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from pipelines import recipes
+from pipelines.core.store import Store, read_json
+from pipelines.core.types import Database, Example
 from pipelines.curation import leakage
+from pipelines.recipe import recipes
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.store import Store, read_json
-from pipelines.types import Database, Example
 
 
 def ask(id: str, question: str, sql: str, database: str = "d") -> Example:

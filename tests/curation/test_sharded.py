@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipes
+from pipelines.core.errors import ResourceError
+from pipelines.core.store import Store
 from pipelines.databases import card
-from pipelines.errors import ResourceError
-from pipelines.stages import cluster, curate, graph
+from pipelines.recipe import recipes
+from pipelines.stages import curate, graph, shards
 from pipelines.stages.context import Silent
-from pipelines.store import Store
 
 SMALL = [
     "data.sft.options={databases: 3, questions: 8}",
@@ -104,12 +104,12 @@ def test_a_scheduler_s_address_writes_the_same(
 @pytest.mark.slow
 def test_no_scheduler_is_one_plain_line(taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(cluster, "WAIT_S", 2)
+    monkeypatch.setattr(shards, "WAIT_S", 2)
     with pytest.raises(ResourceError, match=r"no scheduler at tcp://127\.0\.0\.1:1"):
         curated(taught, tmp_path / "none", "rollout.dask=tcp://127.0.0.1:1")
 
 
-def upper(suffix: str) -> cluster.Run:
+def upper(suffix: str) -> shards.ShardRun:
     """A stage whose run writes its items in capitals."""
 
     def run(items: Sequence[Any], path: Path) -> str:
@@ -119,11 +119,11 @@ def upper(suffix: str) -> cluster.Run:
     return run
 
 
-def write(run: cluster.Run, items: Sequence[Any], path: Path) -> str:
+def write(run: shards.ShardRun, items: Sequence[Any], path: Path) -> str:
     return run(items, path)
 
 
-def fail(run: cluster.Run, items: Sequence[Any], path: Path) -> str:
+def fail(run: shards.ShardRun, items: Sequence[Any], path: Path) -> str:
     raise ValueError("a shard that cannot be made")
 
 
@@ -131,9 +131,9 @@ def test_a_worker_process_keeps_the_run_of_one_stage_alone(tmp_path: Path) -> No
     """A stage's run holds an SQL engine with its processes, or a model: those of stages before it must go."""
     for suffix in "!?":
         plan = pickle.dumps((upper, (suffix,), write, card.FOLDER))
-        assert cluster.work(plan, ["a", "b"], tmp_path / "shard") == suffix
+        assert shards.work(plan, ["a", "b"], tmp_path / "shard") == suffix
         assert (tmp_path / "shard").read_text() == f"AB{suffix}"
-        assert list(cluster._runs) == [plan]
+        assert list(shards._runs) == [plan]
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_failed_shard_leaves_no_worker_behind(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     before = set(children())
     with pytest.raises(ValueError, match="a shard that cannot be made"):
-        cluster.fan_out("local", 1, upper, ("!",), [(["a"], tmp_path / "shard")], fail, lambda items, note: None)
+        shards.fan_out("local", 1, upper, ("!",), [(["a"], tmp_path / "shard")], fail, lambda items, note: None)
     assert {pid for pid in children() if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()} <= before
 
 

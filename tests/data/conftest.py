@@ -2,11 +2,11 @@
 
 import pytest
 
-from pipelines.config import Source
-from pipelines.data import base
-from pipelines.data.miniature import world
-from pipelines.recipes import CONF
-from pipelines.yaml_files import read_yaml
+from pipelines.benchmarks import base
+from pipelines.benchmarks.miniature import world
+from pipelines.recipe.config import Source
+from pipelines.recipe.recipes import CONF
+from pipelines.recipe.yaml_files import read_yaml
 
 SIZES = {"train": (56, 44), "dev": (20, 12), "test": (40, 12)}
 

@@ -5,9 +5,9 @@ import sqlite3
 
 import pytest
 
-from pipelines.config import Source
-from pipelines.data import base, synsql
-from pipelines.errors import DataError
+from pipelines.benchmarks import base, synsql
+from pipelines.core.errors import DataError
+from pipelines.recipe.config import Source
 
 
 def make_database(path):

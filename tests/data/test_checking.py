@@ -8,13 +8,15 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines import frames, recipes
-from pipelines.config import Recipe
-from pipelines.data import base
-from pipelines.errors import DataError
-from pipelines.stages import checking, data
+from pipelines.benchmarks import base
+from pipelines.core import frames
+from pipelines.core.errors import DataError
+from pipelines.core.types import Example
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.stages import data
+from pipelines.stages import data as checking
 from pipelines.stages.context import Context, Silent
-from pipelines.types import Example
 
 
 class Steps(Silent):

@@ -5,12 +5,12 @@ import json
 import pytest
 from test_benchmarks import make_database, write
 
-from pipelines import recipes
-from pipelines.config import Source
-from pipelines.data import base, corrections
-from pipelines.errors import DataError
+from pipelines.benchmarks import base, corrections
+from pipelines.core.errors import DataError
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Source
 from pipelines.review import items
-from pipelines.sql import score_files
+from pipelines.sql import scoring
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent
 
@@ -68,7 +68,7 @@ def test_a_row_with_several_sql_fields_is_read_alike_everywhere(bird, tmp_path):
     assert base.read(own, seed=0, root=tmp_path / "stage").examples[0].gold_sql == BETTER
     assert read(bird, tmp_path / "own.jsonl", tmp_path)[1].gold_sql == BETTER
     write(tmp_path / "gold.json", json.dumps([row]))
-    assert score_files.read_gold(tmp_path / "gold.json")[0].sql == BETTER
+    assert scoring.read_gold(tmp_path / "gold.json")[0].sql == BETTER
     assert items.of_file(tmp_path / "own.jsonl", None)[0][0].example.gold_sql == BETTER
 
 

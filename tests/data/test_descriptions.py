@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
-from pipelines.data.descriptions import describe, files
+from pipelines.benchmarks.prompt_schema import describe, files
+from pipelines.core.types import Database
 from pipelines.databases.of_recipe import schemas
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.schema import render
-from pipelines.types import Database
+from pipelines.recipe import recipes
+from pipelines.sql.schema import introspect, render
 
 SHARED = Path(os.environ.get("SQLTRAIN_SHARED_DATA", "../shared/data"))
 

@@ -12,20 +12,21 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import Protocol, Sampling, Source
-from pipelines.data import base
-from pipelines.environment import Environment
-from pipelines.errors import DataError
+from pipelines.benchmarks import base
+from pipelines.core.errors import DataError
+from pipelines.core.types import Example, Trajectory
+from pipelines.environment.core import Environment
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.metrics import execution_accuracy, measured, value_of
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.recipe.config import ProtocolSection, Source
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.rollout.user import REFUSAL, SPENT
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Example, Trajectory
+from pipelines.sql.schema import introspect
 
 OWN_TEST = 'def test_case(pred_sqls, sol_sqls, db_name, conn):\n    open("/tmp/stolen", "w")\n    assert True'
 DEFAULT_TEST = (
@@ -114,7 +115,7 @@ def play(examples: list[Example], said: dict[str, list[str]], sql: SqlEngine, **
         assert request.example is not None
         return f"<reasoning>r</reasoning>{said[request.example.id][request.turn]}"
 
-    speech = build(Protocol(**protocol))
+    speech = build(ProtocolSection(**protocol))
     engine = RolloutEngine(ScriptedPolicy(say), speech, sql, Sampling(), 8, introspect)
     return engine.run([EpisodeRequest(example, 0, 0) for example in examples])
 

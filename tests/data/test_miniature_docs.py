@@ -4,12 +4,19 @@ import collections
 import re
 from pathlib import Path
 
-from pipelines.data.miniature.questions import FAMILIES
-from pipelines.data.miniature.vocabulary import CATEGORIES, DOMAINS, KINDS, MEASURES, held_out_columns, held_out_pairs
-from pipelines.data.miniature.wording import templates
-from pipelines.data.miniature.world import ROWS, TABLE_COUNTS
-from pipelines.recipes import CONF
-from pipelines.yaml_files import read_yaml
+from pipelines.benchmarks.miniature.questions import FAMILIES, templates
+from pipelines.benchmarks.miniature.world import (
+    CATEGORIES,
+    DOMAINS,
+    KINDS,
+    MEASURES,
+    ROWS,
+    TABLE_COUNTS,
+    held_out_columns,
+    held_out_pairs,
+)
+from pipelines.recipe.recipes import CONF
+from pipelines.recipe.yaml_files import read_yaml
 
 PAGE = Path(__file__).parents[2] / "docs" / "miniature.md"
 
@@ -68,7 +75,7 @@ def test_the_page_names_files_that_are_there():
     root = PAGE.parents[1]
     named = re.findall(r"^(?:  )?(\S+\.(?:py|yaml)) ", text, re.MULTILINE)
     assert len(named) == 7
-    assert all((root / name).is_file() or (root / "pipelines/data/miniature" / name).is_file() for name in named)
+    assert all((root / name).is_file() or (root / "pipelines/benchmarks/miniature" / name).is_file() for name in named)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ import sqlite3
 import duckdb
 import pytest
 
-from pipelines.data import base
-from pipelines.data.miniature import world
-from pipelines.data.miniature.questions import FAMILIES
-from pipelines.data.miniature.vocabulary import CATEGORIES
-from pipelines.data.miniature.wording import expand, templates
+from pipelines.benchmarks import base
+from pipelines.benchmarks.miniature import world
+from pipelines.benchmarks.miniature.questions import FAMILIES, expand, templates
+from pipelines.benchmarks.miniature.world import CATEGORIES
+from pipelines.core.types import HARDNESS_LEVELS
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import HARDNESS_LEVELS
 
 
 @functools.cache

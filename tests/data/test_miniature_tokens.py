@@ -2,15 +2,17 @@
 
 import pytest
 
-from pipelines.config import Model, Protocol, Sampling
-from pipelines.data import base
-from pipelines.data.miniature.vocabulary import CATEGORIES, KINDS, MEASURES
-from pipelines.data.miniature.world import FORMS, stored
+from pipelines.benchmarks import base
+from pipelines.benchmarks.miniature.world import CATEGORIES, FORMS, KINDS, MEASURES, stored
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.recipe.config import ProtocolSection
+from pipelines.recipe.config_training import Model
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 from pipelines.training import model
 
 pytestmark = pytest.mark.slow
@@ -21,7 +23,7 @@ def tokenizer(load, tmp_path_factory):
     """Trained as the model stage does, on the teacher's trajectories over all databases of the recipe's SFT pool."""
     root = tmp_path_factory.mktemp("stage")
     examples = base.resolve(load("train", root, databases=1000, questions=14).examples, root)
-    protocol = build(Protocol(name="react", prompt="brief", observation_rows=8, cell_chars=24))
+    protocol = build(ProtocolSection(name="react", prompt="brief", observation_rows=8, cell_chars=24))
     with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as sql:
         engine = RolloutEngine(OraclePolicy(protocol), protocol, sql, Sampling(), 6, introspect)
         done = engine.run([EpisodeRequest(example, 0, number) for number, example in enumerate(examples)])

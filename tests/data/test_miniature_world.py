@@ -6,9 +6,9 @@ import sqlite3
 
 import pytest
 
-from pipelines.data import base
-from pipelines.data.miniature import world
-from pipelines.data.miniature.vocabulary import CATEGORIES, DOMAINS, KINDS, MEASURES, held_out_columns, held_out_pairs
+from pipelines.benchmarks import base
+from pipelines.benchmarks.miniature import world
+from pipelines.benchmarks.miniature.world import CATEGORIES, DOMAINS, KINDS, MEASURES, held_out_columns, held_out_pairs
 
 
 def pairs(database):

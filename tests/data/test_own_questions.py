@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from flows import datasets
-from pipelines import recipes
-from pipelines.config import Source
+from pipelines.benchmarks import base
+from pipelines.benchmarks.base import Loaded
+from pipelines.benchmarks.splitting import Shares, cut
+from pipelines.core.errors import DataError
+from pipelines.core.types import Database, Example
 from pipelines.curation.leakage import leaks
-from pipelines.data import base
-from pipelines.data.base import Loaded
-from pipelines.data.cutting import Shares, cut
-from pipelines.errors import DataError
-from pipelines.types import Database, Example
-from pipelines.yaml_files import read_yaml
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Source
+from pipelines.recipe.yaml_files import read_yaml
 
 SHOP = Database("shop", "sqlite", "shop.sqlite")
 TABLES = ("customer", "purchase", "shelf", "supplier")

@@ -6,11 +6,11 @@ import sqlite3
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Source
-from pipelines.data import base
-from pipelines.errors import DataError, RecipeError
-from pipelines.types import Database, Example
+from pipelines.benchmarks import base
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.types import Database, Example
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Source
 
 
 def make_database(path):

@@ -6,10 +6,10 @@ import pytest
 from test_benchmarks import make_database, read, reasons, write
 from typer.testing import CliRunner
 
-from pipelines.config import Source
-from pipelines.data import base
-from pipelines.errors import DataError
-from pipelines.sql import ehrsql
+from pipelines.benchmarks import base
+from pipelines.core.errors import DataError
+from pipelines.recipe.config import Source
+from pipelines.sql.equalities import official
 
 
 def patient(number, query, **changes):
@@ -51,7 +51,7 @@ def test_ehrsql_reads_what_can_be_answered_as_the_official_script_repairs_it(rec
 def test_the_six_official_figures_by_hand():
     # 3 answerable questions: one right, one wrong, one not answered; 2 without an answer: one abstained.
     cases = [(True, True, True), (True, True, False), (True, False, False), (False, False, False), (False, True, False)]
-    figures = ehrsql.reliability(cases)
+    figures = official.reliability(cases)
     assert figures == pytest.approx(
         {
             "precision_ans": 100 * 2 / 3,  # of 3 answers 2 were to questions that have one
@@ -62,15 +62,15 @@ def test_the_six_official_figures_by_hand():
             "f1_exec": 100 / 3,
         }
     )
-    assert set(ehrsql.reliability([(True, False, False)]).values()) == {0.0}
+    assert set(official.reliability([(True, False, False)]).values()) == {0.0}
 
 
 def test_answers_are_the_same_when_their_first_columns_are():
-    assert ehrsql.same_answer([(1, "a"), (2, "b")], [(2,), (1,)])
-    assert ehrsql.same_answer([("1",)], [(1,)])
-    assert not ehrsql.same_answer([(1,)], [(1,), (1,)])
-    assert not ehrsql.same_answer([(1.0,)], [(1,)])
-    assert ehrsql.same_answer([], [])
+    assert official.same_answer([(1, "a"), (2, "b")], [(2,), (1,)])
+    assert official.same_answer([("1",)], [(1,)])
+    assert not official.same_answer([(1,)], [(1,), (1,)])
+    assert not official.same_answer([(1.0,)], [(1,)])
+    assert official.same_answer([], [])
 
 
 def test_score_counts_abstentions(records, tmp_path):

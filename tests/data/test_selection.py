@@ -6,9 +6,9 @@ import os
 import pytest
 from test_benchmarks import make_database, read, spider_row, write
 
-from pipelines import recipes
-from pipelines.data.base import Rejected, _in_proportion
-from pipelines.errors import DataError
+from pipelines.benchmarks.base import Rejected, _in_proportion
+from pipelines.core.errors import DataError
+from pipelines.recipe import recipes
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent
 

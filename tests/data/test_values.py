@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
-from pipelines.data.values import ValueIndex, closeness, retrieve, show
+from pipelines.benchmarks.prompt_schema import ValueIndex, closeness, retrieve, show
+from pipelines.core.types import Database, Example
 from pipelines.protocols.base import build
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe import recipes
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema
-from pipelines.types import Database, Example
+from pipelines.sql.schema import Schema, introspect
 
 
 @pytest.fixture(scope="module")

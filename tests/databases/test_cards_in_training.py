@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import frames, recipes
-from pipelines.config import Recipe
+from pipelines.core import frames
+from pipelines.core.store import Store
+from pipelines.core.types import Database
 from pipelines.databases import card, named
-from pipelines.databases.card import Card, ColumnCard, TableCard
+from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.hiding import identity
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
 from pipelines.stages import graph
-from pipelines.stages.context import Silent
-from pipelines.stages.inputs import examples, trajectories
-from pipelines.store import Store
-from pipelines.types import Database
+from pipelines.stages.context import Silent, examples, trajectories
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOP = """
@@ -71,7 +71,7 @@ def put_card(location: Path | str, name: str = "shop", **edits: Any) -> None:
         "payroll": TableCard(hidden=True, columns={"id": ColumnCard(), "iban": ColumnCard()}),
         "earners": TableCard(columns={"name": ColumnCard(), "pay": ColumnCard()}),
     }
-    known = Card(engine="sqlite", location=str(location), tables=tables, metrics={"headcount": "rows of staff"})
+    known = DatabaseCard(engine="sqlite", location=str(location), tables=tables, metrics={"headcount": "rows of staff"})
     card.write(card.place(name), known.model_copy(update=edits))
 
 
@@ -197,7 +197,7 @@ WITHOUT_CARDS = {
     "pipelines/rollout/policies/oracle.py": "outside of a recipe; stages pass the schemas of theirs",
     "pipelines/sql/analyst.py": "it reads SQL text and opens no database",
     "pipelines/sql/dialects/sqlite.py": "example values of a view, for whoever reads the schema",
-    "pipelines/sql/value_units.py": "names by which an equality aligns columns; none is kept or shown",
+    "pipelines/sql/equalities/spider_grammar.py": "names by which an equality aligns columns; none is kept or shown",
     "flows/datasets.py": "it passes what the cards hide",
     "flows/score.py": "it passes what the cards hide",
 }

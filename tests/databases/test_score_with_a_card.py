@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from flows.score import score
+from pipelines.core.errors import UserError
 from pipelines.databases import card
-from pipelines.databases.card import Card, ColumnCard, TableCard
-from pipelines.errors import UserError
+from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
 
 app = typer.Typer()
 app.command()(score)
@@ -34,7 +34,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         database.execute("CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, salary INTEGER)")
         database.execute("INSERT INTO staff VALUES (1, 'Ada', 987654)")
     columns = {"id": ColumnCard(), "name": ColumnCard(), "salary": ColumnCard(hidden=True)}
-    known = Card(engine="sqlite", location=str(place), tables={"staff": TableCard(columns=columns)})
+    known = DatabaseCard(engine="sqlite", location=str(place), tables={"staff": TableCard(columns=columns)})
     card.write(card.place("shop"), known)
     Path("gold.sql").write_text("".join(f"{sql}\tshop\n" for sql in PAIRS))
     Path("pred.sql").write_text("".join(f"{sql}\n" for sql in PAIRS.values()))

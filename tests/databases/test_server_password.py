@@ -8,15 +8,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "sql"))
 from servers import binaries, make_reader, postgres
 
-from pipelines.config import Execution
-from pipelines.databases import addresses, named, reading
-from pipelines.errors import DataError
-from pipelines.registry import DIALECTS
-from pipelines.sql.catalogs import introspect
+from pipelines.core.errors import DataError
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Database
+from pipelines.databases import named, reading
+from pipelines.databases import named as addresses
+from pipelines.recipe.config import Execution
 from pipelines.sql.dialects.hiding import identity
 from pipelines.sql.dialects.mysql import encryption_of
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database
+from pipelines.sql.schema import introspect
 
 
 def test_only_an_address_without_a_password_gets_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

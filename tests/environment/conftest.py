@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.config import Source
-from pipelines.data import base
-from pipelines.types import Example
+from pipelines.benchmarks import base
+from pipelines.core.types import Example
+from pipelines.recipe.config import Source
 
 
 @pytest.fixture(scope="module")

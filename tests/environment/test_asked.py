@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.environment import Environment
-from pipelines.environment.asked import Asked
-from pipelines.environment.core import example_of, row_of
-from pipelines.errors import DataError
-from pipelines.types import Example
+from pipelines.core.errors import DataError
+from pipelines.core.types import Example
+from pipelines.environment.core import Environment, QuestionPools, example_of, row_of
 
 SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 2, questions: 3}}]",)
 
@@ -22,7 +20,7 @@ def environment() -> Iterator[Environment]:
 
 
 def test_a_question_is_asked_by_its_pool_and_index(environment: Environment) -> None:
-    asked = Asked(environment, None)
+    asked = QuestionPools(environment, None)
     assert len(asked.pool("rl")) == 6
     question = asked.example({"pool": "rl", "index": 5})
     assert question == environment.questions("rl")[5] or question.id == environment.questions("rl")[5].id
@@ -42,7 +40,7 @@ def test_a_clients_row_names_only_files_of_the_folder(
     shutil.copy(questions[0].database.location, tmp_path / "secret.sqlite")
     (folder / "link.sqlite").symlink_to(tmp_path / "secret.sqlite")
     row = {"question": questions[0].question, "sql": questions[0].gold_sql}
-    asked = Asked(environment, folder)
+    asked = QuestionPools(environment, folder)
     found = asked.example({**row, "database": "shop.sqlite"})
     assert found.database.location == str(folder / "shop.sqlite")
     (folder / "ring.sqlite").symlink_to(folder / "ring.sqlite")
@@ -53,7 +51,7 @@ def test_a_clients_row_names_only_files_of_the_folder(
     with pytest.raises(DataError):
         asked.example({**row_of(questions[0]), "database": "shop.sqlite"})
     with pytest.raises(DataError, match="takes no rows"):
-        Asked(environment, None).example({**row, "database": "shop.sqlite"})
+        QuestionPools(environment, None).example({**row, "database": "shop.sqlite"})
 
 
 def test_a_row_carries_a_whole_example(questions: list[Example]) -> None:

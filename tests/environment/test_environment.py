@@ -10,30 +10,28 @@ from types import SimpleNamespace
 import pytest
 
 from flows import asking
-from pipelines import recipes
-from pipelines.config import Recipe
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.store import Store
+from pipelines.core.types import Database, Example, Trajectory
 from pipelines.databases.named import find
 from pipelines.databases.of_recipe import completed
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asking import Asker
-from pipelines.environment import Environment
-from pipelines.environment.core import example_of
-from pipelines.errors import DataError, RecipeError
+from pipelines.environment.core import Environment, example_of
 from pipelines.protocols.base import Messages, build
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
-from pipelines.rewards.rubric import Rubric
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.rewards.panel import Rubric
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies import making
-from pipelines.rollout.policies.base import Request
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.serving.agent import Agent, Budget, Event, Model
+from pipelines.serving.agent import Agent, AnsweringModel, Event, QuestionBudget
 from pipelines.stages import data
-from pipelines.stages.context import Context, Silent
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
-from pipelines.types import Database, Example, Trajectory
-from tasks import served
+from pipelines.stages.context import Context, Silent, examples
+from tasks import served_model
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
 
@@ -213,10 +211,12 @@ def test_a_question_has_the_same_prompt_in_training_evaluation_the_environment_a
         asking.ask(recipe, Store(tmp_path), one.question, one.database.location, policy, print)
         where = find(one.database.location)
         with where.sql(recipe.execution) as sql:
-            agent = Agent(where, sql, where.schema(sql, 3), lambda: Model("script", policy, recipe), Budget())
+            agent = Agent(
+                where, sql, where.schema(sql, 3), lambda: AnsweringModel("script", policy, recipe), QuestionBudget()
+            )
             asyncio.run(all_of(agent.answer(one.question)))
     monkeypatch.setattr(making, "local_policy", lambda *_: policy)
-    served.Agent(recipe, tmp_path).predict(SimpleNamespace(to_dict=lambda _: rows))
+    served_model.ServedAgent(recipe, tmp_path).predict(SimpleNamespace(to_dict=lambda _: rows))
     assert any("e.g." in messages[-1][1] and one.meta["values"] for messages, one in zip(ours, made, strict=True))
     asked = [messages for messages in ours for _ in ("ask", "serve and mcp")]
     assert seen == [*ours, *ours, *asked, *ours]

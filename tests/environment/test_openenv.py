@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.environment import Environment
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
+from pipelines.environment.core import Environment
 
 pytest.importorskip("openenv")
 pytestmark = pytest.mark.services
@@ -33,7 +33,7 @@ def address() -> Iterator[str]:
 
 
 def test_many_clients_get_the_rewards_that_our_sessions_give(address: str) -> None:
-    from pipelines.environment.openenv import SqlClient, Turn
+    from pipelines.environment.openenv import AgentTurn, SqlClient
 
     look = "<think>a</think>\n<sql>SELECT 1 AS one</sql>"
 
@@ -42,7 +42,7 @@ def test_many_clients_get_the_rewards_that_our_sessions_give(address: str) -> No
             result = await client.reset(pool="rl", index=index)
             seen = [result.observation.messages[-1]["content"]]
             for text in turns:
-                result = await client.step(Turn(text=text))
+                result = await client.step(AgentTurn(text=text))
                 seen += [message["content"] for message in result.observation.messages[-1:]]
             assert result.done
             assert result.observation.info["correct"] == (result.reward == 1.0)

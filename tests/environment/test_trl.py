@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.environment import Environment
-from pipelines.environment.core import row_of
+from pipelines.core.types import Example
+from pipelines.environment.core import Environment, row_of
 from pipelines.environment.trl import NATIVE, SqlTools, tools
-from pipelines.types import Example
 
 LOOK, WRONG = "SELECT name FROM sqlite_schema", "SELECT 'no'"
 

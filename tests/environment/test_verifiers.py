@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.environment import Environment
+from pipelines.environment.core import Environment
 
 pytest.importorskip("verifiers")
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore")]  # the library's own

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from evaluation_world import RECORD
 
+from pipelines.core.types import Database
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.types import Database
 
 HARBOUR = """
 CREATE TABLE ships (ship_id INTEGER PRIMARY KEY, name TEXT, type TEXT, flag TEXT, tonnage INTEGER, built INTEGER);

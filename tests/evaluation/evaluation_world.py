@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from pipelines.evaluation.record import EpisodeRecord, Linking, Mode
-from pipelines.report.data import Preview, ReportData, System
-from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis, Hint
-from pipelines.types import (
+from pipelines.core.types import (
     HARDNESS_LEVELS,
     Action,
     ActionKind,
@@ -20,6 +17,9 @@ from pipelines.types import (
     Trajectory,
     Turn,
 )
+from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview
+from pipelines.report.data import ReportData, System
+from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis, Hint
 
 RECORD = EpisodeRecord(
     example_id="q0",

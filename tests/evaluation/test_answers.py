@@ -6,11 +6,11 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from pipelines.config import Source
+from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
+from pipelines.recipe.config import Source
 from pipelines.rollout.engine import Timing
-from pipelines.stages.answers import Answers, latencies, note_time
+from pipelines.stages.evaluate import Answers, latencies, note_time
 from pipelines.stages.report import left_out
-from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 
 
 def episode(sample: int, stop: StopReason = StopReason.SOLUTION) -> Trajectory:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pipelines.core.types import ExecutionResult, ExecutionStatus, Scalar
 from pipelines.evaluation import result_files
-from pipelines.types import ExecutionResult, ExecutionStatus, Scalar
 
 
 def answer(*rows: tuple[Scalar, ...], width: int | None = None) -> ExecutionResult:

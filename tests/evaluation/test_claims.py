@@ -7,12 +7,11 @@ import pydantic
 import pytest
 from evaluation_world import RECORD
 
-from pipelines import paper_tables
-from pipelines.evaluation import claims
-from pipelines.evaluation.claims import Claim, Contrast, Verdict
-from pipelines.evaluation.measures import Run, measure
+from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.stats import Paired
-from pipelines.report.sweep import Filled, Sweep, verdicts
+from pipelines.sweeps import claims, paper_tables
+from pipelines.sweeps.claims import Claim, Contrast, Verdict
+from pipelines.sweeps.sweep_table import Filled, Sweep, verdicts
 
 TABLES = paper_tables.claims()
 
@@ -57,7 +56,7 @@ def test_what_could_have_been_shown_follows_from_the_intervals_width() -> None:
     assert claims.detectable(difference) == pytest.approx(0.028016, abs=1e-6)
 
 
-def run(right: str, turns: int = 1, seed: int = 0, curves: tuple[dict[str, float], ...] = ()) -> Run:
+def run(right: str, turns: int = 1, seed: int = 0, curves: tuple[dict[str, float], ...] = ()) -> FinishedEvaluation:
     """Greedy answers: "1" is right; question and database are their places."""
     records = tuple(
         dataclasses.replace(
@@ -65,7 +64,7 @@ def run(right: str, turns: int = 1, seed: int = 0, curves: tuple[dict[str, float
         )
         for at, sign in enumerate(right)
     )
-    return Run(records, once=records[:4], seed=seed, curves=curves)
+    return FinishedEvaluation(records, once=records[:4], seed=seed, curves=curves)
 
 
 def claim(**changes: object) -> Claim:
@@ -120,9 +119,9 @@ def test_margins_and_what_matters_are_in_points(
     assert decided.verdict == verdict
 
 
-def spread(signs: str) -> Run:
+def spread(signs: str) -> FinishedEvaluation:
     """600 greedy answers on 20 databases, the first of which are right where the sign is "1"; all others are wrong."""
-    return Run(
+    return FinishedEvaluation(
         tuple(
             dataclasses.replace(
                 RECORD,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from evaluation_world import report_data
 
-from pipelines.evaluation.curves import moving_average, series, steps_to
+from pipelines.evaluation.measures import moving_average, series, steps_to
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import summarise

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines import processes, recipes
-from pipelines.errors import ResourceError
+from pipelines.core import processes
+from pipelines.core.errors import ResourceError
+from pipelines.recipe import recipes
 from pipelines.rollout.policies.making import device
 from pipelines.stages import shards
 from pipelines.stages.context import Silent

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.evaluation import evaluate
 from pipelines.sql.analysis.diagnosis import diagnose
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Diagnosis, Failure
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Column, Schema, Table
-from pipelines.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.sql.schema import Column, Schema, Table, introspect
 
 CASES = Path(__file__).with_name("error_cases.txt")
 EQUALITIES = ("strict", "bird", "test_suite")

@@ -12,18 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.errors import DataError
-from pipelines.evaluation import evaluate
-from pipelines.evaluation.compare import Comparison, compare
-from pipelines.evaluation.metrics import value_of
-from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
-from pipelines.evaluation.stats import pairs_needed
-from pipelines.evaluation.summary import Summary, summarise
-from pipelines.report import terminal
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.diagnoses import ERROR_CLASSES
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import (
+from pipelines.core.errors import DataError
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,
@@ -38,6 +28,16 @@ from pipelines.types import (
     to_dict,
     write_jsonl,
 )
+from pipelines.evaluation import evaluate
+from pipelines.evaluation.metrics import value_of
+from pipelines.evaluation.paired_comparison import Comparison, compare
+from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
+from pipelines.evaluation.stats import pairs_needed
+from pipelines.evaluation.summary import Summary, summarise
+from pipelines.report import terminal
+from pipelines.sql.diagnoses import ERROR_CLASSES
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 
 Make = Callable[..., EpisodeRecord]
 GOLD = "SELECT name FROM ships WHERE flag = 'NO'"

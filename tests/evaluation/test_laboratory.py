@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 import pytest
 from evaluation_world import RECORD
 
-from flows import sweeping
-from pipelines import paper_tables
-from pipelines.config import Recipe
-from pipelines.errors import RecipeError
-from pipelines.report.sweep import Filled
+from flows import sweep_plan
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
+from pipelines.core.types import to_dict
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
-from pipelines.stages.inputs import write_lines
-from pipelines.store import Store
-from pipelines.types import to_dict
+from pipelines.stages.context import write_lines
+from pipelines.sweeps import paper_tables
+from pipelines.sweeps.sweep_table import Filled
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAME = "claims/turn_reward"
@@ -40,7 +40,7 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def fill(store: Store, cell: sweeping.Cell) -> None:
+def fill(store: Store, cell: sweep_plan.Cell) -> None:
     """Make a cell's stages without training: the turn reward saves a turn, and costs no accuracy."""
     for step in graph.plan(cell.recipe, store):
         store.make(step.kind, step.key, lambda folder: build(step, cell.recipe, folder), {}, lambda: None)  # noqa: B023
@@ -82,7 +82,7 @@ def test_a_store_without_arms_gives_a_page_without_figures(builder: ModuleType, 
 
 def test_a_claim_that_was_run_is_decided_and_drawn(builder: ModuleType, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    for cell in sweeping.of_paper(NAME, SEEDS, None, False)[0]:
+    for cell in sweep_plan.of_paper(NAME, SEEDS, None, False)[0]:
         fill(store, cell)
     builder.main(store.root, SEEDS)
     text = (tmp_path / "laboratory.md").read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_e
     builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store")
-    for cell in sweeping.of_paper(NAME, SEEDS, None, False)[0]:
+    for cell in sweep_plan.of_paper(NAME, SEEDS, None, False)[0]:
         fill(store, cell)
     builder.main(store.root, SEEDS)
     places = [tmp_path / name for name in ("laboratory.md", "laboratory.csv", "images/claims.svg")]
@@ -119,16 +119,16 @@ def test_a_claim_that_another_store_measured_is_kept_as_long_as_it_is_the_same_e
 
 
 def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: Path) -> None:
-    store, asked = Store(tmp_path), list[sweeping.Cell]()
+    store, asked = Store(tmp_path), list[sweep_plan.Cell]()
     words = ["recipe=laboratory", "asked=protocol.schema_view=hidden", "asked=protocol.max_turns_eval=8"]
-    (cell,) = sweeping.cells("laboratory_unknown", words)
+    (cell,) = sweep_plan.cells("laboratory_unknown", words)
     assert (cell.source, cell.recipe.protocol.schema_view) == ("laboratory", "full")
 
-    def make(made: sweeping.Cell) -> None:
+    def make(made: sweep_plan.Cell) -> None:
         asked.append(made)
         fill(store, made)
 
-    (filled,) = sweeping.fill([cell], store, make, lambda line: None)
+    (filled,) = sweep_plan.fill([cell], store, make, lambda line: None)
     assert isinstance(filled, Filled)
     assert (filled.error, filled.values) == ("", cell.values)
     first, second = (made.recipe for made in asked)
@@ -138,10 +138,10 @@ def test_a_checkpoint_may_be_asked_in_another_way_than_it_was_trained(tmp_path: 
     assert second.model.source == str(checkpoint.folder / "model")
     assert "grpo" not in second.stages
     with pytest.raises(RecipeError, match=r"unknown key 'protocol\.schema_vieuw'"):
-        sweeping.cells("laboratory", ["asked=protocol.schema_vieuw=hidden"])
+        sweep_plan.cells("laboratory", ["asked=protocol.schema_vieuw=hidden"])
 
 
 def test_seeds_that_are_named_are_in_place_of_the_files_own() -> None:
-    cells, _ = sweeping.of_paper(NAME, ["seed=7..8"], None, False)
+    cells, _ = sweep_plan.of_paper(NAME, ["seed=7..8"], None, False)
     assert sorted({cell.recipe.seed for cell in cells}) == [7, 8]
     assert len(cells) == 6

@@ -6,8 +6,7 @@ import dataclasses
 
 from evaluation_world import RECORD, report_data
 
-from pipelines.evaluation.compare import compare
-from pipelines.evaluation.question_matching import Question, common_names, matched
+from pipelines.evaluation.paired_comparison import Question, common_names, compare, matched
 from pipelines.evaluation.record import EpisodeRecord, text_digest
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pipelines.core.types import ExecutionStatus, SchemaItems
 from pipelines.evaluation import metrics
 from pipelines.evaluation.record import EpisodeRecord, Linking, Overlap
 from pipelines.evaluation.voting import Rule, majority_at_k
-from pipelines.types import ExecutionStatus, SchemaItems
 
 Make = Callable[..., EpisodeRecord]
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from evaluation_world import example, trajectory
 
-from pipelines import frames
-from pipelines.errors import DataError
+from pipelines.core import frames
+from pipelines.core.errors import DataError
 from pipelines.report.data import System
-from pipelines.stages.answers import Latency
-from pipelines.stages.reading import keep, left_out, taken, texts
+from pipelines.stages.evaluate import Latency, keep, left_out, taken, texts
 
 PASSES = [("greedy", 0), ("greedy", 1), ("sampled", 0), ("selected", 1)]
 

@@ -18,11 +18,11 @@ from evaluation_world import EVIL, NAMES, report_data
 
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
-from pipelines.report import digits, formats, report_tables, writer
+from pipelines.report import formats, report_tables, writer
+from pipelines.report import formats as digits
+from pipelines.report.charts import VOID, Scale, around, data, join, tag, ticks
 from pipelines.report.data import ReportData, System
-from pipelines.report.page.document import document
-from pipelines.report.page.html import VOID, data, join, tag
-from pipelines.report.page.svg import Scale, around, ticks
+from pipelines.report.page import document
 
 
 class Outline(html.parser.HTMLParser):
@@ -190,10 +190,10 @@ def test_the_leader_table_by_hand() -> None:
 
 def test_markdown_latex_and_csv_agree_and_escape() -> None:
     estimate = Estimate(0.802, 0.764, 0.839, 480, 40, "wilson")
-    table = formats.Table(
+    table = formats.ReportTable(
         "t",
         "A title",
-        (formats.Column("system"), formats.Column("EX", "estimate"), formats.Column("p", "p")),
+        (formats.TableColumn("system"), formats.TableColumn("EX", "estimate"), formats.TableColumn("p", "p")),
         (("a|b_c & 50 %", estimate, 0.0004), ("=cmd()", None, None)),
     )
     assert "| a\\|b_c & 50 % | 80.2 [76.4, 83.9] | &lt; 0.001 |" in formats.markdown(table)
@@ -205,8 +205,8 @@ def test_markdown_latex_and_csv_agree_and_escape() -> None:
 
 
 def test_no_text_of_a_table_is_read_as_a_command() -> None:
-    columns = (formats.Column("system"), formats.Column('=HYPERLINK("x")', "count"))
-    table = formats.Table(
+    columns = (formats.TableColumn("system"), formats.TableColumn('=HYPERLINK("x")', "count"))
+    table = formats.ReportTable(
         "t", "A title", columns, (("[3] ![x](http://x/x.png)", 1), ("* a\n\nb\u2028c", 2)), "note\n\nmore"
     )
     assert formats.markdown(table).splitlines()[4:6] == [
@@ -308,7 +308,9 @@ def test_parquet_holds_the_raw_values_with_their_types(tmp_path: Path) -> None:
     assert leader["EX greedy n"].to_list() == [36, 36, 36]
     errors = polars.read_parquet(tmp_path / "errors.parquet")
     assert errors.columns == ["error class", *(each for name in NAMES for each in (name, f"{name} %"))]
-    twice = formats.Table("t", "", (formats.Column("a"), formats.Column("a", "count")), (("=\ud800", 1.0),))
+    twice = formats.ReportTable(
+        "t", "", (formats.TableColumn("a"), formats.TableColumn("a", "count")), (("=\ud800", 1.0),)
+    )
     assert formats.to_frame(twice).to_dicts() == [{"a": "=\\ud800", "a 2": 1.0}]
 
 

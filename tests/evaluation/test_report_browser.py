@@ -13,8 +13,8 @@ import pytest
 from chromium import CHROMIUM, Browser
 from evaluation_world import EVIL, report_data
 
+from pipelines.core.types import Turn
 from pipelines.report import writer
-from pipelines.types import Turn
 
 pytestmark = [pytest.mark.services, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 ACTIVE = "document.activeElement"

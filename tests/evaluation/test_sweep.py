@@ -12,23 +12,23 @@ from pathlib import Path
 import pytest
 from evaluation_world import record
 
-from flows import sweeping
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.errors import DataError, RecipeError, StoppedError, UserError
-from pipelines.evaluation.measures import Run
-from pipelines.report.sweep import Filled, Sweep, curves, table
+from flows import sweep_plan
+from pipelines.core.errors import DataError, RecipeError, StoppedError, UserError
+from pipelines.core.store import Store
+from pipelines.core.types import to_dict
+from pipelines.evaluation.measures import FinishedEvaluation
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
-from pipelines.stages.inputs import write_lines
-from pipelines.store import Store
-from pipelines.types import to_dict
+from pipelines.stages.context import write_lines
+from pipelines.sweeps.sweep_table import Filled, Sweep, curves, table
 
 QUESTIONS = 36
 WORDS = ("variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird")
 ONE_SEED = ("variant=none,no_turns,exec_only", "data.test.0.equality=bird")
 
 
-def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweeping.Cell], None]:
+def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweep_plan.Cell], None]:
     """Makes stages as a run does, without training: evaluations hold the answers of the world's systems."""
 
     def build(step: graph.Step, recipe: Recipe, folder: Path) -> None:
@@ -40,7 +40,7 @@ def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweeping
             rows = [record(system, number, "greedy", 0) for number in range(QUESTIONS)]
             write_lines(folder / "records.jsonl", ({"pass": "greedy", "record": to_dict(row)} for row in rows))
 
-    def make(cell: sweeping.Cell) -> None:
+    def make(cell: sweep_plan.Cell) -> None:
         for step in graph.plan(cell.recipe, store):
             store.make(step.name, step.key, lambda folder: build(step, cell.recipe, folder), {}, lambda: None)  # noqa: B023
 
@@ -48,7 +48,7 @@ def making(store: Store, made: list[str], fails: str = "") -> Callable[[sweeping
 
 
 def test_the_cells_are_every_combination_and_the_last_axis_is_the_fastest() -> None:
-    found = sweeping.cells("miniature", WORDS)
+    found = sweep_plan.cells("miniature", WORDS)
     assert [cell.name for cell in found] == [
         "variant=none seed=0",
         "variant=none seed=1",
@@ -61,7 +61,7 @@ def test_the_cells_are_every_combination_and_the_last_axis_is_the_fastest() -> N
 
 
 def test_a_comma_in_brackets_parts_no_axis_and_benchmarks_and_models_are_files() -> None:
-    found = sweeping.cells("sql_trail", ["benchmark=spider_dk,bird_dev", "evaluation.ks=[1, 2]", "model=qwen3_4b"])
+    found = sweep_plan.cells("sql_trail", ["benchmark=spider_dk,bird_dev", "evaluation.ks=[1, 2]", "model=qwen3_4b"])
     assert [cell.name for cell in found] == ["benchmark=spider_dk", "benchmark=bird_dev"]
     assert [cell.recipe.benchmark.kind for cell in found] == ["spider", "bird"]
     assert {cell.recipe.evaluation.ks for cell in found} == {(1, 2)}
@@ -71,26 +71,26 @@ def test_a_comma_in_brackets_parts_no_axis_and_benchmarks_and_models_are_files()
 @pytest.mark.parametrize("word", ["variant=none,nope", "benchmark=nope,spider_dk", "seed=1,1", "seed"])
 def test_a_wrong_axis_is_the_users_mistake(word: str) -> None:
     with pytest.raises(RecipeError):
-        sweeping.cells("miniature", [word])
+        sweep_plan.cells("miniature", [word])
 
 
 def test_what_cells_share_is_made_once_and_told_before(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
-    found = sweeping.cells("miniature", ONE_SEED)
-    *lines, total = sweeping.outlook(found, store)
+    found = sweep_plan.cells("miniature", ONE_SEED)
+    *lines, total = sweep_plan.outlook(found, store)
     assert lines[1] == "variant=no_turns: grpo, evaluate_grpo, report"
     assert total == "3 cells: 21 stages to make, 0 cached, 24 shared"
-    sweeping.fill(found, store, making(store, made), lambda line: None)
+    sweep_plan.fill(found, store, making(store, made), lambda line: None)
     assert (made.count("data"), made.count("sft"), made.count("grpo")) == (1, 1, 3)
-    assert list(sweeping.outlook(found, store))[-1] == "3 cells: 0 stages to make, 21 cached, 24 shared"
+    assert list(sweep_plan.outlook(found, store))[-1] == "3 cells: 0 stages to make, 21 cached, 24 shared"
 
 
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
-    found = sweeping.cells("miniature", ONE_SEED)
+    found = sweep_plan.cells("miniature", ONE_SEED)
     making(store, made)(found[0])  # and then it was killed
     first = len(made)
-    sweeping.fill(found, store, making(store, made), lambda line: None)
+    sweep_plan.fill(found, store, making(store, made), lambda line: None)
     assert made[first:] == ["grpo", "evaluate_grpo", "report"] * 2
 
 
@@ -99,7 +99,7 @@ import sys, time
 from pathlib import Path
 from test_sweep import ONE_SEED, making
 from flows import sweeping
-from pipelines.store import Store
+from pipelines.core.store import Store
 store, made = Store(Path(sys.argv[1])), []
 plain = making(store, made)
 def make(cell):
@@ -125,10 +125,10 @@ def test_a_sweep_that_is_killed_in_the_middle_of_a_stage_ends_with_the_same_tabl
         process.kill()
     before = {path: path.stat().st_mtime_ns for path in killed.root.glob("*/*/manifest.json")}
     assert len(before) == 15
-    found, empty = sweeping.of_recipe("miniature", ONE_SEED, None)
+    found, empty = sweep_plan.of_recipe("miniature", ONE_SEED, None)
     for store in (killed, undisturbed):
-        filled = sweeping.fill(found, store, making(store, []), lambda line: None)
-        sweeping.write(dataclasses.replace(empty, cells=tuple(filled)), store.root / "out")
+        filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
+        sweep_plan.write(dataclasses.replace(empty, cells=tuple(filled)), store.root / "out")
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was made twice
     for name in ("sweep.md", "sweep.csv", "sweep.html"):
         assert (killed.root / "out" / name).read_bytes() == (undisturbed.root / "out" / name).read_bytes()
@@ -136,8 +136,8 @@ def test_a_sweep_that_is_killed_in_the_middle_of_a_stage_ends_with_the_same_tabl
 
 def test_a_failed_cell_stands_in_the_table_with_its_error(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
-    found = sweeping.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
-    filled = sweeping.fill(found, store, making(store, made, fails="0"), lambda line: None)
+    found = sweep_plan.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
+    filled = sweep_plan.fill(found, store, making(store, made, fails="0"), lambda line: None)
     assert [one.error for one in filled] == ["the training child died", ""]
     shown = table(Sweep("miniature", tuple(filled), {"variant": "none"}))
     assert shown.rows[0][-1] == "the training child died"
@@ -148,15 +148,15 @@ def test_a_failed_cell_stands_in_the_table_with_its_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("fault", [MemoryError("no room"), RuntimeError("a library's own"), OSError(28, "disk full")])
 def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -> None:
     store = Store(tmp_path)
-    found = sweeping.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
+    found = sweep_plan.cells("miniature", ["variant=no_turns,none", "data.test.0.equality=bird"])
     plain = making(store, [])
 
-    def make(cell: sweeping.Cell) -> None:
+    def make(cell: sweep_plan.Cell) -> None:
         if not cell.recipe.rewards[1].weight:
             raise fault
         plain(cell)
 
-    first, second = sweeping.fill(found, store, make, lambda line: None)
+    first, second = sweep_plan.fill(found, store, make, lambda line: None)
     assert first.error == f"{type(fault).__name__}: {fault}"
     assert second.run is not None
 
@@ -164,50 +164,52 @@ def test_no_fault_of_a_cell_stops_the_others(tmp_path: Path, fault: Exception) -
 def test_a_sweep_whose_training_is_asked_to_stop_ends(tmp_path: Path) -> None:
     made = []
 
-    def make(cell: sweeping.Cell) -> None:
+    def make(cell: sweep_plan.Cell) -> None:
         made.append(cell)
         raise StoppedError("training was asked to stop")
 
     with pytest.raises(StoppedError):
-        sweeping.fill(sweeping.cells("miniature", ["seed=0..1"]), Store(tmp_path), make, lambda line: None)
+        sweep_plan.fill(sweep_plan.cells("miniature", ["seed=0..1"]), Store(tmp_path), make, lambda line: None)
     assert len(made) == 1
 
 
 def test_a_cell_that_cannot_even_be_planned_stops_no_other(tmp_path: Path) -> None:
     store, gone = Store(tmp_path), f"[{{kind: jsonl, split: test, path: {tmp_path / 'gone'}}}]"
-    found = sweeping.cells("miniature", [f"data.test={gone},[{{kind: miniature}}]", "data.test.0.equality=bird"])
-    lines = list(sweeping.outlook(found, store))
+    found = sweep_plan.cells("miniature", [f"data.test={gone},[{{kind: miniature}}]", "data.test.0.equality=bird"])
+    lines = list(sweep_plan.outlook(found, store))
     assert lines[0].startswith(f"data.test={gone}: cannot be made: ")
     assert lines[-1].startswith("2 cells: 15 stages to make")
-    first, second = sweeping.fill(found, store, making(store, []), lambda line: None)
+    first, second = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     assert "gone" in first.error
     assert second.run is not None
 
 
 def test_a_recipe_that_evaluates_nothing_is_an_error_of_its_cell(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    found = sweeping.cells("miniature", ["stages=[data, synthesize, filter, sft]"])
-    (only,) = sweeping.fill(found, store, making(store, []), lambda line: None)
+    found = sweep_plan.cells("miniature", ["stages=[data, synthesize, filter, sft]"])
+    (only,) = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     assert "evaluates nothing here" in only.error
 
 
 def test_one_run_s_checkpoints_are_an_axis_that_makes_nothing_twice(tmp_path: Path) -> None:
     store, made = Store(tmp_path), list[str]()
-    found = sweeping.cells("miniature", ["after=model,sft,grpo", "data.test.0.equality=bird"])
+    found = sweep_plan.cells("miniature", ["after=model,sft,grpo", "data.test.0.equality=bird"])
     asked: list[str] = []
     plain = making(store, made)
-    filled = sweeping.fill(found, store, lambda cell: (asked.append(cell.name), plain(cell)), lambda line: None)
+    filled = sweep_plan.fill(found, store, lambda cell: (asked.append(cell.name), plain(cell)), lambda line: None)
     assert asked == ["after=model"]
     values = [row[1].value for row in table(Sweep("miniature", tuple(filled))).rows]  # type: ignore[union-attr]
     assert values == pytest.approx([right(system) / QUESTIONS for system in (2, 2, 2)])
     with pytest.raises(RecipeError, match="there is no checkpoint 'end'"):
-        sweeping.cells("miniature", ["after=end"])
+        sweep_plan.cells("miniature", ["after=end"])
 
 
 def test_as_many_samples_vote_as_were_drawn(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    found = sweeping.cells("miniature", ["evaluation.samples=3", "evaluation.ks=[1,2,8]", "data.test.0.equality=bird"])
-    (only,) = sweeping.fill(found, store, making(store, []), lambda line: None)
+    found = sweep_plan.cells(
+        "miniature", ["evaluation.samples=3", "evaluation.ks=[1,2,8]", "data.test.0.equality=bird"]
+    )
+    (only,) = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     assert only.run is not None
     assert only.run.k == 2
 
@@ -219,7 +221,7 @@ def test_a_benchmark_that_was_added_here_is_taken_with_its_path(
     local.mkdir()
     (local / "bird_dev.yaml").write_text("data: {test: [{name: bird_dev, kind: bird, split: dev, path: /here}]}\n")
     monkeypatch.setattr(recipes, "LOCAL", local)
-    found = sweeping.cells("sql_trail", ["benchmark=bird_dev,spider_dk"])
+    found = sweep_plan.cells("sql_trail", ["benchmark=bird_dev,spider_dk"])
     assert [str(cell.recipe.benchmark.path) for cell in found] == ["/here", "None"]
 
 
@@ -229,10 +231,10 @@ def right(system: int) -> int:
 
 def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_page(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    found, empty = sweeping.of_recipe("miniature", ["variant=none,no_turns", "data.test.0.equality=bird"], None)
-    filled = sweeping.fill(found, store, making(store, []), lambda line: None)
+    found, empty = sweep_plan.of_recipe("miniature", ["variant=none,no_turns", "data.test.0.equality=bird"], None)
+    filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     made = dataclasses.replace(empty, cells=tuple(filled))
-    sweeping.write(made, tmp_path / "out")
+    sweep_plan.write(made, tmp_path / "out")
     rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").read_text().splitlines()))
     assert [float(row["EX"]) for row in rows] == pytest.approx([right(system) / QUESTIONS for system in (2, 0)])
     first, second = (row[2] for row in table(made).rows)
@@ -242,15 +244,15 @@ def test_the_table_has_figures_and_paired_differences_in_three_formats_and_a_pag
     assert "\\begin{" in (tmp_path / "out" / "sweep.tex").read_text()
     assert (tmp_path / "out" / "sweep.html").read_text().startswith("<!doctype html>")
     with pytest.raises(UserError, match="no row has 'variant=nope'"):
-        sweeping.baseline_of(found, "variant=nope")
+        sweep_plan.baseline_of(found, "variant=nope")
 
 
 def test_each_row_says_its_condition(tmp_path: Path) -> None:
     """The program's grades and the oracle's demonstrations stood under a paper's name without a word of it."""
     store = Store(tmp_path / "store")
     words = ["variant=none,no_turns", "seed=0..1", "data.test.0.equality=bird"]
-    found, empty = sweeping.of_recipe("miniature", words, None)
-    filled = sweeping.fill(found, store, making(store, []), lambda line: None)
+    found, empty = sweep_plan.of_recipe("miniature", words, None)
+    filled = sweep_plan.fill(found, store, making(store, []), lambda line: None)
     shown = table(dataclasses.replace(empty, cells=tuple(filled)))
     at = [column.name for column in shown.columns].index("condition")
     assert {row[at] for row in shown.rows} == {"teacher oracle; judge none; schema full; seed 0, 1"}
@@ -273,22 +275,22 @@ def test_a_condition_is_of_the_checkpoint_and_of_how_it_is_asked(
     words: tuple[str, ...], checkpoint: str, asked: tuple[str, ...], said: str
 ) -> None:
     recipe, once_more = (recipes.load("mini_reasoning_sql", [*words, *more]) for more in ((), asked))
-    assert sweeping._condition(recipe, checkpoint, once_more) == said
+    assert sweep_plan._condition(recipe, checkpoint, once_more) == said
 
 
 def test_a_base_model_is_asked_once_more_by_its_own_name(tmp_path: Path) -> None:
     """The store refers to a hub's weights and has no folder of them."""
     words = ["stages=[data, gold_schema, evaluate, report]", "asked=variant=gold_filtered"]
-    (cell,) = sweeping.cells("reasoning_sql", words)
-    assert sweeping._asked_again(cell, Store(tmp_path)).recipe.model.source == "Qwen/Qwen2.5-Coder-7B-Instruct"
-    (tiny,) = sweeping.cells("mini_reasoning_sql", words)
-    assert sweeping._asked_again(tiny, Store(tmp_path)).recipe.model.source.endswith("/model")
+    (cell,) = sweep_plan.cells("reasoning_sql", words)
+    assert sweep_plan._asked_again(cell, Store(tmp_path)).recipe.model.source == "Qwen/Qwen2.5-Coder-7B-Instruct"
+    (tiny,) = sweep_plan.cells("mini_reasoning_sql", words)
+    assert sweep_plan._asked_again(tiny, Store(tmp_path)).recipe.model.source.endswith("/model")
 
 
 def test_a_row_may_be_held_against_another_than_the_baseline() -> None:
     """Of 36 questions; the world's systems differ in how many they answer."""
     runs = [
-        Run(tuple(record(system, number, "greedy", 0) for number in range(QUESTIONS)), equality="bird")
+        FinishedEvaluation(tuple(record(system, number, "greedy", 0) for number in range(QUESTIONS)), equality="bird")
         for system in (0, 1, 2)
     ]
     cells = tuple(Filled({"row": name}, run) for name, run in zip("abc", runs, strict=True))

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from evaluation_world import EVIL, RECORD
 
-from pipelines.errors import RecipeError
-from pipelines.evaluation import measures, seeds, stats
-from pipelines.evaluation.measures import Run, measure
+from pipelines.core.errors import RecipeError
+from pipelines.evaluation import measures, stats
+from pipelines.evaluation import stats as seeds
+from pipelines.evaluation.measures import FinishedEvaluation, measure
 from pipelines.evaluation.record import EpisodeRecord, Linking, Overlap
-from pipelines.report import sweep
-from pipelines.report.page.html import VOID
-from pipelines.report.page.sweep_page import page
-from pipelines.report.sweep import Filled, Sweep
+from pipelines.report.charts import VOID
 from pipelines.sql.diagnoses import Diagnosis
+from pipelines.sweeps import sweep_table
+from pipelines.sweeps.sweep_page import page
+from pipelines.sweeps.sweep_table import Filled, Sweep
 
 
 def answers(right: str, **changes: object) -> tuple[EpisodeRecord, ...]:
@@ -85,7 +86,7 @@ def test_measures_are_read_from_records() -> None:
         *(dataclasses.replace(one, example_id="q9", difficulty="hard", turns=5, **wrong) for one in answers("0")),
     )
     records = (records[0], dataclasses.replace(records[1], diagnosis=Diagnosis("syntax", "", ())), records[2])
-    run = Run(records, once=answers("111"))
+    run = FinishedEvaluation(records, once=answers("111"))
     values = {name: [value for _, value in measure(name).scores(run).values()] for name in MEASURED}
     assert values == MEASURED
     assert measure("turns deviation").fold([3, 3, 5]) == pytest.approx((8 / 9) ** 0.5)
@@ -106,7 +107,9 @@ MEASURED: dict[str, list[float]] = {
 
 def test_likeness_needs_a_gold_schema() -> None:
     linked = dataclasses.replace(RECORD, linking=Linking(Overlap(2, 1, 1), Overlap(1, 1, 1)))
-    assert [value for _, value in measure("schema").scores(Run((linked,))).values()] == [pytest.approx(2 / 3)]
+    assert [value for _, value in measure("schema").scores(FinishedEvaluation((linked,))).values()] == [
+        pytest.approx(2 / 3)
+    ]
 
 
 def test_samples_are_measured_as_in_a_report() -> None:
@@ -114,7 +117,7 @@ def test_samples_are_measured_as_in_a_report() -> None:
         dataclasses.replace(one, mode="sampled", sample=at, signature=mark)
         for at, (one, mark) in enumerate(zip([*answers("1"), *answers("1"), *answers("0")], "aab", strict=True))
     )
-    run = Run(drawn, k=3)
+    run = FinishedEvaluation(drawn, k=3)
     found = {name: measure(name).scores(run)["q0"][1] for name in ("pass@1", "pass@3", "average@3", "majority")}
     assert found == {
         "pass@1": pytest.approx(2 / 3),
@@ -136,7 +139,7 @@ def filled(right: dict[str, tuple[str, ...]], **changes: object) -> tuple[Filled
     return tuple(
         Filled(
             {"variant": name, "seed": str(seed)},
-            Run(answers(signs), seed=seed),
+            FinishedEvaluation(answers(signs), seed=seed),
             tuple({"step": step, "reward": step + seed, "loss": 1.0} for step in range(1, 4)),
         )
         for name, runs in right.items()
@@ -146,7 +149,7 @@ def filled(right: dict[str, tuple[str, ...]], **changes: object) -> tuple[Filled
 
 def test_a_row_is_the_mean_over_seeds_with_the_difference_from_the_baseline() -> None:
     cells = filled({"none": ("1100", "1000"), "no_turns": ("1110", "1111")})
-    shown = sweep.table(Sweep("two", cells, {"variant": "none"}, ("greedy", "turns")))
+    shown = sweep_table.table(Sweep("two", cells, {"variant": "none"}, ("greedy", "turns")))
     heads = [column.name for column in shown.columns]
     none, other = (dict(zip(heads, row, strict=True)) for row in shown.rows)
     assert none["variant"] == "none"
@@ -161,7 +164,7 @@ def test_a_row_is_the_mean_over_seeds_with_the_difference_from_the_baseline() ->
 def test_a_seed_that_failed_leaves_the_mean_of_the_others_and_says_so() -> None:
     good = filled({"none": ("1100", "1000"), "no_turns": ("1110", "1111")})
     failed = Filled({"variant": "no_turns", "seed": "1"}, error="the disk is full")
-    shown = sweep.table(Sweep("two", (*good[:3], failed), {"variant": "none"}, ("greedy",)))
+    shown = sweep_table.table(Sweep("two", (*good[:3], failed), {"variant": "none"}, ("greedy",)))
     row = dict(zip([column.name for column in shown.columns], shown.rows[1], strict=True))
     assert row["EX"].value == 0.75  # type: ignore[union-attr]
     assert row["difference"].difference == 0.25  # type: ignore[union-attr]  # seed 0 alone
@@ -169,9 +172,9 @@ def test_a_seed_that_failed_leaves_the_mean_of_the_others_and_says_so() -> None:
 
 
 def test_the_papers_figures_stand_beside() -> None:
-    cells = tuple(Filled({"row": name}, Run(answers("10"))) for name in ("all", "without"))
+    cells = tuple(Filled({"row": name}, FinishedEvaluation(answers("10"))) for name in ("all", "without"))
     reported = {"all": {"bird_dev": {"greedy": 60.1, "turns": 2.26}}}
-    shown = sweep.table(Sweep("table 6", cells, {"row": "all"}, ("greedy", "turns"), reported=reported))
+    shown = sweep_table.table(Sweep("table 6", cells, {"row": "all"}, ("greedy", "turns"), reported=reported))
     heads = [column.name for column in shown.columns]
     first, second = (dict(zip(heads, row, strict=True)) for row in shown.rows)
     assert (first["EX, paper"], first["turns, paper"]) == (pytest.approx(0.601), 2.26)
@@ -181,7 +184,7 @@ def test_the_papers_figures_stand_beside() -> None:
 
 def test_curves_are_means_over_seeds_with_the_range_of_the_seeds() -> None:
     cells = filled({"none": ("1", "1"), "no_turns": ("1", "0")})
-    drawn = sweep.curves(Sweep("two", cells))
+    drawn = sweep_table.curves(Sweep("two", cells))
     assert list(drawn) == ["reward", "loss"]  # those that are named come first
     assert drawn["reward"][0].points == ((1, 1.5, 1, 2), (2, 2.5, 2, 3), (3, 3.5, 3, 4))
     assert [line.row for line in drawn["reward"]] == ["none", "no_turns"]
@@ -189,11 +192,11 @@ def test_curves_are_means_over_seeds_with_the_range_of_the_seeds() -> None:
 
 def test_smoothing_counts_steps_and_leaves_rare_numbers_as_they_are() -> None:
     rare = [(40.0, 1.0), (80.0, 3.0)]
-    assert sweep.smoothed(rare) == rare
+    assert sweep_table.smoothed(rare) == rare
     dense = [(float(step), float(step % 2)) for step in range(50)]
-    assert sweep.smoothed(dense)[-1] == (49.0, 0.5)
+    assert sweep_table.smoothed(dense)[-1] == (49.0, 0.5)
     every_fourth = [(float(step), float(step % 8)) for step in range(4, 44, 4)]  # 4, 0, 4, 0, ...
-    assert sweep.smoothed(every_fourth)[-1] == (40.0, 2.0)  # a fifth of 37 steps, 7, holds two of them
+    assert sweep_table.smoothed(every_fourth)[-1] == (40.0, 2.0)  # a fifth of 37 steps, 7, holds two of them
 
 
 class Tags(html.parser.HTMLParser):
@@ -219,7 +222,7 @@ class Tags(html.parser.HTMLParser):
 def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() -> None:
     cells = (*filled({EVIL: ("10", "01"), **{f"v{at}": ("11", "10") for at in range(7)}}),)
     cells = (*cells, Filled({"variant": "bad", "seed": "0"}, error=EVIL))
-    untrained = Filled({"variant": "untrained", "seed": "0"}, Run(answers("10")))
+    untrained = Filled({"variant": "untrained", "seed": "0"}, FinishedEvaluation(answers("10")))
     assert (
         page(Sweep("one", (*cells, untrained))).count("untrained") == 3
     )  # table, chart and its tip: no line, no legend

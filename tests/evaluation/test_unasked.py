@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 from evaluation_world import RECORD
 
-from pipelines import recipes
+from pipelines.core.types import StopReason
 from pipelines.evaluation import metrics
-from pipelines.report import terminal
+from pipelines.recipe import recipes
+from pipelines.report import page, terminal
 from pipelines.report.data import ReportData, System
-from pipelines.report.page import document
-from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.stages import data, evaluate
-from pipelines.stages.context import Context, Silent
-from pipelines.stages.inputs import examples, trajectories
+from pipelines.stages.context import Context, Silent, examples, trajectories
 from pipelines.stages.shards import Run, Shards
-from pipelines.types import StopReason
 
 QUESTIONS = 9
 
@@ -72,7 +69,7 @@ def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malforme
     stops = [one.stop for one in trajectories(done)]
     assert stops == [StopReason.TURN_LIMIT] * 3 + [StopReason.UNASKED] * 6
     system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
-    (warning,) = document._warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
+    (warning,) = page._warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
     assert "base: 6 episodes were not asked" in warning
     assert "not asked" in [column.name for column in terminal.figures({"base": system_summary(system)}).columns]
 

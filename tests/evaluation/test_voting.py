@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.config import Evaluation
+from pipelines.core.types import ExecutionResult, ExecutionStatus, Scalar
 from pipelines.evaluation.voting import Candidate, Form, Rule, majority_at_k, signature, vote
-from pipelines.types import ExecutionResult, ExecutionStatus, Scalar
+from pipelines.recipe.config import Evaluation
 
 
 def group(letters: str, right: str = "A") -> list[Candidate]:

@@ -12,17 +12,18 @@ import pytest
 import yaml
 
 from flows import exporting
-from pipelines import recipes
-from pipelines.checkpoint import write_card
-from pipelines.config import Recipe
-from pipelines.errors import DataError, ResourceError, UserError
+from pipelines.core.errors import DataError, ResourceError, UserError
+from pipelines.core.registry import PROTOCOLS
+from pipelines.core.store import Store, write_json
+from pipelines.core.types import to_dict
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary
-from pipelines.export import cards, hub, ollama
-from pipelines.export.lineage import trace
-from pipelines.registry import PROTOCOLS
-from pipelines.store import Store, write_json
-from pipelines.types import to_dict
+from pipelines.export import cards, ollama
+from pipelines.export import folder as hub
+from pipelines.export.cards import trace
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import write_card
+from pipelines.recipe.config import Recipe
 
 BASE = "Qwen/Qwen2.5-Coder-3B-Instruct"
 CHATML = (

@@ -10,21 +10,22 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from pipelines import recipes
-from pipelines.adaptation import models, outcome, recipe_file
+from pipelines.adaptation import outcome, recipe_file
+from pipelines.adaptation import recipe_file as models
 from pipelines.adaptation.estimate import estimate
-from pipelines.adaptation.models import LORA
 from pipelines.adaptation.questions import gather
-from pipelines.checkpoint import write_card
+from pipelines.adaptation.recipe_file import LORA
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.store import Store
+from pipelines.core.types import Database, Example, ExecutionStatus, StopReason
 from pipelines.databases.of_recipe import schemas
-from pipelines.errors import DataError, RecipeError
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly.ledger import Ledger
+from pipelines.recipe import recipes
+from pipelines.recipe.checkpoint import write_card
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System
 from pipelines.stages import graph
-from pipelines.store import Store
-from pipelines.types import Database, Example, ExecutionStatus, StopReason
 
 COLUMNS = ("name", "city", "trade", "age", "visits")
 TABLES = ("customer", "supplier")

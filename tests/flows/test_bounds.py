@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from flows.cli import app
-from pipelines import recipes
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.recipe import recipes
 
 
 def numeric(app: typer.Typer, path: str = "sqltrain") -> Iterator[tuple[str, Any]]:

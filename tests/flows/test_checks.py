@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows import checks
+from pipelines.core.types import Database, Example
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, Example
 from tests.flows.command_line import sqltrain
 
 
@@ -62,7 +62,7 @@ def test_a_recipe_of_ones_own_is_checked_with_its_own_variants_and_a_reward_that
 ) -> None:
     """The miniature's variants name terms of its panel, which this recipe leaves out."""
     (tmp_path / "own.py").write_text(
-        "from pipelines.registry import reward\n\n\n"
+        "from pipelines.core.registry import reward\n\n\n"
         "@reward('own_term')\ndef own_term(outcome):\n    return float(len(outcome.nothing))\n"
     )
     pool = "{kind: miniature, split: SPLIT, options: {databases: 1, questions: 2}}"

@@ -15,7 +15,7 @@ import pytest
 from command_line import sqltrain
 
 from flows import cli
-from pipelines import recipes
+from pipelines.recipe import recipes
 
 ROOT = recipes.CONF.parent
 

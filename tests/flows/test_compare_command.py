@@ -10,12 +10,12 @@ import polars
 import pytest
 from command_line import sqltrain
 
-from flows.screen import copy_page
-from pipelines.errors import UserError
+from flows.terminal import copy_page
+from pipelines.core.errors import UserError
+from pipelines.core.types import to_dict, write_jsonl
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.sql.diagnoses import Diagnosis, Hint
-from pipelines.stages.answers import note_time
-from pipelines.types import to_dict, write_jsonl
+from pipelines.stages.evaluate import note_time
 from tests.evaluation.evaluation_world import RECORD
 
 

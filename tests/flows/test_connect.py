@@ -12,13 +12,14 @@ import yaml
 from command_line import sqltrain
 
 from flows import asking, connecting
-from pipelines import yaml_files
-from pipelines.config import Execution, Recipe
-from pipelines.databases import addresses, card, named
-from pipelines.databases.findings import examine
-from pipelines.errors import DataError, ResourceError
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.store import Store
+from pipelines.databases import card, named
+from pipelines.databases import named as addresses
+from pipelines.databases.reading import examine
+from pipelines.recipe import yaml_files
+from pipelines.recipe.config import Execution, Recipe
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
-from pipelines.store import Store
 
 SHOP = """
 CREATE TABLE customer (id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
@@ -83,8 +84,8 @@ def test_an_edited_card_is_what_the_prompt_shows_and_survives_a_second_look(
 
 def test_a_renewed_card_keeps_what_is_hidden() -> None:
     column = card.ColumnCard(type="TEXT", hidden=True, description="mine")
-    old = card.Card(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"a": column})})
-    fresh = card.Card(
+    old = card.DatabaseCard(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"a": column})})
+    fresh = card.DatabaseCard(
         engine="sqlite", location="x", tables={"t": card.TableCard(rows=2, columns={"a": card.ColumnCard()})}
     )
     table = card.merged(fresh, old).tables["t"]
@@ -100,8 +101,8 @@ def test_a_renewed_card_keeps_what_is_hidden_of_what_is_not_there_now() -> None:
         "log": card.TableCard(columns={"ip": secret, "at": plain}),
         "open": card.TableCard(columns={"x": plain}),
     }
-    fresh = card.Card(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"c": plain})})
-    renewed = card.merged(fresh, card.Card(engine="sqlite", location="x", tables=tables))
+    fresh = card.DatabaseCard(engine="sqlite", location="x", tables={"t": card.TableCard(columns={"c": plain})})
+    renewed = card.merged(fresh, card.DatabaseCard(engine="sqlite", location="x", tables=tables))
     assert {name: sorted(table.columns) for name, table in renewed.tables.items()} == {
         "t": ["a", "c"],
         "pay": ["x"],

@@ -9,10 +9,10 @@ import pytest
 from command_line import sqltrain
 
 from flows import datasets
-from pipelines import recipes
-from pipelines.data import benchmarks
-from pipelines.errors import DataError, RecipeError
-from pipelines.yaml_files import read_yaml
+from pipelines.benchmarks import downloads
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.recipe import recipes
+from pipelines.recipe.yaml_files import read_yaml
 
 
 @pytest.fixture
@@ -116,10 +116,10 @@ def test_several_files_of_ones_own_lie_side_by_side_under_names(spider: Path, tm
         datasets.add("own", tmp_path / "sales.jsonl", print, local, called="../sales")
 
 
-@pytest.mark.parametrize("name", benchmarks.BENCHMARKS)
+@pytest.mark.parametrize("name", downloads.BENCHMARKS)
 def test_every_benchmark_is_one_line_of_conf_that_any_recipe_can_include(name: str) -> None:
     recipe = recipes.load("sql_trail", [f"include=data/{name}"])
-    source, _ = benchmarks.source_of(name, Path("/data"))
+    source, _ = downloads.source_of(name, Path("/data"))
     pools = (recipe.data.sft, *recipe.data.rl, *recipe.data.test)
     assert source.kind in {pool.kind for pool in pools}
     assert source.path == "/data"
@@ -145,7 +145,7 @@ def test_the_page_of_benchmarks_has_each_one() -> None:
     page = (recipes.CONF.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     named = {name.strip("` ") for line in table for name in line.split("|")[1].split(",")}
-    assert named == set(benchmarks.BENCHMARKS)
+    assert named == set(downloads.BENCHMARKS)
     assert all((recipes.CONF / "data" / f"{name}.yaml").is_file() for name in named)
 
 
@@ -164,7 +164,7 @@ def test_a_table_of_benchmarks_is_made_of_those_that_are_here_and_the_others_are
     code, out, err = sqltrain(monkeypatch, capsys, *words, f"--store={tmp_path / 'store'}")
     assert code == 0, err
     missing = [line.split()[3].rstrip(",") for line in out.splitlines() if line.startswith("no data of")]
-    assert missing == [name for name in benchmarks.LISTS["omnisql"] if name not in ("spider_dev", "spider_dk")]
+    assert missing == [name for name in downloads.LISTS["omnisql"] if name not in ("spider_dev", "spider_dk")]
     assert len(missing) == 7
     table = out.partition("EX greedy, benchmark by benchmark")[2].splitlines()
     assert table[1].split() == ["system", "spider_dev", "(strict)", "spider_dk", "(strict)"]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import deployed, form
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.errors import RecipeError, ResourceError
+from flows.prefect import forms
+from pipelines.core.errors import RecipeError, ResourceError
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 
 REFUSED = [
     "hardware.launch=[bash,-c,id]",
@@ -35,7 +35,7 @@ ALLOWED = ["grpo.steps=3", "seed=2", "hardware.processes=1", "hardware={slot: gp
 @pytest.mark.parametrize("override", REFUSED)
 def test_a_key_that_names_a_program_code_or_an_address_is_refused(override: str) -> None:
     with pytest.raises(RecipeError, match="a form") as refusal:
-        deployed.check_form("miniature", ["grpo.steps=3", override])
+        forms.check_form("miniature", ["grpo.steps=3", override])
     assert "\n" not in str(refusal.value)
 
 
@@ -43,7 +43,7 @@ def test_a_plug_in_named_in_a_form_is_not_even_imported(tmp_path: Path) -> None:
     plugin = tmp_path / "evil.py"
     plugin.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(RecipeError, match="may not set plugins"):
-        deployed.check_form("miniature", [f"plugins=[{plugin}]"])
+        forms.check_form("miniature", [f"plugins=[{plugin}]"])
     assert not (tmp_path / "ran").exists()
 
 
@@ -51,18 +51,18 @@ def test_a_plug_in_named_in_a_form_is_not_even_imported(tmp_path: Path) -> None:
 def test_a_form_may_change_the_keys_that_are_open_and_only_because_they_are_open(
     monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
-    deployed.check_form("miniature", [override])
-    monkeypatch.setattr(deployed, "OPEN_SECTIONS", frozenset[str]())
-    monkeypatch.setattr(deployed, "OPEN_KEYS", frozenset[str]())
+    forms.check_form("miniature", [override])
+    monkeypatch.setattr(forms, "OPEN_SECTIONS", frozenset[str]())
+    monkeypatch.setattr(forms, "OPEN_KEYS", frozenset[str]())
     with pytest.raises(RecipeError, match=f"may not set {override.partition('=')[0]}"):
-        deployed.check_form("miniature", [override])
+        forms.check_form("miniature", [override])
 
 
 def test_a_recipe_outside_conf_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("include: [recipes/miniature]\n")
     with pytest.raises(RecipeError, match="no recipe but those of conf/recipes"):
-        deployed.check_form(str(mine), [])
+        forms.check_form(str(mine), [])
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_a_recipe_outside_conf_is_refused(tmp_path: Path) -> None:
 def test_the_worker_s_owner_may_allow_a_key_or_one_value_of_it(
     monkeypatch: pytest.MonkeyPatch, allowed: str, override: str, taken: bool
 ) -> None:
-    monkeypatch.setenv(deployed.FORM_KEYS, allowed)
+    monkeypatch.setenv(forms.FORM_KEYS, allowed)
     if taken:
-        deployed.check_form("miniature", [override])
+        forms.check_form("miniature", [override])
     else:
         with pytest.raises(RecipeError):
-            deployed.check_form("miniature", [override])
+            forms.check_form("miniature", [override])
 
 
 def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(
@@ -95,15 +95,15 @@ def test_an_include_of_the_owner_may_set_a_key_that_a_form_may_not(
     (tmp_path / "gpu.yaml").write_text("hardware: {python: /opt/gpu/bin/python}\n")
     monkeypatch.setattr(recipes, "CONF", tmp_path)
     assert recipes.resolve("miniature", ["include=gpu"])["hardware"] == {"python": "/opt/gpu/bin/python"}
-    deployed.check_form("miniature", ["include=gpu"])
+    forms.check_form("miniature", ["include=gpu"])
     with pytest.raises(RecipeError, match=r"may not set hardware\.python"):
-        deployed.check_form("miniature", ["include=gpu", "hardware.python=/tmp/python"])
+        forms.check_form("miniature", ["include=gpu", "hardware.python=/tmp/python"])
 
 
 def test_every_open_or_closed_name_is_one_of_the_recipe() -> None:
-    assert set(Recipe.model_fields) - deployed.OPEN_SECTIONS == {"hardware", "plugins"}
+    assert set(Recipe.model_fields) - forms.OPEN_SECTIONS == {"hardware", "plugins"}
     tree = Recipe(name="x").model_dump()
-    for key in deployed.OPEN_KEYS | deployed.CLOSED_KEYS:
+    for key in forms.OPEN_KEYS | forms.CLOSED_KEYS:
         section, _, field = key.partition(".")
         assert field in tree[section]
 
@@ -111,13 +111,13 @@ def test_every_open_or_closed_name_is_one_of_the_recipe() -> None:
 def test_a_run_works_in_the_folder_that_the_worker_names_or_in_its_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(deployed.HOME, raising=False)
-    assert deployed.set_home() == {"directory": str(recipes.CONF.parent)}
-    monkeypatch.setenv(deployed.HOME, str(tmp_path))
-    assert deployed.set_home() == {"directory": str(tmp_path)}
-    monkeypatch.setenv(deployed.HOME, str(tmp_path / "absent"))
+    monkeypatch.delenv(forms.HOME, raising=False)
+    assert forms.set_home() == {"directory": str(recipes.CONF.parent)}
+    monkeypatch.setenv(forms.HOME, str(tmp_path))
+    assert forms.set_home() == {"directory": str(tmp_path)}
+    monkeypatch.setenv(forms.HOME, str(tmp_path / "absent"))
     with pytest.raises(ResourceError, match="names no folder"):
-        deployed.set_home()
+        forms.set_home()
 
 
 FILLED = {
@@ -134,24 +134,24 @@ FILLED = {
 
 
 def test_every_field_of_the_form_sets_its_key_and_a_free_override_wins() -> None:
-    assert set(FILLED) == set(form.Common.model_fields) == {"variant", *form.KEYS}
-    changes = form.Common.model_validate(FILLED).overrides(["seed=4", "rollout.servers=[http://127.0.0.1:1]"])
+    assert set(FILLED) == set(forms.CommonOverrides.model_fields) == {"variant", *forms.KEYS}
+    changes = forms.CommonOverrides.model_validate(FILLED).overrides(["seed=4", "rollout.servers=[http://127.0.0.1:1]"])
     recipe = recipes.load("miniature", changes)
     assert (recipe.seed, recipe.model.source, recipe.rollout.policy) == (4, "Qwen/Qwen3-0.6B", "vllm")
     assert (recipe.data.sft.count, recipe.sft.epochs, recipe.difficulty.candidates) == (100, 0.5, 20)
     assert (recipe.grpo.steps, recipe.hardware.device) == (7, "cpu")
     assert {term.term: term.weight for term in recipe.rewards}["turns"] == 0  # the variant's
-    deployed.check_form("miniature", form.Common.model_validate(FILLED).overrides(()))
+    forms.check_form("miniature", forms.CommonOverrides.model_validate(FILLED).overrides(()))
 
 
 def test_an_empty_form_changes_nothing() -> None:
-    assert form.UNCHANGED.overrides(()) == ()
+    assert forms.UNCHANGED.overrides(()) == ()
 
 
 @pytest.mark.parametrize("filled", [{"seed": -1}, {"policy": "mine"}, {"variant": "a=b"}, {"launch": "bash"}])
 def test_a_field_takes_no_value_outside_its_bounds(filled: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(filled))):
-        form.Common.model_validate(filled)
+        forms.CommonOverrides.model_validate(filled)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_field_takes_no_value_outside_its_bounds(filled: dict[str, object]) ->
 def test_a_field_that_no_stage_reads_is_refused(filled: dict[str, float], stage: str) -> None:
     whole = recipes.load("miniature")
     less = whole.model_copy(update={"stages": tuple(name for name in whole.stages if name != stage)})
-    fields = form.Common.model_validate(filled)
+    fields = forms.CommonOverrides.model_validate(filled)
     fields.check(whole)
     with pytest.raises(RecipeError, match=f"{next(iter(filled))} would change nothing: .* has no stage {stage}"):
         fields.check(less)

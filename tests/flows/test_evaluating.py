@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from flows import evaluating, screen
-from flows.progress import Bars
-from pipelines import housekeeping, recipes
+from flows import evaluating, terminal
+from flows.terminal import Bars
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
 from pipelines.databases import card
-from pipelines.errors import RecipeError
+from pipelines.nightly import store_gc
+from pipelines.recipe import recipes
 from pipelines.stages import data, evaluate
-from pipelines.stages.context import Context, Silent
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
+from pipelines.stages.context import Context, Silent, examples
 
 SMALL = (
     "data.sft.options.databases=2",
@@ -207,7 +207,7 @@ def test_a_column_that_a_card_hides_meanwhile_is_asked_for_anew(
     oracle(store, "sql_trail", *mine)
     before = answers(store)
     columns = {"name": card.ColumnCard(type="TEXT"), "flag": card.ColumnCard(type="TEXT", hidden=True)}
-    known = card.Card(
+    known = card.DatabaseCard(
         engine="sqlite",
         location=str(own.with_name("harbour.sqlite")),
         tables={"ship": card.TableCard(columns=columns)},
@@ -295,11 +295,11 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path: Path, monkeypatch: 
     store, claimed = Store(tmp_path), list[str]()
 
     def asked(*arguments: object) -> Path:
-        claimed.extend(stage for run in housekeeping.live(store) for stage, _ in run["stages"])
+        claimed.extend(stage for run in store_gc.live(store) for stage, _ in run["stages"])
         return tmp_path
 
     monkeypatch.setattr(evaluating, "_asked", asked)
     oracle = evaluating.Answerer(evaluate.ORACLE, "oracle", {})
-    evaluating._evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(screen.console))
+    evaluating._evaluated(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
     assert claimed == ["test", "test_schema"]
-    assert housekeeping.live(store) == []
+    assert store_gc.live(store) == []

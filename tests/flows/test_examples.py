@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from pipelines.recipes import CONF
+from pipelines.recipe.recipes import CONF
 
 ROOT = CONF.parent
 PAGE = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")

@@ -19,19 +19,19 @@ pytest.importorskip("mcp", reason="the mcp extra is not installed")
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
 
-from flows import mcp
-from flows.mcp import SqlTool, open_databases, serve
-from pipelines.config import Execution
-from pipelines.errors import DataError
-from pipelines.processes import free_port
+from pipelines.core.errors import DataError
+from pipelines.core.processes import free_port
+from pipelines.core.store import Store
 from pipelines.protocols import tools
-from pipelines.serving.agent import Agent, Budget
+from pipelines.recipe.config import Execution
+from pipelines.serving import mcp_server
+from pipelines.serving.agent import Agent, QuestionBudget
+from pipelines.serving.mcp_server import SqlTool, open_databases, serve
 from pipelines.serving.models import opened
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.store import Store
 
 SERVE = (
-    "import sys; from flows.mcp import serve; from pipelines.config import Execution; "
+    "import sys; from pipelines.serving.mcp_server import serve; from pipelines.recipe.config import Execution; "
     "serve([sys.argv[1]], Execution(timeout_s=60), 10, int(sys.argv[2]) if sys.argv[2:] else None)"
 )
 
@@ -138,7 +138,7 @@ def test_the_agent_is_a_tool_beside_it(music: Path, tmp_path: Path) -> None:
     where = open_databases([str(music)])
     with SqlEngine(Limits(timeout_s=5)) as sql:
         model = opened(f"script:{lines}", "sql_trail", [], Store(tmp_path))
-        agent = Agent(where["music"], sql, where["music"].schema(sql), lambda: model, Budget(rows=5))
+        agent = Agent(where["music"], sql, where["music"].schema(sql), lambda: model, QuestionBudget(rows=5))
         server = SqlTool(_opened(music), sql, 5, {"music": agent}).server()
 
         async def asked() -> tuple[list[str], list[Any]]:
@@ -160,7 +160,7 @@ def test_what_looks_for_a_new_model_runs_beside_the_server(music: Path, monkeypa
     async def follow() -> None:
         looked.set()
 
-    monkeypatch.setattr(mcp, "_serve_http", lambda server, port: looked.wait(10))
+    monkeypatch.setattr(mcp_server, "_serve_http", lambda server, port: looked.wait(10))
     serve([str(music)], Execution(), port=1, follow=follow)
     assert looked.is_set()
 

@@ -14,9 +14,10 @@ from command_line import sqltrain
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Running
 
-from flows import cli, status, subdeployment
+from flows import cli, status
+from flows.prefect import remote
+from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
-from pipelines.store import Store
 
 COMMANDS = [
     ["nightly"],
@@ -125,9 +126,9 @@ def test_a_deployed_night_is_waited_for_while_the_server_restarts(
         asked.append((name, how["parameters"]))
         return SimpleNamespace(id="r1", name="a night")
 
-    monkeypatch.setattr("tasks.server.see_server", lambda: None)
-    monkeypatch.setattr(subdeployment, "run_deployment", start)
-    monkeypatch.setattr(subdeployment, "get_client", lambda **_: nullcontext(Client()))
+    monkeypatch.setattr("tasks.prefect_server.see_server", lambda: None)
+    monkeypatch.setattr(remote, "run_deployment", start)
+    monkeypatch.setattr(remote, "get_client", lambda **_: nullcontext(Client()))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     command = ["nightly", "miniature", "seed=1", "--deployment", "retrain/nightly", "--store", "s"]
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
@@ -144,7 +145,7 @@ def test_a_deployed_night_is_waited_for_while_the_server_restarts(
 def test_rollback_is_one_command_and_cannot_go_too_far(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tasks.promotion.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
+    monkeypatch.setattr("tasks.models.announce", lambda *arguments: None)  # the registry is tested in tests/tasks
     where = f"--store={store.root}"
     store.make("grpo", "k1", lambda folder: None, {}, lambda: None)
     with Ledger(store, "miniature").locked():  # a night is at work

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from flows import planning
 from flows.cli import app
-from pipelines import recipes
-from pipelines.errors import UserError
+from pipelines.core.errors import UserError
+from pipelines.recipe import recipes
 
 RUNNER = CliRunner()
 GPU_PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"

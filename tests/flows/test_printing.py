@@ -10,18 +10,19 @@ import pytest
 from command_line import sqltrain
 from rich.console import Console
 
-from flows import asking, screen, status
-from flows.progress import Bars
-from pipelines import recipes
+from flows import asking, status
+from flows import terminal as screen
+from flows.terminal import Bars
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind
 from pipelines.evaluation.stats import Estimate
 from pipelines.protocols.base import build
+from pipelines.recipe import recipes
 from pipelines.report import terminal
-from pipelines.report.formats import Column, Table
+from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.rollout.policies import making
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.stages import graph
-from pipelines.store import Store
-from pipelines.types import Action, ActionKind
 
 HOSTILE = "x\x1b]0;pwned\x07\n✓ report  \u202edone"
 SHOWN = "x\\x1b]0;pwned\\x07\\n✓ report  \\u202edone"
@@ -53,7 +54,7 @@ def test_what_does_not_print_is_shown_by_its_escape(words: str, one_line: str, l
 
 def test_tables_and_progress_show_what_others_wrote() -> None:
     out = console()
-    out.print(terminal.render(Table("t", "of [/red]", (Column("sys [/b]"),), ((HOSTILE,),)), 100))
+    out.print(terminal.render(ReportTable("t", "of [/red]", (TableColumn("sys [/b]"),), ((HOSTILE,),)), 100))
     Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
     assert printed(out).splitlines() == [
         "of [/red]".ljust(len(SHOWN)),
@@ -65,9 +66,9 @@ def test_tables_and_progress_show_what_others_wrote() -> None:
 
 def test_a_table_fits_the_screen_whole_turned_or_row_by_row() -> None:
     """Of two rows: 6 + 2 + 17 + 2 + 17 = 44 columns; turned 7 + 2 + 17 + 2 + 17 = 45; row by row 7 + 2 + 17 = 26."""
-    columns = (Column("system"), Column("greedy", "estimate"), Column("sampled", "estimate"))
+    columns = (TableColumn("system"), TableColumn("greedy", "estimate"), TableColumn("sampled", "estimate"))
     one, two = (Estimate(value, 0.5, 0.75, 480, 480, "wilson") for value in (0.625, 0.7))
-    table = Table("t", "EX", columns, (("before", one, two), ("after", two, one)))
+    table = ReportTable("t", "EX", columns, (("before", one, two), ("after", two, one)))
     shown = {}
     for width in (44, 43, 30):
         out = Console(file=io.StringIO(), highlight=False, width=width)
@@ -89,7 +90,7 @@ def test_a_table_fits_the_screen_whole_turned_or_row_by_row() -> None:
             *("system   after", "greedy   70.0 [50.0, 75.0]", "sampled  62.5 [50.0, 75.0]"),
         ]
     )
-    wide = Table("t", "EX", (*columns, Column("questions", "count")), (("before", one, two, 480),))
+    wide = ReportTable("t", "EX", (*columns, TableColumn("questions", "count")), (("before", one, two, 480),))
     out = Console(file=io.StringIO(), highlight=False, width=30)
     out.print(terminal.render(wide, 30))
     assert [line.rstrip() for line in printed(out).splitlines()] == [

@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.sessions import Limits, Sessions
-from pipelines.environment import Environment
-from pipelines.environment.asked import Asked
-from pipelines.processes import free_port
+from flows.sessions import EpisodeLimits, Sessions
+from pipelines.core.processes import free_port
+from pipelines.core.types import Example
+from pipelines.environment.core import Environment, QuestionPools
 from pipelines.serving.access import Access
-from pipelines.types import Example
 
 pytestmark = pytest.mark.services
 SMALL = ("data.rl=[{kind: miniature, split: train, options: {databases: 5, questions: 10}}]",)
@@ -38,11 +37,11 @@ def questions(environment: Environment) -> list[Example]:
 
 
 @contextmanager
-def served(environment: Environment, limits: Limits, keys: dict[str, str] | None = None) -> Iterator[str]:
+def served(environment: Environment, limits: EpisodeLimits, keys: dict[str, str] | None = None) -> Iterator[str]:
     import uvicorn
 
     port = free_port()
-    app = Sessions(environment, Asked(environment, None), Access(keys or {}), limits).app()
+    app = Sessions(environment, QuestionPools(environment, None), Access(keys or {}), limits).app()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -85,12 +84,12 @@ def test_fifty_episodes_at_once_get_the_rewards_of_our_sessions(
             assert (await client.get("/health")).json() == {"status": "ok", "sessions": 0}
             return done
 
-    with served(environment, Limits()) as address:
+    with served(environment, EpisodeLimits()) as address:
         assert asyncio.run(all_of_them(address)) == expected
 
 
 def test_what_a_silent_client_began_is_ended_and_gives_its_place_free(environment: Environment) -> None:
-    with served(environment, Limits(sessions=1, idle_s=0.4)) as address:
+    with served(environment, EpisodeLimits(sessions=1, idle_s=0.4)) as address:
         with httpx.Client(base_url=address) as gone:
             id = gone.post("/sessions", json={"pool": "rl", "index": 0}).json()["id"]
             refused = gone.post("/sessions", json={"pool": "rl", "index": 1})
@@ -105,7 +104,7 @@ def test_what_a_silent_client_began_is_ended_and_gives_its_place_free(environmen
 
 def test_an_episode_is_its_users_alone_and_a_key_is_asked_for(environment: Environment) -> None:
     keys = {"ann": "a" * 16, "bob": "b" * 16}
-    with served(environment, Limits(), keys) as address, httpx.Client(base_url=address) as client:
+    with served(environment, EpisodeLimits(), keys) as address, httpx.Client(base_url=address) as client:
 
         def ask(key: str, method: str, path: str, **body: Any) -> httpx.Response:
             return client.request(method, path, headers={"Authorization": f"Bearer {key}"}, json=body)
@@ -119,7 +118,7 @@ def test_an_episode_is_its_users_alone_and_a_key_is_asked_for(environment: Envir
 
 
 def test_a_bad_request_is_told_and_harms_nothing(environment: Environment) -> None:
-    with served(environment, Limits()) as address, httpx.Client(base_url=address) as client:
+    with served(environment, EpisodeLimits()) as address, httpx.Client(base_url=address) as client:
         begin = {"pool": "rl", "index": 0}
         id = client.post("/sessions", json=begin).json()["id"]
         wrong: list[tuple[str, dict[str, Any], int]] = [

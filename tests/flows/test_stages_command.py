@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from command_line import sqltrain
 
-from pipelines import recipes
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
 from pipelines.stages import graph
-from pipelines.store import Store
 
 CAUSES = {
     "rewards.0.weight=7": ("grpo", "changed: rewards."),

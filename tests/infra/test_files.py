@@ -18,7 +18,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from pipelines import recipes
+from pipelines.recipe import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
@@ -284,7 +284,7 @@ def test_the_workflow_parses_and_names_what_there_is() -> None:
 
 
 def test_the_smoke_run_s_overrides_fit_the_recipe() -> None:
-    from pipelines import recipes
+    from pipelines.recipe import recipes
 
     steps = load("github/retrain.yml")["jobs"]["smoke"]["steps"]
     script = next(step["run"] for step in steps if step.get("name") == "retrain")

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from flows import nights
-from pipelines import recipes
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
-from pipelines.store import Store
-
-from . import farms
+from pipelines.recipe import recipes
+from tests.nightly import farms
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from pipelines.config import Nightly, Source
-from pipelines.data import base
-from pipelines.errors import DataError
+from pipelines.benchmarks import base
+from pipelines.core.errors import DataError
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, collect, leave_out, left_out, size
+from pipelines.recipe.config import Nightly, Source
 
 ROW = {"question": "how many ?", "database": "shop.sqlite", "sql": "SELECT 1"}
 

@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 from flows import nights, run
-from pipelines import recipes
-from pipelines.config import Recipe
+from pipelines.core.store import Store
+from pipelines.core.types import to_dict
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.nightly.ledger import Ledger
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import evaluate, graph, train
 from pipelines.stages.context import Context, Silent
-from pipelines.store import Store
-from pipelines.types import to_dict
 from tasks import contracts
-from tasks.tracking import Tracker
+from tasks.run import Tracker
 from tests.evaluation.evaluation_world import RECORD
-
-from . import farms
+from tests.nightly import farms
 
 
 class Killed(BaseException):

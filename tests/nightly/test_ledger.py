@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import DataError, ResourceError
-from pipelines.nightly.ledger import Ledger, Moved, Overlap, ledgers
-from pipelines.store import Store
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.store import Store
+from pipelines.nightly.ledger import Ledger, Moved, NightInProgress, ledgers
 
 
 def ledger(folder: Path) -> Ledger:
@@ -85,7 +85,7 @@ def test_a_line_that_a_kill_cut_short_never_happened(tmp_path: Path) -> None:
 
 def test_one_night_at_a_time(tmp_path: Path) -> None:
     book = ledger(tmp_path)
-    with book.locked(), pytest.raises(Overlap, match="another night"), ledger(tmp_path).locked():
+    with book.locked(), pytest.raises(NightInProgress, match="another night"), ledger(tmp_path).locked():
         pass
 
 

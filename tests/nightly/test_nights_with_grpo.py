@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import Nightly
-from pipelines.store import Store
-
-from . import farms
+from pipelines.core.store import Store
+from pipelines.recipe.config import Nightly
+from tests.nightly import farms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 NEW = farms.named("n", 60)

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipelines.config import Nightly
+from pipelines.core.types import HARDNESS_LEVELS, Database, Example
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.nightly.drift import distance, drift
-from pipelines.nightly.promotion import Held, decide
-from pipelines.types import HARDNESS_LEVELS, Database, Example
+from pipelines.nightly.promotion import Held, decide, distance, drift
+from pipelines.recipe.config import Nightly
 from tests.evaluation.evaluation_world import RECORD
 
 

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from flows import nights, run
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store, read_json
 from pipelines.nightly.ledger import Ledger
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.store import Store, read_json
-from tasks.tracking import Tracker
-
-from . import farms
+from tasks.run import Tracker
+from tests.nightly import farms
 
 BROKEN = "SELECT size FROM nowhere"
 

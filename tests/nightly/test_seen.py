@@ -12,16 +12,17 @@ from types import SimpleNamespace
 import pytest
 
 from flows import nights
-from pipelines import frames, recipes
-from pipelines.errors import BoundaryError
+from pipelines.core import frames
+from pipelines.core.errors import BoundaryError
+from pipelines.core.frames import DATA
+from pipelines.core.store import Store
+from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, to_dict
 from pipelines.evaluation.record import EpisodeRecord
-from pipelines.frames import DATA
 from pipelines.nightly.ledger import Champion
-from pipelines.nightly.seen import trained_on
+from pipelines.nightly.promotion import trained_on
+from pipelines.recipe import recipes
 from pipelines.stages.evaluate import RECORDS
 from pipelines.stages.graph import StageResult
-from pipelines.store import Store
-from pipelines.types import Database, Example, ExecutionStatus, StopReason, to_dict
 
 TEST = [
     ("t1", "How many ships are there ?", "SELECT count(*) FROM ship"),
@@ -105,7 +106,7 @@ def test_they_do_not_count_when_a_challenger_is_held_against_it(
         return StageResult("evaluate_sft", who.key, store.folder("evaluate_sft", who.key), {}, True)
 
     monkeypatch.setattr(nights, "evaluated", evaluated)
-    monkeypatch.setattr(nights, "decide", lambda test, *_: nights.Verdict("promoted", say(test), {}))
+    monkeypatch.setattr(nights, "decide", lambda test, *_: nights.PromotionDecision("promoted", say(test), {}))
     site = SimpleNamespace(name="miniature", overrides=(), store=store, recipe=recipes.load("miniature"))
     challenger = nights.Challenger("sft", "challenger", "base", ())
     verdict = nights._decided(site, challenger, Champion("sft", "champion", (), 1), set())  # type: ignore[arg-type]

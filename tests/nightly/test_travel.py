@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Nightly
-from pipelines.errors import DataError
-from pipelines.nightly import inbox, travel
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.core.store_remote import Remote
+from pipelines.nightly import inbox, ledger_remote
 from pipelines.nightly.ledger import Ledger
-from pipelines.remote import Remote
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Nightly
 from pipelines.stages import train
 from pipelines.stages.context import Context, Silent, checkpoint_of
-from pipelines.store import Store
-
-from . import farms
+from tests.nightly import farms
 
 
 @pytest.fixture
@@ -40,9 +39,9 @@ def remote(tmp_path: Path) -> Remote:
 
 def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path: Path, here: Store, remote: Remote) -> None:
     said: list[str] = []
-    travel.push(remote, here, said.append)
+    ledger_remote.push(remote, here, said.append)
     there = Store(tmp_path / "there")
-    travel.pull(remote, there, said.append)
+    ledger_remote.pull(remote, there, said.append)
     assert said == ["pushed 2 nights of farms", "pulled 2 nights of farms"]
     champion = Ledger(there, "farms").champion()
     assert champion is not None
@@ -51,8 +50,8 @@ def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path: Path, h
     assert inbox.collect(Nightly(inbox=str(tmp_path / "inbox")), batches) is None
     (batch,) = batches.glob("[0-9]*")
     assert (batch / "n00.sqlite").is_file()
-    travel.pull(remote, there, said.append)
-    travel.push(remote, there, said.append)
+    ledger_remote.pull(remote, there, said.append)
+    ledger_remote.push(remote, there, said.append)
     assert len(said) == 2  # nothing is new on either side
 
 
@@ -60,7 +59,7 @@ def test_a_pull_that_was_cut_short_is_gone_on_with(
     tmp_path: Path, here: Store, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a file is none; links that a list of links names are made, however early the pull before it ended."""
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     there, get = Store(tmp_path / "there"), Remote.get
 
     def cut(remote: Remote, name: str, path: Path) -> None:
@@ -71,24 +70,24 @@ def test_a_pull_that_was_cut_short_is_gone_on_with(
 
     monkeypatch.setattr(Remote, "get", cut)
     with pytest.raises(KeyboardInterrupt):
-        travel.pull(remote, there, lambda line: None)
+        ledger_remote.pull(remote, there, lambda line: None)
     monkeypatch.setattr(Remote, "get", get)
     for link in Ledger(there, "farms").batches.rglob("*.sqlite"):
         link.unlink()
-    travel.pull(remote, there, lambda line: None)
+    ledger_remote.pull(remote, there, lambda line: None)
     (batch,), (whole,) = (Ledger(store, "farms").batches.glob("[0-9]*") for store in (there, here))
     assert (batch / "questions.jsonl").read_bytes() == (whole / "questions.jsonl").read_bytes()
     assert (batch / "n00.sqlite").is_symlink()
 
 
 def test_ledgers_that_have_parted_are_not_mixed(tmp_path: Path, here: Store, remote: Remote) -> None:
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     there = Store(tmp_path / "there")
-    travel.pull(remote, there, lambda line: None)
+    ledger_remote.pull(remote, there, lambda line: None)
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     Ledger(there, "farms").add("night", decision="worse", reason="", new=[])
-    for move in (travel.push, travel.pull):
+    for move in (ledger_remote.push, ledger_remote.pull):
         with pytest.raises(DataError, match="have parted"):
             move(remote, there, lambda line: None)
 
@@ -104,18 +103,18 @@ def collected(tmp_path: Path, store: Store, kind: str) -> Path:
 def test_a_night_at_work_is_not_pushed_and_the_line_says_so(here: Store, remote: Remote) -> None:
     said: list[str] = []
     with Ledger(here, "farms").locked():
-        travel.push(remote, here, said.append)
+        ledger_remote.push(remote, here, said.append)
     assert said == ["not pushed: the nights of farms, of which one is at work; push again when it is over"]
     assert remote.files_below("nightly") == {}
 
 
 def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path: Path, here: Store, remote: Remote) -> None:
     batch = collected(tmp_path, here, "m")
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     pushed = {name.split("/")[1] for name in remote.files_below("nightly/farms") if name.startswith("batches/")}
     assert pushed == {path.name for path in Ledger(here, "farms").batches.glob("0001-*")}
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     assert remote.read(f"nightly/farms/batches/{batch.name}/rows.json") == (batch / "rows.json").read_bytes()
 
 
@@ -130,18 +129,18 @@ def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(
     copy.write_bytes(content)
     assert inbox.leave_out(batch, {json.loads(content.splitlines()[0])["id"]: "held out"})
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
-    travel.push(remote, here, lambda line: None)
-    travel.pull(remote, there, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.pull(remote, there, lambda line: None)
     assert len(copy.read_bytes().splitlines()) == 3
     assert inbox.left_out(copy.parent) == 1
 
 
 def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path: Path, here: Store, remote: Remote) -> None:
     refused, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     for name in ("questions.jsonl", "rows.json"):
         remote.put(refused / name, f"nightly/farms/batches/{refused.name}/{name}")
-    travel.pull(remote, there, lambda line: None)
+    ledger_remote.pull(remote, there, lambda line: None)
     assert [path.name[:4] for path in Ledger(there, "farms").batches.iterdir()] == ["0001"]
 
 
@@ -152,13 +151,13 @@ def test_the_links_of_a_batch_lead_no_file_out_of_it(tmp_path: Path, here: Store
     """Whoever can write to the remote must not be able to write a file of the user's."""
     own, there = tmp_path / "own.txt", Store(tmp_path / "there")
     own.write_text("mine")
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     (batch,) = Ledger(here, "farms").batches.glob("0001-*")
     (tmp_path / "links.json").write_text(links.replace("%s", str(own)))
     remote.put(tmp_path / "links.json", f"nightly/farms/batches/{batch.name}/links.json")
     for _ in range(2):
         with pytest.raises(DataError, match="is refused"):
-            travel.pull(remote, there, lambda line: None)
+            ledger_remote.pull(remote, there, lambda line: None)
     assert own.read_text() == "mine"
     assert Ledger(there, "farms").lines() == []
 
@@ -168,12 +167,12 @@ def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(
 ) -> None:
     own, there = tmp_path / "own.txt", Store(tmp_path / "there")
     own.write_text("mine")
-    travel.push(remote, here, lambda line: None)
+    ledger_remote.push(remote, here, lambda line: None)
     (batch,) = Ledger(here, "farms").batches.glob("0001-*")
     left = Ledger(there, "farms").batches / batch.name / ".questions.jsonl.partial"
     left.parent.mkdir(parents=True)
     left.symlink_to(own)
-    travel.pull(remote, there, lambda line: None)
+    ledger_remote.pull(remote, there, lambda line: None)
     assert own.read_text() == "mine"
     assert (left.parent / "questions.jsonl").read_bytes() == (batch / "questions.jsonl").read_bytes()
 
@@ -193,7 +192,7 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path, remote: Remote, line: str)
     (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
     remote.put(tmp_path / "ledger.jsonl", "nightly/farms/ledger.jsonl")
     with pytest.raises(DataError, match="it is no ledger"):
-        travel.pull(remote, Store(tmp_path / "there"), lambda line: None)
+        ledger_remote.pull(remote, Store(tmp_path / "there"), lambda line: None)
 
 
 def test_a_reference_to_a_checkpoint_of_the_store_survives_its_move(tmp_path: Path) -> None:

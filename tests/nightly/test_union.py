@@ -4,18 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import frames, recipes
-from pipelines.config import Recipe
+from pipelines.core import frames
+from pipelines.core.frames import DATA
+from pipelines.core.store import Store
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.frames import DATA
-from pipelines.nightly.union import Part, sources, unite
+from pipelines.nightly.union import UnionPart, sources, unite
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
-from pipelines.stages.context import Silent
-from pipelines.stages.inputs import examples, trajectories
-from pipelines.store import Store
-
-from . import farms
+from pipelines.stages.context import Silent, examples, trajectories
+from tests.nightly import farms
 
 
 def curated(store: Store, recipe: Recipe) -> dict[str, str]:
@@ -40,7 +39,7 @@ def united(
     parts: tuple[Store, Recipe, list[dict[str, str]]], fresh: list[bool], replay: float | None
 ) -> dict[str, Path]:
     store, _, made = parts
-    both = [Part(keys, is_new) for keys, is_new in zip(made, fresh, strict=True)]
+    both = [UnionPart(keys, is_new) for keys, is_new in zip(made, fresh, strict=True)]
     return {stage: store.folder(stage, key) for stage, key in unite(store, both, replay, seed=0).items()}
 
 

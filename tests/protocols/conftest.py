@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import config
+from pipelines.core.types import Database, Example
 from pipelines.protocols.base import Protocol, build
+from pipelines.recipe import config
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
-from pipelines.types import Database, Example
 
 SINGER = Table("singer", (Column("singer_id", "INTEGER", True), Column("name", "TEXT"), Column("kind", "TEXT")))
 CONCERT = Table(
@@ -31,6 +31,6 @@ def example() -> Example:
 @pytest.fixture
 def protocol() -> Callable[..., Protocol]:
     def make(name: str = "react", prompt: str = "full", **settings: Any) -> Protocol:
-        return build(config.Protocol(name=name, prompt=prompt, **settings))  # type: ignore[arg-type]
+        return build(config.ProtocolSection(name=name, prompt=prompt, **settings))  # type: ignore[arg-type]
 
     return make

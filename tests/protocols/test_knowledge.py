@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, SchemaItems, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
-from pipelines.types import Action, ActionKind, ExecutionStatus, SchemaItems, StopReason, Trajectory, Turn
 
 OK, ERROR = ExecutionStatus.OK, ExecutionStatus.ERROR
 FRPM = knowledge.proposal(

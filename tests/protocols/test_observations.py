@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from pipelines.core.types import ExecutionResult, ExecutionStatus, Scalar
 from pipelines.protocols import observations
-from pipelines.types import ExecutionResult, ExecutionStatus, Scalar
 
 
 def result(columns: tuple[str, ...], *rows: tuple[Scalar, ...], truncated: bool = False) -> ExecutionResult:

@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import (
+    Action,
+    ActionKind,
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.knowledge import proposal
 from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 
 Make = Callable[..., Protocol]
 CALL = '<tool_call>{"name": "execute_sql_query", "arguments": {"db_id": "music", "sql": "SELECT 1 FROM t"}}</tool_call>'

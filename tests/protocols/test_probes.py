@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pipelines.protocols.probes import is_probe, lists_everything
+from pipelines.protocols.knowledge import is_probe, lists_everything
 
 CASE_STUDY = [  # appendix E, turns 1 to 3
     "SELECT name AS table_name FROM sqlite_master WHERE type IN ('table');",

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines import config
+from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import Protocol, build
 from pipelines.protocols.knowledge import proposal
-from pipelines.types import Action, ActionKind, ExecutionResult, ExecutionStatus
+from pipelines.recipe import config
 
 PROTOCOLS = [
-    build(config.Protocol(name=name, prompt=prompt))  # type: ignore[arg-type]
+    build(config.ProtocolSection(name=name, prompt=prompt))  # type: ignore[arg-type]
     for name in ("react", "phases", "tool_call", "single_turn")
     for prompt in ("full", "brief")
 ]

@@ -4,12 +4,21 @@ from collections.abc import Callable
 
 import pytest
 
-from pipelines import recipes
-from pipelines.errors import DataError, RecipeError
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.types import (
+    Action,
+    ActionKind,
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 from pipelines.protocols.base import Protocol
 from pipelines.protocols.knowledge import proposal
+from pipelines.recipe import recipes
 from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 
 Make = Callable[..., Protocol]
 ROWS = ExecutionResult(ExecutionStatus.OK, ("kind",), (("STR",), ("INT",)))

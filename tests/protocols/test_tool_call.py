@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pipelines.core.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import Protocol
 from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Example, ExecutionResult, ExecutionStatus
 
 Make = Callable[..., Protocol]
 CALL = '<tool_call>{"name": "execute_sql_query", "arguments": {"sql": "SELECT 1"}}</tool_call>'

@@ -15,13 +15,12 @@ from typing import Any
 import httpx
 import uvicorn
 
-from flows.reviewing import Site
-from pipelines.config import Execution
+from flows.reviewing import ReviewApp
 from pipelines.databases import card, named
-from pipelines.databases.card import Card, ColumnCard, TableCard
+from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
+from pipelines.recipe.config import Execution
 from pipelines.review import items
-from pipelines.review.looking import Review
-from pipelines.review.outputs import Places
+from pipelines.review.decisions import Places, Review
 
 SHOP = """
 CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price INTEGER, cost INTEGER);
@@ -39,7 +38,9 @@ def shop(folder: Path) -> Path:
     with closing(sqlite3.connect(folder / "shop.sqlite")) as connection:
         connection.executescript(SHOP)
     names = {"id": ColumnCard(key=True), "name": ColumnCard(), "price": ColumnCard(), "cost": ColumnCard(hidden=True)}
-    known = Card(engine="sqlite", location=str(folder / "shop.sqlite"), tables={"item": TableCard(columns=names)})
+    known = DatabaseCard(
+        engine="sqlite", location=str(folder / "shop.sqlite"), tables={"item": TableCard(columns=names)}
+    )
     card.write(card.place("shop"), known)
     path = folder / "mine.jsonl"
     rows = [{"database": "shop.sqlite", **row} for row in QUESTIONS]
@@ -52,7 +53,7 @@ class Running:
     """A review that is served."""
 
     url: str
-    site: Site
+    site: ReviewApp
 
     @property
     def keys(self) -> list[str]:
@@ -82,12 +83,12 @@ def reviewing(path: Path, database: str | None = None) -> Iterator[Running]:
     given, databases = items.of_file(path, database)
     with named.sandbox(databases, Execution(timeout_s=20)) as sql:
         address = databases[0].address if database else None
-        with listening(Site(Review(path.name, items.examined(given, sql), places, None, address), sql)) as running:
+        with listening(ReviewApp(Review(path.name, items.examined(given, sql), places, None, address), sql)) as running:
             yield running
 
 
 @contextmanager
-def listening(site: Site) -> Iterator[Running]:
+def listening(site: ReviewApp) -> Iterator[Running]:
     """A server of the site on a free port."""
     server = uvicorn.Server(uvicorn.Config(site.app(), port=0, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

@@ -15,16 +15,14 @@ from review_site import COUNT, DEAREST, HIDDEN, VOTE, lines, listening, reviewin
 
 from flows import reviewing as flow
 from flows.commands import data
-from flows.reviewing import Site
-from pipelines import recipes
-from pipelines.config import Recipe, Source
-from pipelines.data import jsonl
+from flows.reviewing import ReviewApp
+from pipelines.benchmarks import own_questions
+from pipelines.core.errors import DataError, ResourceError, UserError
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.errors import DataError, ResourceError, UserError
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Source
 from pipelines.review import items
-from pipelines.review.journal import Decision, Journal
-from pipelines.review.looking import Review
-from pipelines.review.outputs import Places
+from pipelines.review.decisions import Decision, Journal, Places, Review
 
 BETTER = "SELECT name FROM item WHERE price = 5"
 
@@ -44,7 +42,9 @@ def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine:
     assert out[0] == {**COUNT, "database": "shop.sqlite", "id": "mine_1", "review": {"choice": "accepted"}}
     assert (out[1]["sql"], out[1]["review"]["was"]) == (BETTER, {"sql": DEAREST["sql"]})
     assert [(row["question"], row["reason"]) for row in rejected] == [(HIDDEN["question"], "nobody may know")]
-    read = jsonl.read(Source(kind="jsonl", path=str(mine.with_name("mine.reviewed.jsonl"))), 0, mine.parent / "stage")
+    read = own_questions.read(
+        Source(kind="jsonl", path=str(mine.with_name("mine.reviewed.jsonl"))), 0, mine.parent / "stage"
+    )
     assert [one.gold_sql for one in read.examples] == [COUNT["sql"], BETTER]
 
 
@@ -151,7 +151,7 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(
         given = items.examined(items.of_recipe(reading(path), stage), sql)
         doubted = [item for item in given if item.doubts]
         assert [item.example.id for item in doubted] == ["1", "2"]
-        with listening(Site(Review("mine", doubted, places, items.corrected(given)), sql)) as running:
+        with listening(ReviewApp(Review("mine", doubted, places, items.corrected(given)), sql)) as running:
             assert running.post("/v1/run", key=running.keys[0], sql=HIDDEN["sql"]).json()["type"] == "error"
             assert running.decide(0, "accepted", sql=BETTER).status_code == 400  # why ?
             running.decide(0, "accepted", sql=BETTER, reason="a tie was cut")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, StopReason, Trajectory, Turn
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, StopReason, Trajectory, Turn
 
 FINE = Turn("<sql>S</sql>", Action(ActionKind.SQL, "S", "r"), "rows", ExecutionStatus.OK)
 BAD = Turn("?", Action(ActionKind.INVALID, format_error="no_action"), "invalid")

@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.parts import ANALYSES
-from pipelines.rewards.outcome import make_outcomes
-from pipelines.sql import analyst
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import (
+from pipelines.core.registry import ANALYSES
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,
@@ -25,6 +21,10 @@ from pipelines.types import (
     Trajectory,
     Turn,
 )
+from pipelines.rewards.outcome import make_outcomes
+from pipelines.sql import analyst
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 
 
 @pytest.fixture

@@ -11,15 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.protocols import knowledge
-from pipelines.protocols.base import build
-from pipelines.rewards.outcome import make_outcomes
-from pipelines.rewards.rubric import Rubric
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import (
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,
@@ -30,6 +22,14 @@ from pipelines.types import (
     Trajectory,
     Turn,
 )
+from pipelines.protocols import knowledge
+from pipelines.protocols.base import build
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.rewards.outcome import make_outcomes
+from pipelines.rewards.panel import Rubric
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 
 GOLD = "SELECT name, wages FROM singer WHERE country = 'France' ORDER BY wages"
 HONEST = f"{GOLD} DESC"

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from pipelines import recipes
-from pipelines.rewards.rubric import Rubric
-from pipelines.types import ExecutionStatus, Outcome
+from pipelines.core.types import ExecutionStatus, Outcome
+from pipelines.recipe import recipes
+from pipelines.rewards.panel import Rubric
 
 
 def test_the_papers_table_pays_failing_more_and_the_variant_less(outcome: Callable[..., Outcome]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import RewardTerm
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import REWARDS
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
 from pipelines.protocols import knowledge
-from pipelines.registry import REWARDS
-from pipelines.rewards.rubric import Rubric
-from pipelines.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
+from pipelines.recipe import recipes
+from pipelines.recipe.config_training import RewardTerm
+from pipelines.rewards.panel import Rubric
 from tests.rewards.conftest import FINAL
 
 Make = Callable[..., Outcome]

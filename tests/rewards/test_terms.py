@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from pipelines.core.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
 from pipelines.protocols.knowledge import proposal
 from pipelines.rewards import terms
-from pipelines.sql.analysis.items import schema_items
+from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Column, Schema, Table
-from pipelines.types import Action, ActionKind, ExecutionStatus, Outcome, SchemaItems, Turn
 
 Make = Callable[..., Outcome]
 Items = Callable[..., SchemaItems]

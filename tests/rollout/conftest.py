@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from pipelines import config
-from pipelines.config import Model, Sampling, TinyModel
+from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, Trajectory
 from pipelines.protocols.base import Protocol, build
-from pipelines.protocols.react import React
+from pipelines.protocols.one_action import React
+from pipelines.recipe import config
+from pipelines.recipe.config_training import Model, TinyModel
+from pipelines.recipe.section import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.policies.base import Policy
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.engine import Limits, Query, SqlEngine
-from pipelines.types import Action, ActionKind, Database, Example, ExecutionResult, Trajectory
+from pipelines.sql.engine import Limits, SqlEngine, Statement
+from pipelines.sql.schema import introspect
 
 TEXT = "how many singers are there in paris select name from singer where city is count of the answer left now"
 WORDS = TEXT.split()
@@ -38,7 +39,7 @@ class Talk(React):
 class Held:
     """A statement on its way whose answer is kept back until `wait` is over."""
 
-    def __init__(self, query: Query, wait: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, query: Statement, wait: Callable[[], Awaitable[object]]) -> None:
         self.work, self._query, self._wait = query.work, query, wait
 
     async def result(self) -> ExecutionResult:
@@ -93,14 +94,14 @@ def sql() -> Any:
 @pytest.fixture
 def protocol() -> Callable[..., Protocol]:
     def make(**settings: Any) -> Protocol:
-        return build(config.Protocol(name="react", prompt="brief", **settings))
+        return build(config.ProtocolSection(name="react", prompt="brief", **settings))
 
     return make
 
 
 @pytest.fixture
 def talk() -> Talk:
-    return Talk(config.Protocol(name="react", prompt="brief", forced_final=False))
+    return Talk(config.ProtocolSection(name="react", prompt="brief", forced_final=False))
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pipelines.training.model import make_tiny
 
     folder = tmp_path_factory.mktemp("tiny")
-    tags = React(config.Protocol()).tags
+    tags = React(config.ProtocolSection()).tags
     sizes = TinyModel(width=32, layers=2, heads=4, ffn=64, vocabulary=400, context=1024)
     make_tiny(Model(tiny=sizes), [TEXT] * 50, tags, folder, seed=0)
     return folder

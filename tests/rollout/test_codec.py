@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
 from pipelines.rollout.codec import ChatCodec
 
 CHATML = (

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import Sampling
+from pipelines.core.types import ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.protocols.base import Protocol
+from pipelines.recipe.section import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.env import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
-from pipelines.types import ActionKind, Example, ExecutionResult, ExecutionStatus, StopReason
 
 ROWS = ExecutionResult(ExecutionStatus.OK, ("name",), (("ann",), ("cy",)))
 PROBE = Completion("<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>")

@@ -7,28 +7,29 @@ import sqlite3
 
 import pytest
 
-from pipelines.config import Protocol, Sampling, Source
-from pipelines.data import base
+from pipelines.benchmarks import base
+from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
 from pipelines.protocols.base import build
-from pipelines.protocols.knowledge import unverified
-from pipelines.protocols.probes import is_probe, lists_everything
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.protocols.knowledge import is_probe, lists_everything, unverified
+from pipelines.recipe.config import ProtocolSection, Source
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy, lookups
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import ActionKind, Database, Example, ExecutionStatus
+from pipelines.sql.schema import introspect
 
 PROTOCOLS = {
-    "react": Protocol(name="react", prompt="brief", max_turns=6),
-    "react_full": Protocol(name="react", prompt="full"),
-    "react_names": Protocol(name="react", prompt="brief", schema_view="names"),
-    "phases": Protocol(name="phases", prompt="brief", schema_view="hidden"),
-    "phases_full": Protocol(name="phases", prompt="full", schema_view="hidden"),
-    "phases_prefill": Protocol(name="phases", prompt="full", schema_view="prefill"),
-    "phases_ec": Protocol(name="phases", prompt="full", options={"phases": ["explore", "confirm"]}),
-    "tool_call": Protocol(name="tool_call", prompt="brief"),
-    "tool_call_full": Protocol(name="tool_call", prompt="full"),
-    "single_turn": Protocol(name="single_turn", prompt="full", max_turns=1, forced_final=False),
+    "react": ProtocolSection(name="react", prompt="brief", max_turns=6),
+    "react_full": ProtocolSection(name="react", prompt="full"),
+    "react_names": ProtocolSection(name="react", prompt="brief", schema_view="names"),
+    "phases": ProtocolSection(name="phases", prompt="brief", schema_view="hidden"),
+    "phases_full": ProtocolSection(name="phases", prompt="full", schema_view="hidden"),
+    "phases_prefill": ProtocolSection(name="phases", prompt="full", schema_view="prefill"),
+    "phases_ec": ProtocolSection(name="phases", prompt="full", options={"phases": ["explore", "confirm"]}),
+    "tool_call": ProtocolSection(name="tool_call", prompt="brief"),
+    "tool_call_full": ProtocolSection(name="tool_call", prompt="full"),
+    "single_turn": ProtocolSection(name="single_turn", prompt="full", max_turns=1, forced_final=False),
 }
 schemas = functools.cache(introspect)
 
@@ -275,7 +276,7 @@ def test_a_generated_question_brings_its_links_along(examples):
 @pytest.mark.parametrize("prompt", ["brief", "scout"])
 def test_a_scout_proposes_before_it_looks(music, sql, prompt):
     example = Example("1", "Who is French?", music, "SELECT name FROM singer WHERE country = 'France'")
-    settings = Protocol(name="react", prompt=prompt, options={"scout": True})
+    settings = ProtocolSection(name="react", prompt=prompt, options={"scout": True})
     (trajectory,) = play([example], settings, sql)
     assert [turn.action.kind for turn in trajectory.turns] == [
         ActionKind.PROPOSE,
@@ -289,6 +290,6 @@ def test_a_scout_proposes_before_it_looks(music, sql, prompt):
 @pytest.mark.parametrize(("name", "prompt"), [("react", "bare"), ("single_turn", "direct")])
 def test_without_reasoning_it_says_none(music, sql, name, prompt):
     example = Example("1", "Who is French?", music, "SELECT name FROM singer WHERE country = 'France'")
-    (trajectory,) = play([example], Protocol(name=name, prompt=prompt, reasoning=False), sql)
+    (trajectory,) = play([example], ProtocolSection(name=name, prompt=prompt, reasoning=False), sql)
     assert not any(turn.action.reasoning or "reasoning>" in turn.text for turn in trajectory.turns)
     assert trajectory.well_formed

@@ -1,6 +1,6 @@
 """Which episode begins next when more wait than are decoded together."""
 
-from pipelines.rollout.order import Queue
+from pipelines.rollout.engine import Queue
 
 
 def order(questions, lengths, live, longest_first=True):

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipelines import config
-from pipelines.errors import BoundaryError, EndpointError, ResourceError
+from pipelines.core.errors import BoundaryError, EndpointError, ResourceError
+from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols.base import Protocol, build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.recipe import config
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.policies.base import Completion, Policy, Request, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.rollout.policies.scripted import ScriptedPolicy
 from pipelines.sql.engine import SqlEngine
-from pipelines.types import Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from tests.rollout.conftest import Stuck
 
 PROBE = "<reasoning>look</reasoning><sql>{}</sql>"
@@ -200,11 +200,11 @@ def test_a_scripted_policy_can_speak_tokens(
 
 
 SPOKEN = {
-    "react": config.Protocol(name="react", prompt="brief"),
-    "phases": config.Protocol(name="phases", prompt="full", schema_view="hidden"),
-    "phases_prefill": config.Protocol(name="phases", prompt="full", schema_view="prefill"),
-    "tool_call": config.Protocol(name="tool_call", prompt="full"),
-    "single_turn": config.Protocol(name="single_turn", prompt="full", forced_final=False),
+    "react": config.ProtocolSection(name="react", prompt="brief"),
+    "phases": config.ProtocolSection(name="phases", prompt="full", schema_view="hidden"),
+    "phases_prefill": config.ProtocolSection(name="phases", prompt="full", schema_view="prefill"),
+    "tool_call": config.ProtocolSection(name="tool_call", prompt="full"),
+    "single_turn": config.ProtocolSection(name="single_turn", prompt="full", forced_final=False),
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
 
 WORKERS = "work_pools/cpu/workers/filter"
 ROOT = Path(__file__).resolve().parents[2]

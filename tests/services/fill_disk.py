@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from flows import cli
-from pipelines import recipes, store
+from pipelines.core import store
+from pipelines.recipe import recipes
 from pipelines.stages import graph
 from tests.services.conftest import SMALL
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT
+from tests.services.conftest import ROOT
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1800)]
 MOUNT = 'mount -t tmpfs -o size=700M none "$0" && exec "$@"'  # it goes with the process: nothing else sees it

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.in_threads import serving
-
-from .conftest import Site, wait_for
+from tests.services.conftest import Site, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 MADE = "prefect.asset.materialization.succeeded"
@@ -60,7 +59,7 @@ def materialized(site: Site, flow: str) -> dict[str, dict[str, Any]]:
 
 def test_a_failed_run_notifies_and_a_promotion_reaches_what_serves(site: Site, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from prefect import flow; from pipelines.store import Store\n"
+        "import sys; from pathlib import Path; from prefect import flow; from pipelines.core.store import Store\n"
         "from tasks import lineage\n"
         "line = {'challenger': {'stage': 'sft', 'key': 'k1'}, 'numbers': {'difference': 0.25}, 'reason': 'better'}\n"
         "flow(lambda: lineage.promoted('farms', Store(Path(sys.argv[1])), line), name='night')()"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import SMALL, Site, processes, wait_for
-from .test_prefect import artifacts, await_grpo, digests, parent_of
+from tests.services.conftest import SMALL, Site, processes, wait_for
+from tests.services.test_prefect import artifacts, await_grpo, digests, parent_of
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import wait_for
+from tests.services.conftest import wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1800)]
 DOCS = Path(__file__).resolve().parents[2] / "docs"

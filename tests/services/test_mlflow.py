@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import Recipe
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.store import Store
-from tasks import connection, registry
-from tasks.recording import Recorder
+from tasks import mlflow_client, models
+from tasks.mlflow_client import MlflowNotes
+from tasks.run import Tracker
 from tasks.step import run_step
-from tasks.tracking import Tracker
-
-from ..tasks.conftest import recipe, store, toy
-from .conftest import end, wait_for
+from tests.services.conftest import end, wait_for
+from tests.tasks.conftest import recipe, store, toy
 
 __all__ = ["recipe", "store", "toy"]
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
@@ -42,7 +41,7 @@ class Server:
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        wait_for(lambda: not connection.trouble(self.uri), 300, "MLflow's server is up")
+        wait_for(lambda: not mlflow_client.trouble(self.uri), 300, "MLflow's server is up")
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -91,11 +90,11 @@ def test_a_server_takes_all_of_a_run(toy: ModuleType, recipe: Recipe, store: Sto
         ("filter", "sft", "evaluate_sft", "report"), "FINISHED"
     )
     key = graph.plan(recipe, store)[1].key
-    model = registry.logged(tracker.client, tracker.experiment_id, key)
+    model = models.logged(tracker.client, tracker.experiment_id, key)
     assert model is not None
     assert (str(model.status), model.source_run_id) == ("READY", runs["sft"].info.run_id)
     assert {one.key: one.value for one in model.metrics}["evaluate_sft/ex"] == 0.75
-    version = registry.find(tracker.client, "sqltrain-toy", key)
+    version = models.find(tracker.client, "sqltrain-toy", key)
     assert version is not None
     assert (version.source, version.tags["ex"]) == (f"models:/{model.model_id}", "0.7500")
     found = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=runs["evaluate_sft"].info.run_id)
@@ -109,7 +108,7 @@ def test_the_registered_version_holds_card_and_signature(toy: ModuleType, recipe
     import mlflow
 
     tracker = walk(recipe.model_copy(update={"seed": 4}), store, [])
-    with connection.destination(tracker.uri):
+    with mlflow_client.destination(tracker.uri):
         info = mlflow.models.get_model_info("models:/sqltrain-toy/2")
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri="models:/sqltrain-toy/2"))
     assert {path.name for path in folder.iterdir()} >= {"MLmodel", "README.md", "checkpoint.json"}
@@ -120,7 +119,7 @@ def test_the_registered_version_holds_card_and_signature(toy: ModuleType, recipe
 def test_what_a_server_missed_is_written_when_it_is_back(
     toy: ModuleType, recipe: Recipe, store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.recording.RETRY_S", 0.0)
+    monkeypatch.setattr("tasks.mlflow_client.RETRY_S", 0.0)
     said: list[str] = []
 
     def disturb(stage: str) -> None:
@@ -142,8 +141,8 @@ def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     looks: list[str] = []
-    probe = connection.trouble
-    monkeypatch.setattr("tasks.recording.trouble", lambda uri: looks.append(uri) or probe(uri))
+    probe = mlflow_client.trouble
+    monkeypatch.setattr("tasks.mlflow_client.trouble", lambda uri: looks.append(uri) or probe(uri))
     said: list[str] = []
     walk(recipe, store, said)
     assert [line.partition(" ")[0] for line in said] == ["MLflow", "not"]
@@ -154,8 +153,8 @@ def test_a_url_where_nothing_listens_costs_two_lines_and_one_look(
 
 def test_a_refused_note_is_counted_and_the_next_ones_are_written(server: Server) -> None:
     said: list[str] = []
-    recorder = Recorder(server.uri, said.append)
-    client = connection.connect(server.uri, server.folder)
+    recorder = MlflowNotes(server.uri, said.append)
+    client = mlflow_client.connect(server.uri, server.folder)
     recorder.note("sft: its checkpoint", lambda: client.set_model_version_tag("no-such-model", "1", "a", "b"))
     recorder.note("sft: its numbers", lambda: client.create_experiment("afterwards"))
     recorder.close()

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.processes import free_port
-
-from .conftest import ROOT, end, wait_for
+from pipelines.core.processes import free_port
+from tests.services.conftest import ROOT, end, wait_for
 
 pytestmark = [
     pytest.mark.services,

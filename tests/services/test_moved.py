@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import ROOT, SMALL_DATA, Site, end
+from tests.services.conftest import ROOT, SMALL_DATA, Site, end
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 PARTS = ("conf", "flows", "infra", "pipelines", "tasks")

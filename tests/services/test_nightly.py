@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ..nightly import farms
-from .conftest import Site, end
+from tests.nightly import farms
+from tests.services.conftest import Site, end
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 MODEL = "sqltrain-miniature"

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.processes import free_port
-
-from ..nightly import farms
-from .browser import CHROMIUM, Page, browser
-from .collector import Collector, attributes, collecting
-from .conftest import ROOT, SMALL, Site, end, new_site, readme_blocks, running, wait_for
-from .test_events import Listener, listening, materialized
-from .test_schedule import EVERY_MINUTE, started_by_schedule
-from .test_ui import RENEW, answers, fill, log_in
+from pipelines.core.processes import free_port
+from tests.nightly import farms
+from tests.services.browser import CHROMIUM, Page, browser
+from tests.services.collector import Collector, attributes, collecting
+from tests.services.conftest import ROOT, SMALL, Site, end, new_site, readme_blocks, running, wait_for
+from tests.services.test_events import Listener, listening, materialized
+from tests.services.test_schedule import EVERY_MINUTE, started_by_schedule
+from tests.services.test_ui import RENEW, answers, fill, log_in
 
 pytestmark = [
     pytest.mark.services,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import SMALL, SMALL_DATA, Site, end, processes, wait_for
+from tests.services.conftest import SMALL, SMALL_DATA, Site, end, processes, wait_for
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import Site, new_site, running, wait_for
-from .test_events import listening
+from tests.services.conftest import Site, new_site, running, wait_for
+from tests.services.test_events import listening
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 EVERY_MINUTE = "prefect deployment schedule create retrain/nightly --cron '* * * * *' --replace --accept-yes"

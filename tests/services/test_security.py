@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .browser import CHROMIUM, browser
-from .conftest import ROOT, SMALL_DATA, Site
+from tests.services.browser import CHROMIUM, browser
+from tests.services.conftest import ROOT, SMALL_DATA, Site
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import SMALL, wait_for
-from .test_prefect import digests
+from tests.services.conftest import SMALL, wait_for
+from tests.services.test_prefect import digests
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(1800)]
 # GRPO from random weights: what is learned is of no interest here, and no SFT has to come first.

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from .conftest import SMALL, Site
+from tests.services.conftest import SMALL, Site
 
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(600)]
 CHAIN = ["stages=[data, evaluate, report]", "evaluation.samples=0"]  # nothing is trained: random weights answer

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.processes import free_port
-
-from .browser import CHROMIUM, Page, browser
-from .conftest import ROOT, SMALL, SMALL_DATA, Site, end, wait_for
+from pipelines.core.processes import free_port
+from tests.services.browser import CHROMIUM, Page, browser
+from tests.services.conftest import ROOT, SMALL, SMALL_DATA, Site, end, wait_for
 
 pytestmark = [
     pytest.mark.services,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, SMALL, SMALL_DATA
+from tests.services.conftest import ROOT, SMALL, SMALL_DATA
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 SOURCES = ("conf", "flows", "infra", "pipelines", "tasks", "pyproject.toml", "README.md", "LICENSE")

@@ -17,16 +17,15 @@ import httpx
 import uvicorn
 
 from flows.serve import add_mcp
-from flows.serving import Service
-from pipelines import recipes
-from pipelines.config import Execution
-from pipelines.databases.card import Card, ColumnCard, TableCard
-from pipelines.databases.named import Named, find, of_card
-from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard
+from pipelines.databases.named import OpenableDatabase, find, of_card
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Execution
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.serving.access import Access
-from pipelines.serving.agent import Agent, Budget, Event, Model
+from pipelines.serving.agent import Agent, AnsweringModel, Event, QuestionBudget
 from pipelines.serving.feedback import Feedback
+from pipelines.serving.http_server import Service
 from pipelines.serving.models import script
 
 ENDLESS = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT COUNT(*) FROM t"
@@ -49,7 +48,7 @@ LINES = {
 }
 
 
-def people(folder: Path) -> Card:
+def people(folder: Path) -> DatabaseCard:
     """A database of people, whose numbers are hidden, and its card."""
     with closing(sqlite3.connect(folder / "people.sqlite")) as connection:
         connection.executescript(
@@ -59,24 +58,24 @@ def people(folder: Path) -> Card:
         )
     names = {"id": ColumnCard(type="INTEGER", key=True), "name": ColumnCard(), "city": ColumnCard()}
     table = TableCard(columns={**names, "ssn": ColumnCard(hidden=True)})
-    return Card(engine="sqlite", location=str(folder / "people.sqlite"), tables={"person": table})
+    return DatabaseCard(engine="sqlite", location=str(folder / "people.sqlite"), tables={"person": table})
 
 
-def scripted(folder: Path, lines: Mapping[str, list[str]] = LINES, name: str = "script") -> Model:
+def scripted(folder: Path, lines: Mapping[str, list[str]] = LINES, name: str = "script") -> AnsweringModel:
     """A model that says what these lines say."""
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps({"question": q, "turns": turns}) + "\n" for q, turns in lines.items()))
-    return Model(name, script(path), recipes.load("sql_trail", []))
+    return AnsweringModel(name, script(path), recipes.load("sql_trail", []))
 
 
-def says(sql: str) -> Model:
+def says(sql: str) -> AnsweringModel:
     """A model that looks once and answers with this SQL."""
 
     def say(request: Request) -> str:
         tag = "solution" if request.turn else "sql"
         return f"<reasoning>x</reasoning>\n<{tag}>{sql}</{tag}>"
 
-    return Model("script", ScriptedPolicy(say, "script"), recipes.load("sql_trail", []))
+    return AnsweringModel("script", ScriptedPolicy(say, "script"), recipes.load("sql_trail", []))
 
 
 def asked(database: str, question: str, sql: str) -> list[Event]:
@@ -88,7 +87,7 @@ def asked(database: str, question: str, sql: str) -> list[Event]:
 
     where = find(database)
     with where.sql(Execution(timeout_s=20)) as engine:
-        return asyncio.run(ask(Agent(where, engine, where.schema(engine), lambda: says(sql), Budget(30, 100))))
+        return asyncio.run(ask(Agent(where, engine, where.schema(engine), lambda: says(sql), QuestionBudget(30, 100))))
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Site:
     url: str
     folder: Path
     service: Service
-    models: list[Model]
+    models: list[AnsweringModel]
     client: httpx.Client
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -121,16 +120,16 @@ def events(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def site(
     folder: Path,
     access: Access | None = None,
-    budget: Budget | None = None,
+    budget: QuestionBudget | None = None,
     workers: int = 1,
-    where: Named | None = None,
-    model: Model | None = None,
+    where: OpenableDatabase | None = None,
+    model: AnsweringModel | None = None,
 ) -> Iterator[Site]:
     """Start a server and end it; by default of the people, answered by `LINES`."""
     where = where or of_card("people", people(folder))
     models = [model or scripted(folder)]
     with where.sql(Execution(timeout_s=20), workers, folder / "statements.jsonl") as sql:
-        agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or Budget(30, 100))
+        agent = Agent(where, sql, where.schema(sql), lambda: models[-1], budget or QuestionBudget(30, 100))
         feedback = Feedback(folder / "feedback")
         service = Service(agent, access or Access({}), folder / "questions.jsonl", feedback)
         add_mcp(service)

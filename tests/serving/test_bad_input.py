@@ -17,9 +17,9 @@ pytest.importorskip("starlette", reason="the serve extra is not installed")
 
 from served import asked, says
 
-from pipelines.config import Execution
 from pipelines.databases import named
-from pipelines.serving.agent import Agent, Budget, Event
+from pipelines.recipe.config import Execution
+from pipelines.serving.agent import Agent, Event, QuestionBudget
 from tests.flows.command_line import sqltrain
 from tests.sql.servers import Cluster, binaries, make_reader
 
@@ -163,7 +163,7 @@ def test_a_server_that_refuses_or_goes_away_is_one_plain_line(tmp_path: Path, mo
         card = (tmp_path / "databases" / "items.yaml").read_bytes()
         where = named.find(address)
         with where.sql(Execution(timeout_s=20)) as sql:
-            agent = Agent(where, sql, where.schema(sql), lambda: says("SELECT id FROM item"), Budget(30, 100))
+            agent = Agent(where, sql, where.schema(sql), lambda: says("SELECT id FROM item"), QuestionBudget(30, 100))
             last = asyncio.run(_killed_in_mid_answer(agent, cluster))
             assert (last["type"], len(last["message"].splitlines())) == ("error", 1)
             away = run(tmp_path, "connect", "items")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Nightly, Source
-from pipelines.data import jsonl
-from pipelines.errors import BoundaryError, DataError, ResourceError
+from pipelines.benchmarks import own_questions
+from pipelines.core.errors import BoundaryError, DataError, ResourceError
 from pipelines.nightly import inbox
+from pipelines.recipe.config import Nightly, Source
 from pipelines.serving.agent import Event
 from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
-from tasks.verdicts import tell
+from tasks.episodes import tell
 from tests.flows.command_line import sqltrain
 
 SQL = "SELECT count(*) FROM person"
@@ -161,7 +161,7 @@ def test_a_thumb_is_a_row_of_the_next_nights_batch_once(tmp_path: Path) -> None:
         feedback.decide(id, "ada", True, None)
         batch = inbox.collect(settings, batches)
         assert batch is not None
-        taken = jsonl.read(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, tmp_path)
+        taken = own_questions.read(Source(kind="jsonl", path=str(batch / inbox.QUESTIONS)), 0, tmp_path)
         assert [(one.question, one.gold_sql) for one in taken.examples] == [(f"{id} ?", SQL)]
     assert inbox.collect(settings, batches) is None
 
@@ -176,7 +176,7 @@ def test_verdicts_are_feedback_on_traces_in_mlflow_and_go_with_their_question(tm
     feedback.decide("a", "ada", True, None)
 
     assert feedback.has_news()
-    command = [sys.executable, "-m", "tasks.verdicts", str(feedback.folder), str(store)]
+    command = [sys.executable, "-m", "tasks.episodes", str(feedback.folder), str(store)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert not feedback.has_news()

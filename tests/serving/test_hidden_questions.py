@@ -20,13 +20,13 @@ from mcp import Client
 from served import Site, events, site
 
 from benchmarks.scripted_model import Handler, Server
-from pipelines import frames, recipes
-from pipelines.databases.card import Card, ColumnCard, TableCard, place, write
-from pipelines.databases.named import Named, of_card
-from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.core import frames
+from pipelines.databases.card import ColumnCard, DatabaseCard, TableCard, place, write
+from pipelines.databases.named import OpenableDatabase, of_card
+from pipelines.recipe import recipes
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.serving.access import Access
-from pipelines.serving.agent import Model
+from pipelines.serving.agent import AnsweringModel
 from pipelines.sql.engine import Limits, SqlEngine
 from tests.flows.command_line import sqltrain
 
@@ -100,7 +100,7 @@ def tries() -> dict[str, str]:
 TRIES = tries()
 
 
-def card(engine: str, location: Path) -> Card:
+def card(engine: str, location: Path) -> DatabaseCard:
     person = {name: ColumnCard(hidden=name in ("ssn", "iban")) for name in ("id", "name", "city_id", "ssn", "iban")}
     tables = {
         "city": TableCard(columns={"id": ColumnCard(), "name": ColumnCard()}),
@@ -108,16 +108,16 @@ def card(engine: str, location: Path) -> Card:
         "wage": TableCard(hidden=True, columns={"id": ColumnCard(), "amount": ColumnCard()}),
         "papers": TableCard(columns={"id": ColumnCard(), "name": ColumnCard(), "docnr": ColumnCard()}),
     }
-    return Card.model_validate({"engine": engine, "location": str(location), "tables": tables})
+    return DatabaseCard.model_validate({"engine": engine, "location": str(location), "tables": tables})
 
 
-def sqlite(folder: Path) -> Named:
+def sqlite(folder: Path) -> OpenableDatabase:
     with closing(sqlite3.connect(folder / "people.sqlite")) as connection:
         connection.executescript(TABLES)
     return of_card("people", card("sqlite", folder / "people.sqlite"))
 
 
-def duckdb(folder: Path) -> Named:
+def duckdb(folder: Path) -> OpenableDatabase:
     import duckdb
 
     with duckdb.connect(str(folder / "people.duckdb")) as connection:
@@ -130,7 +130,7 @@ class Worst:
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
-        self.model = Model("worst", ScriptedPolicy(self._say, "worst"), recipes.load("sql_trail", []))
+        self.model = AnsweringModel("worst", ScriptedPolicy(self._say, "worst"), recipes.load("sql_trail", []))
 
     def _say(self, request: Request) -> str:
         self.prompts.append("\n".join(text for _, text in request.messages))
@@ -140,8 +140,8 @@ class Worst:
 
 
 @pytest.fixture(params=[sqlite, duckdb], ids=["sqlite", "duckdb"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Named:
-    made: Named = request.param(tmp_path)
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> OpenableDatabase:
+    made: OpenableDatabase = request.param(tmp_path)
     return made
 
 
@@ -151,7 +151,7 @@ def worst() -> Worst:
 
 
 @pytest.fixture
-def running(where: Named, worst: Worst, tmp_path: Path) -> Iterator[Site]:
+def running(where: OpenableDatabase, worst: Worst, tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "site").mkdir()
     with site(tmp_path / "site", Access({}, 10_000, 100), where=where, model=worst.model) as opened:
         yield opened
@@ -178,7 +178,7 @@ def over_mcp(running: Site, questions: Sequence[str]) -> list[tuple[bool, str]]:
 
 @pytest.mark.timeout(120)
 def test_two_hundred_questions_get_nothing_hidden_out(
-    running: Site, where: Named, worst: Worst, tmp_path: Path
+    running: Site, where: OpenableDatabase, worst: Worst, tmp_path: Path
 ) -> None:
     assert len(TRIES) == 200
     with ThreadPoolExecutor(8) as pool:
@@ -261,7 +261,7 @@ def test_no_prompt_and_no_mistaken_query_tells_a_hidden_name(running: Site, wors
     assert events(running.ask("Is anything there ?"))[-1]["rows"] == [[1]]
 
 
-def test_the_tries_are_real(where: Named) -> None:
+def test_the_tries_are_real(where: OpenableDatabase) -> None:
     """Where nothing is hidden, most of them get values out, or say something of them."""
     with SqlEngine(Limits()) as sql:
         results = sql.execute_many([(where.database, text) for text in TRIES.values()])

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
-from flows import serving
-from pipelines.serving import wire
+from pipelines.serving import http_server
 
 QUERY = {"type": "sql", "sql": "SELECT name FROM person"}
 RESULT = {"type": "result", "text": "Ada\nBo\nCy", "rows": 3, "error": None}
@@ -27,7 +26,7 @@ def noted(events: list[dict[str, Any]], leaves_after: int) -> tuple[dict[str, An
     metrics = SimpleNamespace(running=0, ended=lambda outcome, seconds: outcomes.append(outcome))
     agent = SimpleNamespace(answer=answer)
     service = SimpleNamespace(agent=agent, metrics=metrics, note=lines.append, feedback=None)
-    chat = serving.Chat(service, "ada", "Who ?", SimpleNamespace(name="m"))  # type: ignore[arg-type]
+    chat = http_server.Chat(service, "ada", "Who ?", SimpleNamespace(name="m"))  # type: ignore[arg-type]
 
     async def listen() -> None:
         stream = chat.events()
@@ -52,9 +51,9 @@ def test_an_engines_message_can_be_no_picture_and_no_tag() -> None:
     """It repeats a name that the model chose, and the model reads what the database holds."""
     said = 'the SQL does not run: no such table: ![x](https://evil.example/?q=1)\n<img src=x onerror="go()">'
     error = {"type": "error", "message": said}
-    text = wire.completion("c", "m", 0, [error])["choices"][0]["message"]["content"]
+    text = http_server.completion("c", "m", 0, [error])["choices"][0]["message"]["content"]
     assert text == (
         r"error: the SQL does not run: no such table: !\[x\](https://evil.example/?q=1) "
         r'\<img src=x onerror="go()"\>'
     )
-    assert wire.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"
+    assert http_server.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"

@@ -17,11 +17,11 @@ import openai
 from served import COUNT, Site, events, people, scripted, site
 
 from flows.serve import check_address, check_place
-from pipelines.config import Source
-from pipelines.data import jsonl
-from pipelines.errors import DataError, UserError
+from pipelines.benchmarks import own_questions
+from pipelines.core.errors import DataError, UserError
+from pipelines.recipe.config import Source
 from pipelines.serving.access import Access, Denied, read_keys
-from pipelines.serving.agent import Budget
+from pipelines.serving.agent import QuestionBudget
 from tests.flows.command_line import sqltrain
 
 QUESTION = "How many people by city ?"
@@ -104,7 +104,7 @@ def test_a_client_that_leaves_ends_its_statement(running: Site) -> None:
 
 
 def test_a_question_past_its_time_says_so(tmp_path: Path) -> None:
-    with site(tmp_path, budget=Budget(1.0, 2)) as running:
+    with site(tmp_path, budget=QuestionBudget(1.0, 2)) as running:
         assert events(running.ask("Wait"))[-1] == {"type": "error", "message": "no answer within 1 s"}
         answer = running.post("/v1/sql", {"sql": "SELECT id FROM person"}).json()
         assert (answer["rows"], answer["more"]) == ([[1], [2]], True)
@@ -154,7 +154,7 @@ def test_feedback_goes_to_the_night_and_can_be_taken_out_and_deleted(running: Si
     mended = {"id": wrong, "good": False, "sql": "SELECT name FROM person"}
     assert running.post("/v1/feedback", mended).json() == {"for_the_night": True}
     inbox = running.folder / "feedback" / "inbox" / "serve.jsonl"
-    taken = jsonl.read(Source(kind="jsonl", path=str(inbox)), 0, running.folder)
+    taken = own_questions.read(Source(kind="jsonl", path=str(inbox)), 0, running.folder)
     assert [(one.question, one.gold_sql) for one in taken.examples] == [(QUESTION, COUNT), ("Who ?", mended["sql"])]
     kept = [json.loads(line) for line in httpx.get(f"{running.url}/v1/feedback").text.splitlines()]
     assert [len(row["verdicts"]) for row in kept] == [1, 1]

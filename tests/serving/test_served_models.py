@@ -11,17 +11,17 @@ pytest.importorskip("starlette", reason="the serve extra is not installed")
 
 from served import people
 
-from pipelines.config import Execution
+from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
 from pipelines.databases.named import of_card
-from pipelines.errors import DataError, RecipeError
 from pipelines.nightly.ledger import Ledger
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.recipe.config import Execution
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.serving import models
-from pipelines.serving.agent import Agent, Budget, Model, why_unanswered
-from pipelines.serving.metrics import Metrics
+from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget, why_unanswered
+from pipelines.serving.http_server import Metrics
 from pipelines.serving.models import Served, opened, script
-from pipelines.store import Store
-from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 
 def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
@@ -32,9 +32,9 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(
     path = tmp_path / "lines.jsonl"
     path.write_text(json.dumps({"question": "*", "turns": ["x"]}) + "\n")
 
-    def loaded(folder: Path, recipe: str, overrides: object, name: str) -> Model:
+    def loaded(folder: Path, recipe: str, overrides: object, name: str) -> AnsweringModel:
         assert folder == store.folder("grpo", name) / "model"
-        return Model(name, script(path), models.recipes.load("sql_trail", []))
+        return AnsweringModel(name, script(path), models.recipes.load("sql_trail", []))
 
     monkeypatch.setattr(models, "_checkpoint", loaded)  # weights are loaded elsewhere; here it is about which
     monkeypatch.setattr(models, "LOOK_S", 0.01)
@@ -95,7 +95,10 @@ def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path: Path) -> 
     paid = [{"answers": 2.0, "prompt_tokens": 90.0}, {"answers": 1.0, "prompt_tokens": 10.0}]
     policy = ScriptedPolicy(lambda _: "<reasoning>x</reasoning>\n<solution>SELECT 1</solution>", "script")
     policy.take_used = lambda: paid.pop(0)  # type: ignore[method-assign]
-    where, model = of_card("people", people(tmp_path)), Model("m", policy, models.recipes.load("sql_trail", []))
+    where, model = (
+        of_card("people", people(tmp_path)),
+        AnsweringModel("m", policy, models.recipes.load("sql_trail", [])),
+    )
 
     async def ask(agent: Agent) -> None:
         async with aclosing(agent.answer("Who ?")) as events:
@@ -103,7 +106,7 @@ def test_what_an_endpoint_takes_is_counted_and_nothing_grows(tmp_path: Path) -> 
                 pass
 
     with where.sql(Execution()) as sql:
-        agent = Agent(where, sql, where.schema(sql), lambda: model, Budget())
+        agent = Agent(where, sql, where.schema(sql), lambda: model, QuestionBudget())
         for _ in range(2):
             asyncio.run(ask(agent))
     assert paid == []

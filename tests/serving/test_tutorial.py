@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorials" / "your-database.md").read_text(encoding="utf-8")

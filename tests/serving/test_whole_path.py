@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the serve extra is not installed")
 
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
 from tests.nightly import farms
 from tests.services.browser import CHROMIUM, Page, browser
 from tests.services.conftest import wait_for

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from pipelines.core.types import Database, ExecutionResult
 from pipelines.sql.engine import SqlEngine
-from pipelines.types import Database, ExecutionResult
 
 TRIES = 3
 

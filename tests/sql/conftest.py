@@ -9,8 +9,8 @@ from copies import to_postgres
 from servers import Server, binaries, make_reader, mariadb, mariadb_programs, postgres
 from shops import build_shop
 
+from pipelines.core.types import Database, ExecutionResult
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, ExecutionResult
 
 Run = Callable[[str], ExecutionResult]
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pipelines.sql.catalogs import introspect
+from pipelines.core.types import Database
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.dialects.sqlite import open_readonly
-from pipelines.sql.schema import Column, ForeignKey, Schema, Table
-from pipelines.types import Database
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect
 
 Kind = Literal["integer", "real", "text", "blob"]
 TYPES: dict[str, dict[Kind, str]] = {

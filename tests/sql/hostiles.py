@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.types import ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 
 OK, ERROR, REFUSED = ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.REFUSED
 ALLOWED = {

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.processes import free_port
-from pipelines.types import Database
+from pipelines.core.processes import free_port
+from pipelines.core.types import Database
 
 READER = Path(__file__).parents[2] / "infra" / "postgres" / "reader.sql"
 USERS = ("postgres", "nobody")  # who may run the server when the tests run as root

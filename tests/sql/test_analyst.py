@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.alike import sql_shape
+from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import analyst
 from pipelines.sql.analysis.parsing import parse
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.diagnoses import Failure
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.health import examine
 from pipelines.sql.lexical import bigrams
-from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
+from pipelines.sql.schema import Schema, introspect
+from pipelines.sql.similarity import sql_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSER = "pipelines/sql/analysis/"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import ResourceError
-from pipelines.sql.audit import KEPT_FILES, AuditLog, Entry
+from pipelines.core.errors import ResourceError
+from pipelines.core.types import Database
+from pipelines.sql.audit import KEPT_FILES, AuditEntry, AuditLog
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_a_full_file_is_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path, max_bytes=300)
     for number in range(40):
-        log.write([Entry("shop", "sqlite", "query", f"SELECT {number}\n", 0.1, 1, "ok", None)])
+        log.write([AuditEntry("shop", "sqlite", "query", f"SELECT {number}\n", 0.1, 1, "ok", None)])
     files = sorted(file.name for file in tmp_path.iterdir())
     assert files == ["audit.jsonl", *(f"audit.jsonl.{n}" for n in range(1, KEPT_FILES + 1))]
     newest = [read(path)[-1], read(tmp_path / "audit.jsonl.1")[-1], read(tmp_path / "audit.jsonl.5")[-1]]
@@ -69,4 +69,4 @@ def test_a_full_file_is_put_aside(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="audit log"):
-        AuditLog(tmp_path / "file" / "audit.jsonl").write([Entry("a", "sqlite", "query", "b", 0, 0, "ok", None)])
+        AuditLog(tmp_path / "file" / "audit.jsonl").write([AuditEntry("a", "sqlite", "query", "b", 0, 0, "ok", None)])

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.registry import EQUALITIES
-from pipelines.sql.compare import UNKNOWN, Gold, drop_distinct, repair
-from pipelines.types import ExecutionResult, ExecutionStatus
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import ExecutionResult, ExecutionStatus
+from pipelines.sql.equalities.compare import UNKNOWN, Gold, drop_distinct, repair
 
 ORDERED = Gold(ordered=True, mentions_order=True)
 

@@ -13,17 +13,17 @@ import pytest
 from copies import to_duckdb, to_mysql, to_postgres
 from servers import Server
 
-from pipelines.config import Source
-from pipelines.data.miniature.reader import read
-from pipelines.registry import DIALECTS
+from pipelines.benchmarks.miniature.reader import read
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Database, Example
+from pipelines.recipe.config import Source
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.analysis.items import schema_items
-from pipelines.sql.catalogs import introspect
+from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.dialects.base import REFUSED
 from pipelines.sql.dialects.dialect import Role, of_head
 from pipelines.sql.dialects.guard import check
 from pipelines.sql.engine import Limits, Pair, SqlEngine, Verdict
-from pipelines.types import Database, Example
+from pipelines.sql.schema import introspect
 
 DATABASES = 6
 EQUALITIES = ("strict", "bird", "test_suite")  # soft_f1 pairs rows by position, which no query without ORDER BY fixes

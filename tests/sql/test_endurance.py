@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
 
 EXECUTIONS = 200_000
 ROUND = 5_000

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipelines.registry import EQUALITIES
-from pipelines.sql.compare import UNKNOWN, Gold
-from pipelines.types import ExecutionResult, ExecutionStatus
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import ExecutionResult, ExecutionStatus
+from pipelines.sql.equalities.compare import UNKNOWN, Gold
 
 Row = tuple[Any, ...]
 Rows = list[Row]

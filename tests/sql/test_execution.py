@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from shops import build_shop
 
-from pipelines.errors import DatabaseError
+from pipelines.core.errors import DatabaseError
+from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database, ExecutionStatus
 from tests.sql.conftest import Run
 
 LONG_ROWS = 5_000_000
@@ -290,7 +290,7 @@ def test_workers_end_when_their_parent_is_killed(shop: Database) -> None:
     code = f"""
 import os
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
+from pipelines.core.types import Database
 engine = SqlEngine(Limits(timeout_s=1))
 engine.execute_many([(Database("shop", "sqlite", {shop.location!r}), "SELECT 1")])
 print(open(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read().split()[0], flush=True)

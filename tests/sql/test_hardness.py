@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.sql import spider
 from pipelines.sql.analysis.hardness import Counts, count, hardness, level
+from pipelines.sql.equalities import spider_grammar
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_any_text_has_a_level(text: str) -> None:
 
 def test_the_official_reader_needs_known_columns_when_it_is_given_a_schema() -> None:
     columns = {"t": ["a", "b"], "u": ["c"]}
-    assert spider.read("SELECT a FROM t WHERE b = 1", columns) is not None
-    assert spider.read("SELECT x FROM t", columns) is None
-    assert spider.read("SELECT x FROM t") is not None
-    assert spider.read("SELECT c FROM t", columns) is None
-    assert spider.read("SELECT t.a FROM t JOIN u", columns) is not None
+    assert spider_grammar.read("SELECT a FROM t WHERE b = 1", columns) is not None
+    assert spider_grammar.read("SELECT x FROM t", columns) is None
+    assert spider_grammar.read("SELECT x FROM t") is not None
+    assert spider_grammar.read("SELECT c FROM t", columns) is None
+    assert spider_grammar.read("SELECT t.a FROM t JOIN u", columns) is not None
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_the_official_reader_needs_known_columns_when_it_is_given_a_schema() -> 
     ],
 )
 def test_what_the_official_parser_cannot_read(sql: str) -> None:
-    assert spider.read(sql) is None
+    assert spider_grammar.read(sql) is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.core.types import Database, Example
 from pipelines.sql import health
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, Example
 
 FLAWS = {
     "SELECT name FROM customer": set(),
@@ -37,16 +37,16 @@ FLAWS = {
 
 
 @pytest.fixture(scope="module")
-def findings(engine: SqlEngine, shop: Database) -> list[health.Finding]:
+def findings(engine: SqlEngine, shop: Database) -> list[health.GoldFinding]:
     return health.examine([Example(sql, sql, shop, sql) for sql in FLAWS], engine)
 
 
 @pytest.mark.parametrize("sql", FLAWS)
-def test_each_flaw_is_found_and_no_other(findings: list[health.Finding], sql: str) -> None:
+def test_each_flaw_is_found_and_no_other(findings: list[health.GoldFinding], sql: str) -> None:
     assert {finding.reason for finding in findings if finding.example_id == sql} == FLAWS[sql]
 
 
-def test_the_report(findings: list[health.Finding]) -> None:
+def test_the_report(findings: list[health.GoldFinding]) -> None:
     found = health.counts(findings)
     assert found["failing"] == 2
     assert found["empty"] == 1

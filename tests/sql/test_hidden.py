@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from servers import Server
 
-from pipelines.sql.dialects import sqlite_rules
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import CATALOGUE_S
 from pipelines.sql.dialects.duckdb import computed
 from pipelines.sql.dialects.guard import FUNCTIONS
-from pipelines.sql.dialects.hiding import Hidden, Named, Told, fold
+from pipelines.sql.dialects.hiding import Hidden, HiddenNames, StatementNames, fold
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 TABLES = """
 CREATE TABLE person (id INTEGER PRIMARY KEY, name VARCHAR(20), ssn VARCHAR(40), boss_id INTEGER);
@@ -500,7 +500,7 @@ def derive(engine: str, chance: random.Random, is_shown: bool) -> str:
             for name in ("value", "test", "query", "type")
         }
         forms |= {**kept, **SAMPLED, "query": [*kept["query"], "SELECT {value} FROM {from}"]}
-    forms["call"] = sorted({"sqlite": sqlite_rules.FUNCTIONS - {"->", "->>"}, **FUNCTIONS}[engine] - UNSTEADY)
+    forms["call"] = sorted({"sqlite": sqlite.FUNCTIONS - {"->", "->>"}, **FUNCTIONS}[engine] - UNSTEADY)
     column = forms["column"][0]
     deep = {"value": column, "test": f"{column} > 'S'", "from": "person @", "query": f"SELECT {column} FROM person @"}
 
@@ -518,7 +518,7 @@ def check_grammar(pair: list[Database], count: int) -> None:
     chance, engine = random.Random(33), pair[0].engine
     statements = [derive(engine, chance, place % 10 == 9) for place in range(count)]
 
-    def answers(hidden: dict[str, Told]) -> list[list[ExecutionResult]]:
+    def answers(hidden: dict[str, HiddenNames]) -> list[list[ExecutionResult]]:
         with SqlEngine(Limits(timeout_s=5, max_rows=100), hidden=hidden) as runner:
             results = [runner.execute_many([(database, sql) for sql in statements]) for database in pair]
         return [[replace(r, error=r.error and r.error.replace("twin2", "twin1")) for r in found] for found in results]
@@ -568,8 +568,8 @@ def test_names_are_one_where_any_engine_may_take_them_for_one() -> None:
 
 
 def test_views_are_hidden_through_views() -> None:
-    def named(query: str) -> Named | None:
-        return None if query == "?" else Named(frozenset([query]), frozenset(), frozenset(), False, False)
+    def named(query: str) -> StatementNames | None:
+        return None if query == "?" else StatementNames(frozenset([query]), frozenset(), frozenset(), False, False)
 
     views = [("b", "a"), ("a", "wage"), ("c", "person"), ("d", "?"), ("e", "wage"), ("e", "person")]
     assert Hidden.of((("wage",), {})).with_views(views, named).tables == {"wage", "a", "b", "d", "e"}

@@ -8,7 +8,7 @@ import pytest
 from copies import to_mysql
 from shops import build_shop
 
-from pipelines.environment import Environment
+from pipelines.environment.core import Environment
 
 pytestmark = pytest.mark.services
 

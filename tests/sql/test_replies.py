@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.sandbox import process
 from pipelines.sql.sandbox.replies import Misshapen, check
-from pipelines.types import Database, ExecutionStatus
 
 EXECUTE = ("execute", ("db",), "SELECT 1", 10)
 VERDICT_JOB = ("verdict", ("db",), "SELECT 1", "SELECT 1", ("strict",), (False, False), None)

@@ -14,8 +14,8 @@ from clocks import timed
 from copies import to_duckdb
 from shops import USERS, build_shop, build_users
 
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 REFUSED = """
 COPY customer TO '{folder}/out.csv'

@@ -15,12 +15,12 @@ from copies import to_duckdb
 from servers import Server
 from shops import build_shop
 
+from pipelines.core.types import Database, ExecutionStatus
 from pipelines.sql.dialects import duckdb as duck_dialect
 from pipelines.sql.dialects import postgres as postgres_dialect
 from pipelines.sql.dialects import sqlite as sqlite_dialect
-from pipelines.sql.dialects.base import Bounds, Raw, Session
+from pipelines.sql.dialects.base import Bounds, DatabaseSession, Raw
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database, ExecutionStatus
 from tests.sql.test_sandbox_state import NoClock
 
 BOUNDS = Bounds(timeout_s=5.0, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
@@ -153,7 +153,7 @@ def test_a_locked_database_is_never_the_fault_of_the_statement(shop: Database, n
 
 
 def test_a_database_that_went_away_is_unavailable(shop: Database) -> None:
-    session: Session = sqlite_dialect.SqliteSession(shop.location, BOUNDS, NoClock())
+    session: DatabaseSession = sqlite_dialect.SqliteSession(shop.location, BOUNDS, NoClock())
     with open(shop.location, "r+b") as file:
         file.write(b"no database any more" * 1000)
     raw = session.run("SELECT count(*) FROM customer", 10)

@@ -18,14 +18,14 @@ from servers import Server
 from shops import build_shop
 from test_sandbox_state import BOUNDS, NoClock, session_of_duckdb, session_of_postgres, session_of_sqlite
 
+from pipelines.core.types import Database
 from pipelines.sql.dialects import trees
-from pipelines.sql.dialects.base import Session
+from pipelines.sql.dialects.base import DatabaseSession
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.guard import FUNCTIONS, KEYWORDS
 from pipelines.sql.dialects.postgres import PostgresSession
 from pipelines.sql.dialects.sqlite import SqliteSession
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database
 
 BOMB_SECONDS, SECONDS = 0.5, 30.0  # a bomb's time is up soon; no other statement comes near its time on any machine
 KNOWN = {
@@ -68,7 +68,7 @@ def _wrong(database: Database, statements: Sequence[Hostile], seconds: float) ->
             assert result.rows == rows, result
 
 
-def is_left_as_it_was(engine: str, session: Session, state: Callable[[Any], list[Any]], folder: Path) -> bool:
+def is_left_as_it_was(engine: str, session: DatabaseSession, state: Callable[[Any], list[Any]], folder: Path) -> bool:
     """Whether a session holds after all harmless statements what it held before them."""
     before = state(session)
     for outcome, sql in hostile(engine, folder):

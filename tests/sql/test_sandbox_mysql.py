@@ -12,14 +12,13 @@ from clocks import timed
 from copies import to_mysql
 from shops import USERS, build_shop, build_users
 
-from pipelines.data.descriptions import describe
-from pipelines.sql import catalogs
-from pipelines.sql.catalogs import introspect
+from pipelines.benchmarks.prompt_schema import describe
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.sql import schema
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.mysql import MysqlSession, connect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import render
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.sql.schema import introspect, render
 from tests.sql.test_sandbox_state import NoClock
 
 pytestmark = pytest.mark.services
@@ -249,7 +248,7 @@ def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql
         ):
             cursor.execute(statement)
     told = Database("told", "mysql", f"mysql://teller:secret@127.0.0.1:{mysql_port}/told")
-    assert catalogs.comments(told) == {("farm", ""): "all farms", ("farm", "id"): "its number in the register"}
+    assert schema.comments(told) == {("farm", ""): "all farms", ("farm", "id"): "its number in the register"}
     shown = render(describe(introspect(told), told), "ddl").lower()
     assert "all farms" in shown
     assert "its number in the register" in shown

@@ -11,10 +11,10 @@ import pytest
 from clocks import timed
 from servers import Server
 
-from pipelines.errors import DataError
-from pipelines.sql.catalogs import introspect
+from pipelines.core.errors import DataError
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
+from pipelines.sql.schema import introspect
 
 pytestmark = pytest.mark.services
 

@@ -12,8 +12,8 @@ import pytest
 from clocks import timed
 from shops import build_shop
 
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, ExecutionResult, ExecutionStatus
 
 REFUSED = """
 ATTACH DATABASE '{folder}/stolen.db' AS stolen

@@ -12,13 +12,12 @@ from copies import to_duckdb
 from servers import Server
 from shops import build_shop
 
-from pipelines.sql.dialects.base import Bounds, Session
+from pipelines.core.types import Database
+from pipelines.sql.dialects.base import Bounds, DatabaseSession
 from pipelines.sql.dialects.duckdb import DuckdbSession
 from pipelines.sql.dialects.postgres import PostgresSession
-from pipelines.sql.dialects.sqlite import SqliteSession
-from pipelines.sql.dialects.sqlite_rules import guard
+from pipelines.sql.dialects.sqlite import SqliteSession, guard
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
 
 BOUNDS = Bounds(timeout_s=5.0, max_rows=1000, max_bytes=1_000_000, memory_mb=256)
 
@@ -80,14 +79,14 @@ def session_of_duckdb(session: Any) -> list[Any]:
 
 
 @pytest.fixture
-def duck(tmp_path: Path) -> Iterator[Session]:
+def duck(tmp_path: Path) -> Iterator[DatabaseSession]:
     database = to_duckdb(build_shop(tmp_path / "shop.sqlite"), tmp_path / "shop.duckdb")
     session = DuckdbSession(database.location, BOUNDS, NoClock())
     yield session
     session.close()
 
 
-def test_duckdb_forgets_a_statement(duck: Session) -> None:
+def test_duckdb_forgets_a_statement(duck: DatabaseSession) -> None:
     before = session_of_duckdb(duck)
     for sql in LEFT_BY_DUCKDB:
         raw = duck.run(sql, 10)
@@ -96,7 +95,7 @@ def test_duckdb_forgets_a_statement(duck: Session) -> None:
 
 
 def test_duckdb_would_forget_a_statement_that_the_fences_let_through(
-    duck: Session, monkeypatch: pytest.MonkeyPatch
+    duck: DatabaseSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = session_of_duckdb(duck)
     monkeypatch.setattr("pipelines.sql.dialects.duckdb.check", lambda sql, engine: None)
@@ -106,7 +105,7 @@ def test_duckdb_would_forget_a_statement_that_the_fences_let_through(
     assert session_of_duckdb(duck) == before
 
 
-def test_a_plain_query_can_be_explained(duck: Session) -> None:
+def test_a_plain_query_can_be_explained(duck: DatabaseSession) -> None:
     for sql in ("EXPLAIN SELECT * FROM customer", " explain\nWITH x AS (SELECT 1) FROM x"):
         assert duck.run(sql, 10).status == "ok", sql
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from servers import Server
 from shops import build_shop
 
-from pipelines.sql.dialects.values import plain, plain_rows
+from pipelines.core.types import Database, ExecutionStatus
+from pipelines.sql.dialects.base import plain, plain_rows
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Database, ExecutionStatus
 
 DUCKDB = """
 true|'infinity'::DATE|'-infinity'::DATE|'-infinity'::TIMESTAMP|'infinity'::TIMESTAMPTZ|'290000-01-01'::DATE

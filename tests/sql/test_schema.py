@@ -14,14 +14,13 @@ import pytest
 from copies import to_duckdb
 from servers import Server
 
-from pipelines.errors import DataError
-from pipelines.registry import DIALECTS
-from pipelines.sql import catalogs
-from pipelines.sql.catalogs import introspect
+from pipelines.core.errors import DataError
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Database, SchemaItems
+from pipelines.sql import schema as catalogs
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
-from pipelines.types import Database, SchemaItems
+from pipelines.sql.schema import Column, ForeignKey, Schema, Table, introspect, render
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x AS y FROM c WHERE x < 0"
 SHOP = Schema(

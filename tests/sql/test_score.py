@@ -20,15 +20,17 @@ from typer.testing import CliRunner
 
 from flows.compare import compare
 from flows.score import score
-from pipelines.errors import DataError, UserError
+from pipelines.core.errors import DataError, UserError
+from pipelines.core.types import Database
 from pipelines.report import writer
-from pipelines.sql import score_files, scoring, ves
+from pipelines.sql import scoring
+from pipelines.sql import scoring as score_files
 from pipelines.sql.dialects import sqlite
 from pipelines.sql.dialects.base import Bounds
 from pipelines.sql.dialects.sqlite import open_readonly
-from pipelines.sql.sandbox.sessions import Databases, opener
+from pipelines.sql.equalities import official
+from pipelines.sql.sandbox.verdicts import OpenDatabases, opener
 from pipelines.stages.evaluations import load
-from pipelines.types import Database
 
 app = typer.Typer()
 app.command()(score)
@@ -356,12 +358,12 @@ def test_bad_options_are_told_in_one_line(folder: Path) -> None:
 
 def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> None:
     (tmp_path / "p.sql").write_text("SELECT 1\n\nSELECT 2\n")
-    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.Gold("", "shop")] * 3) == {
+    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 3) == {
         0: "SELECT 1",
         1: "",
         2: "SELECT 2",
     }
-    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.Gold("", "shop")] * 2) == {
+    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 2) == {
         0: "SELECT 1",
         1: "SELECT 2",
     }
@@ -369,16 +371,16 @@ def test_blank_lines_are_empty_predictions_or_part_sessions(tmp_path: Path) -> N
 
 def test_files_are_read_whatever_wrote_them(tmp_path: Path) -> None:
     """A mark of byte order, CRLF, blank lines at the end, JSON under another name; only line ends part lines."""
-    gold = [score_files.Gold("SELECT 'a\u2028b\x0cc'", "shop"), score_files.Gold("SELECT 2", "shop")]
+    gold = [score_files.GoldQuery("SELECT 'a\u2028b\x0cc'", "shop"), score_files.GoldQuery("SELECT 2", "shop")]
     (tmp_path / "g.sql").write_bytes("\ufeffSELECT 'a\u2028b\x0cc'\tshop\r\nSELECT 2\tshop\r\n\r\n".encode())
     assert score_files.read_gold(tmp_path / "g.sql") == gold
     (tmp_path / "p.sql").write_bytes("\ufeffSELECT 'a\u2028b\x85'\r\n\r\n\r\n\r\n".encode())
-    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.Gold("", "shop")] * 2) == {
+    assert score_files.read_predictions(tmp_path / "p.sql", [score_files.GoldQuery("", "shop")] * 2) == {
         0: "SELECT 'a\u2028b\x85'",
         1: "",
     }
     (tmp_path / "p.txt").write_text(' {"0": "SELECT 1\\t----- bird -----\\tshop", "1": 0}')
-    assert score_files.read_predictions(tmp_path / "p.txt", [score_files.Gold("", "shop")] * 2) == {
+    assert score_files.read_predictions(tmp_path / "p.txt", [score_files.GoldQuery("", "shop")] * 2) == {
         0: "SELECT 1",
         1: "",
     }
@@ -397,7 +399,7 @@ def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path: 
 
 def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
     (tmp_path / "g.sql").write_text("SELECT\t1\tshop\n")
-    assert score_files.read_gold(tmp_path / "g.sql") == [score_files.Gold("SELECT\t1", "shop")]
+    assert score_files.read_gold(tmp_path / "g.sql") == [score_files.GoldQuery("SELECT\t1", "shop")]
 
 
 @pytest.mark.parametrize(
@@ -405,14 +407,14 @@ def test_a_tab_inside_a_gold_query_stays_in_it(tmp_path: Path) -> None:
     [(3.0, 1.25), (2.0, 1.25), (1.99, 1.0), (1.0, 1.0), (0.9, 0.75), (0.5, 0.75), (0.3, 0.5), (0.25, 0.5), (0.1, 0.25)],
 )
 def test_the_r_ves_reward_has_the_published_steps(ratio: float, paid: float) -> None:
-    assert ves.reward([ratio]) == paid
+    assert official.reward([ratio]) == paid
 
 
 def test_a_ratio_three_deviations_from_the_mean_is_dropped() -> None:
     # 99 ones and one 100: mean 1.99, variance 0.99 * 0.99^2 + 0.01 * 98.01^2 = 97.03, so the bound is 29.55.
-    assert ves.reward([1.0] * 99 + [100.0]) == 1.0
-    assert ves.reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
-    assert ves.reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
+    assert official.reward([1.0] * 99 + [100.0]) == 1.0
+    assert official.reward([1.0, 3.0]) == 1.25  # both lie within: their mean is 2
+    assert official.reward([2.0, 2.0]) == 1.25  # the published script drops all of them and divides by zero
 
 
 def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_nothing() -> None:
@@ -421,10 +423,10 @@ def test_both_queries_are_timed_a_hundred_times_in_turn_and_a_failure_earns_noth
     def query(name: str, ms: float | None) -> Callable[[], float | None]:
         return lambda: order.append(name) or ms
 
-    assert ves.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=60) == 1.25
+    assert official.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=60) == 1.25
     assert order == ["ours", "theirs"] * 100
-    assert ves.timed(query("ours", None), query("theirs", 4.0), timeout_s=60) == 0.0
-    assert ves.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=0) == 0.0  # past all time limits
+    assert official.timed(query("ours", None), query("theirs", 4.0), timeout_s=60) == 0.0
+    assert official.timed(query("ours", 2.0), query("theirs", 4.0), timeout_s=0) == 0.0  # past all time limits
 
 
 def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +444,7 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
         def arm(self, seconds: float) -> None: ...
         def worked(self, units: int) -> None: ...
 
-    databases = Databases(
+    databases = OpenDatabases(
         opener("pipelines.sql.dialects.sqlite:SqliteSession"),
         Bounds(5.0, 1000, 10**6, 256),
         Still(),
@@ -459,9 +461,9 @@ def test_each_timed_run_has_a_connection_of_its_own(folder: Path, monkeypatch: p
 
 
 def test_r_ves_is_the_mean_root_in_percent() -> None:
-    assert ves.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
+    assert official.r_ves([1.25, 1.0, 0.0, 0.25]) == pytest.approx(25.0 * (math.sqrt(1.25) + 1.0 + 0.5))
     with pytest.raises(ValueError, match="needs questions"):
-        ves.r_ves([])
+        official.r_ves([])
 
 
 def test_r_ves_pays_a_right_query_by_its_speed(folder: Path) -> None:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sql.analysis.authorizer import read_items
+from pipelines.core.types import HARDNESS_LEVELS, Database, SchemaItems
 from pipelines.sql.analysis.hardness import hardness
-from pipelines.sql.analysis.items import schema_items
-from pipelines.sql.catalogs import introspect
+from pipelines.sql.analysis.name_resolution import schema_items
+from pipelines.sql.analysis.session import read_items
 from pipelines.sql.lexical import bigrams, is_ordered
-from pipelines.sql.schema import Schema
-from pipelines.types import HARDNESS_LEVELS, Database, SchemaItems
+from pipelines.sql.schema import Schema, introspect
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,18 @@ import pytest
 from hostiles import hostile
 from shops import build_shop
 
-from pipelines.config import Protocol, Sampling
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
+from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.dialects.sqlite_scripts import statements, writes
+from pipelines.recipe.config import ProtocolSection
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.sql.livesqlbench import IN_ORDER, cleaned
-from pipelines.types import Database, Example, ExecutionResult, ExecutionStatus
+from pipelines.sql.equalities.official import IN_ORDER, cleaned
+from pipelines.sql.lexical import statements, writes
+from pipelines.sql.schema import introspect
 
 Ask = Callable[[str], ExecutionResult]
 COUNT = "SELECT count(*) FROM customer"
@@ -164,7 +165,7 @@ def test_an_episode_meets_what_it_wrote_and_no_other_does(engine: SqlEngine, sho
         tag, sql = ("sql", turns[request.turn]) if request.turn < len(turns) else ("solution", turns[0])
         return f"<reasoning>r</reasoning><{tag}>{sql if request.sample == 0 else COUNT}</{tag}>"
 
-    protocol = build(Protocol(name="react", prompt="stateful"))
+    protocol = build(ProtocolSection(name="react", prompt="stateful"))
     rollouts = RolloutEngine(ScriptedPolicy(say), protocol, engine, Sampling(), 10, introspect)
     question = Example("q", "add Zoe and Yan", shop, turns[0])
     wrote, looked = rollouts.run([EpisodeRequest(question, sample, 0) for sample in (0, 1)])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.sql import spider
+from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, Pair, SqlEngine
-from pipelines.types import Database
+from pipelines.sql.equalities import spider_grammar
 
 COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["title"]}
 
@@ -33,7 +33,7 @@ COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["
     ],
 )
 def test_a_schema_says_what_is_a_name(sql: str, is_read: bool) -> None:
-    assert (spider.read(sql, COLUMNS) is not None) is is_read
+    assert (spider_grammar.read(sql, COLUMNS) is not None) is is_read
 
 
 def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path: Path) -> None:

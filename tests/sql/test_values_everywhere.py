@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import frames
-from pipelines.evaluation import evaluate, result_files
-from pipelines.evaluation.voting import signature
-from pipelines.protocols import observations
-from pipelines.sql.health import _told
-from pipelines.sql.schema import Column, Schema, Table, render
-from pipelines.types import (
+from pipelines.core import frames
+from pipelines.core.types import (
     Action,
     ActionKind,
     ExecutionResult,
@@ -29,6 +24,11 @@ from pipelines.types import (
     text_of,
     to_dict,
 )
+from pipelines.evaluation import evaluate, result_files
+from pipelines.evaluation.voting import signature
+from pipelines.protocols import observations
+from pipelines.sql.health import _told
+from pipelines.sql.schema import Column, Schema, Table, render
 
 HUGE = 10**5736  # factorial(2000) has so many digits; str() takes 4,300 at most
 NESTED: list[Any] = []

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from shops import build_shop
 
-from pipelines.config import Execution
-from pipelines.errors import RecipeError
-from pipelines.registry import EQUALITIES
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import EQUALITIES
+from pipelines.core.types import Database, ExecutionStatus
+from pipelines.recipe.config import Execution
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.sandbox import pool, wire
-from pipelines.types import Database, ExecutionStatus
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 # One call of a function, which SQLite cannot interrupt: 4e10 comparisons of characters, 20 times the limit and more.

@@ -8,13 +8,14 @@ from types import ModuleType
 
 import pytest
 
-from pipelines import frames
-from pipelines.config import Recipe
-from pipelines.evaluation.record import Diagnosis, EpisodeRecord
+from pipelines.core import frames
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind, Database, ExecutionStatus, StopReason, Trajectory, Turn, to_dict
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.recipe.config import Recipe
+from pipelines.sql.diagnoses import Diagnosis
 from pipelines.stages import graph
 from pipelines.stages.context import Context
-from pipelines.store import Store
-from pipelines.types import Action, ActionKind, Database, ExecutionStatus, StopReason, Trajectory, Turn, to_dict
 from tests.evaluation.evaluation_world import RECORD
 
 FARMS = Database("farms", "sqlite", "databases/farms.sqlite")

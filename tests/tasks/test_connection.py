@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Recipe
-from pipelines.errors import BoundaryError
-from pipelines.processes import free_port
+from pipelines.core.errors import BoundaryError
+from pipelines.core.processes import free_port
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
 from pipelines.serving.feedback import Feedback
-from pipelines.store import Store
-from tasks import connection, promotion, recording, verdicts
-from tasks.tracking import Tracker
+from tasks import episodes, mlflow_client, models
+from tasks.run import Tracker
 from tests.in_threads import serving
 
 KEYS: list[str | None] = []
@@ -37,9 +37,9 @@ def test_a_user_and_a_password_of_the_address_are_sent_to_the_server() -> None:
     server = HTTPServer(("127.0.0.1", 0), Locked)
     with serving(server):
         place = f"127.0.0.1:{server.server_port}"
-        assert connection.trouble(f"http://me:s3%2Fcr%40t@{place}/") == ""
-        assert connection.trouble(f"http://me:other@{place}") == "it answers with status 503"
-        assert connection.trouble(f"http://{place}") == "it answers with status 503"
+        assert mlflow_client.trouble(f"http://me:s3%2Fcr%40t@{place}/") == ""
+        assert mlflow_client.trouble(f"http://me:other@{place}") == "it answers with status 503"
+        assert mlflow_client.trouble(f"http://{place}") == "it answers with status 503"
     assert KEYS[-1] is None
 
 
@@ -54,7 +54,7 @@ def test_a_user_and_a_password_of_the_address_are_sent_to_the_server() -> None:
     ],
 )
 def test_an_address_is_shown_without_user_and_password(text: str, shown: str) -> None:
-    assert connection.shown(text) == shown
+    assert mlflow_client.shown(text) == shown
 
 
 def test_no_line_about_a_server_that_is_away_shows_its_password(
@@ -66,15 +66,20 @@ def test_no_line_about_a_server_that_is_away_shows_its_password(
     tracker = Tracker(recipe, Store(tmp_path), lines.append)
     tracker.recorder.note("sft: a curve", lambda: None)  # it waits
     tracker.recorder.close()
-    promotion.announce(recipe.name, Store(tmp_path), lines.append)
+    models.announce(recipe.name, Store(tmp_path), lines.append)
     with pytest.raises(BoundaryError) as away:
-        verdicts.tell(Feedback(tmp_path / "feedback"), tmp_path)
+        episodes.tell(Feedback(tmp_path / "feedback"), tmp_path)
     tracker.run_id, tracker.experiment_id = "7", "1"
-    texts = [*lines, str(away.value), tracker.page, recording.said(OSError(f"no way to http://me:s3cret@{place}/api"))]
+    texts = [
+        *lines,
+        str(away.value),
+        tracker.page,
+        mlflow_client.said(OSError(f"no way to http://me:s3cret@{place}/api")),
+    ]
     assert len(lines) == 3
     assert [text for text in texts if f"http://{place}" not in text or "s3cret" in text] == []
 
 
 @pytest.mark.parametrize("uri", ["http://me:s3cret#x@host", "http://host:s3cret", "postgresql://me:s3cret#x@host"])
 def test_an_address_that_cannot_be_read_is_trouble_that_quotes_none_of_it(uri: str) -> None:
-    assert connection.trouble(uri) == "it is no address that can be read"
+    assert mlflow_client.trouble(uri) == "it is no address that can be read"

@@ -12,17 +12,16 @@ import polars as pl
 import pytest
 from markdown_it import MarkdownIt
 
-from pipelines import frames
-from pipelines.config import Contracts, Recipe
-from pipelines.errors import DataError, SqltrainError
+from pipelines.core import frames
+from pipelines.core.errors import DataError, SqltrainError
+from pipelines.core.types import Database, Example
+from pipelines.recipe.config import Contracts, Recipe
 from pipelines.stages.data import note_leakage
 from pipelines.stages.graph import StageResult
-from pipelines.types import Database, Example
 from tasks import contracts
-from tasks.contract_checks import Check
+from tasks.checks import Check
 from tasks.summary import contract_html, contract_markdown, night_markdown, report_markdown
-
-from .conftest import trajectory
+from tests.tasks.conftest import trajectory
 
 
 def example(name: str, question: str, **changes: Any) -> Example:
@@ -203,7 +202,7 @@ def test_the_page_needs_no_network(tmp_path: Path, recipe: Recipe) -> None:
 
 def test_great_expectations_is_not_loaded_before_a_contract_is_checked() -> None:
     heavy = "('great_expectations', 'mlflow', 'pandas', 'prefect')"
-    code = f"import tasks.step, tasks.contract_checks, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import tasks.step, tasks.checks, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.curves import Follower, Row, metric_name, read_rows, to_metrics
+from tasks.run import Follower, Row, metric_name, read_rows, to_metrics
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from pipelines import recipes
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
 from pipelines.stages import graph
-from pipelines.store import Store
-from tasks import lineage
-from tasks.stage import RETRY_DELAYS_S, run_stage
+from tasks import events
+from tasks.prefect_stage import RETRY_DELAYS_S, run_stage
 
 
 def test_an_asset_depends_on_stages_and_on_the_files_of_its_questions(tmp_path: Path) -> None:
@@ -14,12 +14,12 @@ def test_an_asset_depends_on_stages_and_on_the_files_of_its_questions(tmp_path: 
     questions.write_text("")
     recipe = recipes.load("miniature", [f"data.sft={{kind: jsonl, path: '{questions}'}}"])
     steps = {step.name: step for step in graph.plan(recipe, Store(tmp_path / "store"))}
-    assert lineage.upstream(steps["data"], recipe, "") == [f"file://{tmp_path}/my-questions.jsonl"]
-    assert lineage.upstream(steps["filter"], recipe, "batch") == [
+    assert events.upstream(steps["data"], recipe, "") == [f"file://{tmp_path}/my-questions.jsonl"]
+    assert events.upstream(steps["filter"], recipe, "batch") == [
         "sqltrain://miniature/batch/data",
         "sqltrain://miniature/batch/synthesize",
     ]
-    assert lineage.asset_key("miniature", "evaluate_sft", "champion data/dk") == (
+    assert events.asset_key("miniature", "evaluate_sft", "champion data/dk") == (
         "sqltrain://miniature/champion-data/dk/evaluate_sft"
     )
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import recipes
-from pipelines.errors import ResourceError
-from pipelines.store import Store
-from tasks import mirror
-from tasks.tracking import Tracker
+from pipelines.core.errors import ResourceError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from tasks import run
+from tasks.run import Tracker
 
 
 @pytest.mark.services  # of the package wandb, which README's test command does not install
 def test_what_goes_to_mlflow_goes_to_the_named_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(mirror.SWITCH, "agents")
+    monkeypatch.setenv(run.SWITCH, "agents")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -32,7 +32,7 @@ def test_what_goes_to_mlflow_goes_to_the_named_project(tmp_path: Path, monkeypat
 @pytest.mark.services
 def test_what_its_service_refuses_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a key it says so before the first stage; whatever it raises later is one line, once."""
-    monkeypatch.setenv(mirror.SWITCH, "agents")
+    monkeypatch.setenv(run.SWITCH, "agents")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -40,10 +40,10 @@ def test_what_its_service_refuses_ends_no_run(tmp_path: Path, monkeypatch: pytes
     wandb = pytest.importorskip("wandb")
     wandb.teardown()  # it keeps the variables that it has seen
     with pytest.raises(ResourceError, match=r"takes no run of the project agents.*WANDB_API_KEY"):
-        mirror.switch_on("run", "", {}, said.append)
+        run.switch_on("run", "", {}, said.append)
     wandb.teardown()
     monkeypatch.setenv("WANDB_MODE", "offline")
-    open_run = mirror.switch_on("run", "", {}, said.append)
+    open_run = run.switch_on("run", "", {}, said.append)
     assert open_run is not None
     open_run._run.finish()
     for step in (1, 2):
@@ -54,8 +54,8 @@ def test_what_its_service_refuses_ends_no_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mirror.switch_on("run", "", {}, pytest.fail) is None
-    monkeypatch.setenv(mirror.SWITCH, "agents")
+    assert run.switch_on("run", "", {}, pytest.fail) is None
+    monkeypatch.setenv(run.SWITCH, "agents")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ResourceError, match=r"not installed.*sqltrain\[wandb\]"):
-        mirror.switch_on("run", "", {}, pytest.fail)
+        run.switch_on("run", "", {}, pytest.fail)

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from prefect.states import Failed
 
-from pipelines.errors import DataError, EndpointError, StoppedError, TrainingError
-from pipelines.store import Store
-from tasks import patience, reaper
-from tasks.stage import is_worth_another_try
+from pipelines.core.errors import DataError, EndpointError, StoppedError, TrainingError
+from pipelines.core.store import Store
+from tasks import prefect_server, reaper
+from tasks.prefect_stage import is_worth_another_try
 
 
 def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "POLL_S", 0.0)
+    monkeypatch.setattr(prefect_server, "POLL_S", 0.0)
     tries: list[int] = []
     said: list[str] = []
 
@@ -26,7 +26,7 @@ def test_an_answer_is_asked_for_until_the_server_is_back_and_said_once(monkeypat
             raise RuntimeError("no slot") from httpx.ConnectError("connection refused")
         return "here"
 
-    assert patience.patiently(ask, "the slot", said.append) == "here"
+    assert prefect_server.patiently(ask, "the slot", said.append) == "here"
     assert (len(tries), len(said)) == (4, 1)
     assert "the slot waits for it" in said[0]
 
@@ -39,7 +39,7 @@ def test_a_server_that_says_no_is_not_asked_again() -> None:
         raise error
 
     with pytest.raises(httpx.HTTPStatusError):
-        patience.patiently(refuse, "the slot", pytest.fail)
+        prefect_server.patiently(refuse, "the slot", pytest.fail)
 
 
 def killed_run(store: Store) -> None:
@@ -47,7 +47,7 @@ def killed_run(store: Store) -> None:
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from pipelines.store import Store
+from pipelines.core.store import Store
 from tasks.reaper import run_lock
 with run_lock(Store(Path({str(store.root)!r})), "killed"):
     os.kill(os.getpid(), signal.SIGKILL)

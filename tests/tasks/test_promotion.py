@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
-from pipelines.store import Store
-from tasks import connection, promotion
+from tasks import mlflow_client, models
 
 NAME = "sqltrain-farms"
 
@@ -16,7 +16,7 @@ NAME = "sqltrain-farms"
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry with versions of three checkpoints, and no alias."""
     folder = tmp_path_factory.mktemp("registry")
-    client = connection.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
+    client = mlflow_client.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
     client.create_registered_model(NAME)
     for key in ("k1", "k2", "k3"):
         client.create_model_version(NAME, f"file:///store/sft/{key}/model", tags={"key": key})
@@ -32,7 +32,7 @@ def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> St
 
 def alias(store: Store, name: str) -> tuple[str, dict[str, str]]:
     """The key that an alias stands for, and the tags that tell of a decision."""
-    version = connection.connect(f"sqlite:///{store.root / 'mlflow.db'}", store.root).get_model_version_by_alias(
+    version = mlflow_client.connect(f"sqlite:///{store.root / 'mlflow.db'}", store.root).get_model_version_by_alias(
         NAME, name
     )
     return version.tags["key"], {tag: text for tag, text in version.tags.items() if tag.startswith("decision")}
@@ -53,7 +53,7 @@ def decided(store: Store, key: str, decision: str) -> None:
 
 def night(store: Store, key: str, decision: str) -> None:
     decided(store, key, decision)
-    promotion.announce("farms", store, pytest.fail)
+    models.announce("farms", store, pytest.fail)
 
 
 def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store: Store) -> None:
@@ -72,7 +72,7 @@ def test_aliases_follow_the_ledger_and_the_decision_is_tagged(store: Store) -> N
     assert alias(store, "champion")[0] == alias(store, "challenger")[0] == "k3"
     store.make("sft", "k1", lambda folder: None, {}, lambda: None)
     Ledger(store, "farms").rollback()
-    promotion.announce("farms", store, pytest.fail)
+    models.announce("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k1"
 
 
@@ -81,7 +81,7 @@ def test_what_a_killed_night_did_not_tell_the_next_one_tells(store: Store) -> No
     decided(store, "k2", "promoted")  # killed here: the ledger has it, the registry does not
     assert alias(store, "champion")[0] == "k1"
     Ledger(store, "farms").add("night", decision="nothing", reason="no new questions", new=[])
-    promotion.announce("farms", store, pytest.fail)
+    models.announce("farms", store, pytest.fail)
     assert alias(store, "champion")[0] == "k2"
     assert alias(store, "challenger")[1]["decision"] == "promoted"
 
@@ -92,6 +92,6 @@ def test_a_registry_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
     said: list[str] = []
-    promotion.announce("farms", store, said.append)
+    models.announce("farms", store, said.append)
     assert len(said) == 1
     assert "was not told" in said[0]

@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("prefect", reason="the ops extra is not installed")
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.pipeline import run_with_prefect
-from pipelines.config import Recipe
-from pipelines.errors import ResourceError
-from pipelines.store import Store
-from tasks.server import prefect_server
+from flows.prefect.pipeline import run_with_prefect
+from pipelines.core.errors import ResourceError
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
+from tasks.prefect_server import prefect_server
 from tests.in_threads import serving
 
 NOBODY = "http://127.0.0.1:9/api"  # the port of "discard", which nothing listens at

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
 from tasks import spans
-
-from ..services.collector import attributes, collecting
-from ..services.conftest import ROOT
+from tests.services.collector import attributes, collecting
+from tests.services.conftest import ROOT
 
 RUN = """
 import sys
 from pathlib import Path
 from pipelines import recipes
-from pipelines.errors import DataError
+from pipelines.core.errors import DataError
 from pipelines.stages import graph
-from pipelines.store import Store
+from pipelines.core.store import Store
 from tasks import spans
-from tasks.tracking import Tracker
+from tasks.run import Tracker
 
 recipe, store = recipes.load("miniature"), Store(Path(sys.argv[1]))
 data, synthesize = (step for step in graph.plan(recipe, store) if step.name in ("data", "synthesize"))

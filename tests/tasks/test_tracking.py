@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 
 from flows import status
-from pipelines import frames, provenance
-from pipelines.config import Benchmark, Recipe
-from pipelines.housekeeping import claimed
+from pipelines.core import frames, provenance
+from pipelines.core.store import Store
+from pipelines.core.types import Database, Example
+from pipelines.nightly.store_gc import claimed
+from pipelines.recipe.config import Benchmark, Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.store import Store
-from pipelines.types import Database, Example
-from tasks import connection, promotion, questions, registry, traces, tracking
-from tasks.facts import flatten
-from tasks.recording import Recorder, said
+from tasks import episodes, mlflow_client, models
+from tasks import run as questions
+from tasks import run as tracking
+from tasks.mlflow_client import MlflowNotes, flatten, said
+from tasks.run import Tracker
 from tasks.step import run_step
-from tasks.tracking import Tracker
 
 
 def walk(recipe: Recipe, store: Store, tracker: Tracker | None = None) -> Tracker:
@@ -44,7 +45,7 @@ def children(tracker: Tracker) -> dict[str, Any]:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty tracking database: making its tables takes longer than any of these tests."""
     folder = tmp_path_factory.mktemp("tracking")
-    connection.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
+    mlflow_client.connect(f"sqlite:///{folder / 'mlflow.db'}", folder)
     return folder / "mlflow.db"
 
 
@@ -61,7 +62,7 @@ def store(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> St
 def traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces cost more than all the rest: only the tests that look at them make them."""
     if "traces" not in request.node.name:
-        monkeypatch.setattr(traces, "log", lambda child, result: None)
+        monkeypatch.setattr(episodes, "log", lambda child, result: None)
 
 
 def test_a_run_is_a_parent_with_a_child_a_stage(toy: ModuleType, recipe: Recipe, store: Store) -> None:
@@ -83,14 +84,14 @@ def test_status_shows_a_run_that_waits_for_mlflow(
     def look(*_: object) -> None:
         seen.append(status.render(status.gather(store)))
 
-    monkeypatch.setattr(Recorder, "note", lambda *_: None)
-    monkeypatch.setattr(Recorder, "close", look)
-    monkeypatch.setattr(promotion, "connect", look)
+    monkeypatch.setattr(MlflowNotes, "note", lambda *_: None)
+    monkeypatch.setattr(MlflowNotes, "close", look)
+    monkeypatch.setattr(models, "connect", look)
     with Tracker(recipe, store, pytest.fail) as tracker:
         tracker.begin()
         with claimed(store, [("sft", "k1")], {"recipe": recipe.name}):
             look()
-    promotion.announce(recipe.name, store, lambda line: None)
+    models.announce(recipe.name, store, lambda line: None)
     look()
     waits = f"runs: {recipe.name}: between two stages, or waits for MLflow"
     assert [text.splitlines()[2].partition(", for")[0] for text in seen] == [
@@ -140,7 +141,7 @@ def test_a_checkpoint_is_registered_once_by_reference_with_its_accuracy(
 ) -> None:
     tracker = walk(recipe, store)
     step = graph.plan(recipe, store)[1]
-    version = registry.find(tracker.client, "sqltrain-toy", step.key)
+    version = models.find(tracker.client, "sqltrain-toy", step.key)
     assert version is not None
     assert version.source.startswith("models:/m-")  # the logged model: no path of this machine
     assert version.tags["stage"] == "sft"
@@ -186,7 +187,7 @@ def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe: Recipe
             questions.log(tracking.Child(tracker, evaluation, [test], recipe, ""))
     (dataset,) = tracker.client.search_datasets([tracker.experiment_id])
     assert dataset.name == f"{recipe.benchmark.name} k1"
-    with connection.destination(tracker.uri):
+    with mlflow_client.destination(tracker.uri):
         rows = dataset.to_df()
     gold = {row["expected_response"] for row in rows["expectations"]}
     assert gold == {"SELECT 0", "SELECT 1", "SELECT 2"}
@@ -251,7 +252,7 @@ def test_flatten_gives_dotted_keys(value: Any, expected: dict[str, str]) -> None
 
 
 def test_every_shipped_recipe_fits_mlflow() -> None:
-    from pipelines import recipes
+    from pipelines.recipe import recipes
 
     names: Sequence[str] = recipes.recipe_names()
     for name in names:
@@ -279,7 +280,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
 def test_runs_and_versions_say_what_made_them(toy: ModuleType, recipe: Recipe, store: Store) -> None:
     tracker = walk(recipe, store)
     made_by = provenance.facts()
-    version = registry.find(tracker.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
+    version = models.find(tracker.client, "sqltrain-toy", graph.plan(recipe, store)[1].key)
     assert version is not None
     parent = tracker.client.get_run(tracker.run_id).data.tags
     for tags in ({f"sqltrain.{name}": text for name, text in version.tags.items()}, parent):

@@ -8,11 +8,11 @@ import pytest
 from teacher_server import TeacherServer, scripted_replies
 from teacher_world import KEY, make, recipe_of  # noqa: F401
 
-from pipelines.config import Recipe
+from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
+from pipelines.recipe.config import Recipe
+from pipelines.stages.context import examples
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipelines.core.types import Example
 from pipelines.protocols.base import Protocol
 from pipelines.rollout.policies.oracle import OraclePolicy
-from pipelines.types import Example
 
 FAULTS = ("busy", "error", "hang", "truncated", "bad_json", "slow", "disconnect")
 HANG_S = 60.0

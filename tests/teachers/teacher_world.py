@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from pipelines import recipes
-from pipelines.config import Recipe
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
-from pipelines.store import Store
 
 KEY = "sk-very-secret-0123456789"
 

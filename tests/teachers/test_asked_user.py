@@ -8,15 +8,17 @@ from typing import Any
 
 from teacher_world import recipe_of
 
-from pipelines.config import Protocol, Sampling
+from pipelines.core.types import Database, Example, StopReason, Trajectory
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.recipe.config import ProtocolSection
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.user import simulated_user
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.stages.fingerprints import asked
-from pipelines.types import Database, Example, StopReason, Trajectory
+from pipelines.sql.schema import introspect
+from pipelines.stages.keys import asked
 
 TURNS = ("<ask>Which users?\n\nThe right SQL:\nnone</ask>", "<solution>SELECT 1</solution>")
 
@@ -30,7 +32,7 @@ def play(folder: Path, sql: SqlEngine) -> Trajectory:
     marks = [{"term": "users", "means": "paid = 1", "critical": True}]
     gold = "SELECT count(*) FROM users WHERE paid = 1"
     question = Example("q", "count the users", Database("shop", "sqlite", str(path)), gold, meta={"ambiguities": marks})
-    speech = build(Protocol(name="ask", options={"user": "teacher"}))
+    speech = build(ProtocolSection(name="ask", options={"user": "teacher"}))
     policy = ScriptedPolicy(lambda request: f"<reasoning>r</reasoning>{TURNS[request.turn]}")
     user = simulated_user(speech, folder / "responses")
     engine = RolloutEngine(policy, speech, sql, Sampling(), 4, introspect, user)
@@ -64,8 +66,8 @@ def test_a_user_whose_endpoint_fails_breaks_the_episode(tmp_path: Path, servers:
 
 def test_the_model_that_plays_the_user_is_part_of_a_stages_key() -> None:
     recipe = recipe_of(1)
-    speech = Protocol(name="ask", options={"user": "teacher"})
+    speech = ProtocolSection(name="ask", options={"user": "teacher"})
     changed = recipe.model_copy(update={"protocol": speech})
     assert "teacher" in set(asked(changed, "evaluate_test"))
-    plain = recipe.model_copy(update={"protocol": Protocol(name="ask")})
+    plain = recipe.model_copy(update={"protocol": ProtocolSection(name="ask")})
     assert "teacher" not in set(asked(plain, "evaluate_test"))

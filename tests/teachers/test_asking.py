@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from teacher_server import TeacherServer
 
-from pipelines.endpoints import retry
+from pipelines.core.errors import BoundaryError, ResourceError
+from pipelines.core.types import Message
+from pipelines.endpoints import limits
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import Endpoint, within
-from pipelines.errors import BoundaryError, ResourceError
-from pipelines.types import Message
 
 
 def asker_of(server: TeacherServer, folder: Path, concurrency: int = 8, **settings: Any) -> Asker:
@@ -94,7 +94,7 @@ def test_the_cap_of_one_keeps_the_answers_of_all(tmp_path: Path, servers: Any) -
 def test_a_request_that_always_fails_is_reported_after_the_others_are_kept(
     tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     server = servers(echo)
     server.sick = "question 3"
     asker = asker_of(server, tmp_path, retries=2)

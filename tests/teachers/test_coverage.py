@@ -1,8 +1,8 @@
 """What questions cover of a schema: counted by hand over four queries."""
 
+from pipelines.core.types import Database, Example
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
-from pipelines.teachers.coverage import Coverage, coverage, lines
-from pipelines.types import Database, Example
+from pipelines.teachers.invent import Coverage, coverage, lines
 
 SHOP = Database("shop", "sqlite", "shop.sqlite")
 SCHEMA = Schema(

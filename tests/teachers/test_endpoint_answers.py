@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from pipelines import config
+from pipelines.core.types import ActionKind
 from pipelines.endpoints.answers import Answer, as_turn, from_record, read
-from pipelines.endpoints.client import Malformed, Unreadable
+from pipelines.endpoints.client import Malformed, UnreadableAnswer
 from pipelines.protocols.base import build
-from pipelines.teachers.prompts import read_object
-from pipelines.types import ActionKind
+from pipelines.recipe import config
+from pipelines.teachers.experts import read_object
 
-REACT = build(config.Protocol(name="react"))
-TOOLS = build(config.Protocol(name="tool_call"))
-PHASES = build(config.Protocol(name="phases", schema_view="hidden"))
+REACT = build(config.ProtocolSection(name="react"))
+TOOLS = build(config.ProtocolSection(name="tool_call"))
+PHASES = build(config.ProtocolSection(name="phases", schema_view="hidden"))
 
 
 def completion(finish: str = "stop", **message: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_a_truncated_answer_stays_open() -> None:
     ],
 )
 def test_a_whole_answer_that_cannot_be_read_says_what_it_cost(value: dict[str, Any], used: tuple[int, int]) -> None:
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableAnswer) as caught:
         read(value)
     assert caught.value.used == used
 
@@ -143,7 +143,7 @@ def test_a_whole_answer_that_cannot_be_read_says_what_it_cost(value: dict[str, A
 def test_an_error_in_the_place_of_an_answer_was_not_paid() -> None:
     with pytest.raises(Malformed) as caught:
         read({"error": {"message": "busy"}, "choices": []})
-    assert not isinstance(caught.value, Unreadable)
+    assert not isinstance(caught.value, UnreadableAnswer)
 
 
 def test_a_thought_that_the_chat_template_opened() -> None:

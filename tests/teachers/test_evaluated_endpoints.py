@@ -13,21 +13,21 @@ from teacher_server import TeacherServer, scripted_replies
 from teacher_world import make, recipe_of
 
 from flows import asking, evaluating
-from pipelines.config import Recipe
+from pipelines.core.errors import BoundaryError, DataError, ResourceError
+from pipelines.core.processes import free_port
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases import named
 from pipelines.databases.of_recipe import schemas
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import endpoint
-from pipelines.errors import BoundaryError, DataError, ResourceError
-from pipelines.processes import free_port
 from pipelines.protocols.base import build
-from pipelines.serving.agent import Agent, Budget
+from pipelines.recipe.config import Recipe
+from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.models import opened
-from pipelines.stages import selection
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
-from pipelines.types import Action, ActionKind
+from pipelines.stages import evaluate
+from pipelines.stages.context import examples
 
 SAMPLES = ("evaluation.samples=3", "evaluation.ks=[1, 3]", "evaluation.forced_single_turn=false", "rollout.shard=4")
 WRONG = "SELECT 'wrong'"
@@ -115,7 +115,7 @@ def test_an_endpoint_is_asked_and_served(
     async def answered() -> list[dict[str, object]]:
         where = named.find(question.database.location)
         with where.sql(recipe.execution) as sql:
-            agent = Agent(where, sql, where.schema(sql), lambda: model, Budget(20, 50))
+            agent = Agent(where, sql, where.schema(sql), lambda: model, QuestionBudget(20, 50))
             events = [event async for event in agent.answer(question.question)]
             await model.policy.close()
             return events
@@ -270,7 +270,7 @@ def test_an_endpoint_merges_the_samples(
     server = servers(reply)
     name_endpoint(server)
     links: list[Path | None] = []  # the gold schemas that merged answers are held against
-    monkeypatch.setattr(selection, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
+    monkeypatch.setattr(evaluate, "gold_schemas", lambda folder: links.append(folder) or gold_schemas(folder))
     evaluating.evaluate_named(recipe, store, "endpoint:teacher", False)
     metrics = evaluated(store)
     assert [None if folder is None else folder.parent.name for folder in links] == ["test_schema"]

@@ -14,28 +14,9 @@ import pytest
 from teacher_server import TeacherServer
 from teacher_world import make, recipe_of
 
-from pipelines import recipes
-from pipelines.config import RewardTerm
-from pipelines.curation import gold_schema
-from pipelines.curation.gold_schema import gold_schemas
-from pipelines.databases.of_recipe import schemas
-from pipelines.endpoints import retry
-from pipelines.endpoints.asking import Asker
-from pipelines.endpoints.client import Endpoint
-from pipelines.errors import BoundaryError
-from pipelines.evaluation.voting import signature
-from pipelines.protocols.base import build
-from pipelines.protocols.observations import defuse
-from pipelines.rewards import judge as judging
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Column, Schema, Table
-from pipelines.stages import fingerprints
-from pipelines.stages.inputs import examples, trajectories
-from pipelines.store import Store, read_json
-from pipelines.teachers import cleaning, judge, linker, merging, prompts, selector
-from pipelines.teachers.star import HINT
-from pipelines.types import (
+from pipelines.core.errors import BoundaryError
+from pipelines.core.store import Store, read_json
+from pipelines.core.types import (
     Action,
     ActionKind,
     Database,
@@ -46,6 +27,29 @@ from pipelines.types import (
     Trajectory,
     Turn,
 )
+from pipelines.curation import gold_schema
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.databases.of_recipe import schemas
+from pipelines.endpoints import limits
+from pipelines.endpoints.asking import Asker
+from pipelines.endpoints.client import Endpoint
+from pipelines.evaluation.voting import signature
+from pipelines.protocols.base import build
+from pipelines.protocols.observations import defuse
+from pipelines.recipe import recipes
+from pipelines.recipe.config_training import RewardTerm
+from pipelines.rewards import panel as judging
+from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import Column, Schema, Table, introspect
+from pipelines.stages import keys
+from pipelines.stages.context import examples, trajectories
+from pipelines.teachers import experts as cleaning
+from pipelines.teachers import experts as linker
+from pipelines.teachers import experts as merging
+from pipelines.teachers import experts as prompts
+from pipelines.teachers import experts as selector
+from pipelines.teachers import judge
+from pipelines.teachers.policy import HINT
 
 Reply = Callable[[list[dict[str, str]]], str]
 GOLD = "SELECT count(*) FROM singer"
@@ -122,8 +126,8 @@ def test_a_judge_that_weighs_nothing_asks_nobody(tmp_path: Path, music: Database
     assert grade([wrong], {"q1": question(1, music)}) == [wrong]
     assert grade.take_used() == {}
     panel = "rewards=[{term: exec}, {term: judge, weight: 0, options: {by: gone}}]"
-    assert list(fingerprints.asked(recipes.load("miniature", [panel]), "grpo")) == []
-    assert list(fingerprints.asked(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == ["gone"]
+    assert list(keys.asked(recipes.load("miniature", [panel]), "grpo")) == []
+    assert list(keys.asked(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == ["gone"]
 
 
 def test_how_far_a_judge_is_trusted_by_hand(asker: Any, music: Database) -> None:
@@ -178,9 +182,9 @@ def test_a_training_pair_goes_when_both_cleaners_call_it_bad(tmp_path: Path, ser
 def test_the_cleaners_agreement_by_hand(music: Database) -> None:
     """Both judged four of five: two agreements; observed 1/2, expected 1/2 * 1/2 + 1/2 * 1/2."""
     said = [(True, True), (False, False), (True, False), (False, True), (None, True)]
-    found = cleaning.agreement([cleaning.Checked(question(n, music), bad, ("", "")) for n, bad in enumerate(said)])
+    found = cleaning.agreement([cleaning.PairCheck(question(n, music), bad, ("", "")) for n, bad in enumerate(said)])
     assert found == {"judged": 4.0, "dropped": 1.0, "agreement": 0.5, "kappa": 0.0}
-    alone = cleaning.agreement([cleaning.Checked(question(0, music), (True,), ("",))])
+    alone = cleaning.agreement([cleaning.PairCheck(question(0, music), (True,), ("",))])
     assert (alone["judged"], alone["dropped"]) == (0.0, 1.0)
 
 
@@ -274,7 +278,7 @@ def test_the_linker_gold_shows_what_the_gold_sql_reads_and_asks_nobody(tmp_path:
 
 def test_a_linkers_recall_by_hand(music: Database) -> None:
     """Of two gold columns it kept one beside another: recall and precision are a half."""
-    from pipelines.types import SchemaItems
+    from pipelines.core.types import SchemaItems
 
     kept = {"tables": ["singer"], "columns": [["singer", "name"], ["singer", "x"]]}
     linked = [dataclasses.replace(question(0, music), meta={"linked_schema": kept})]
@@ -380,7 +384,7 @@ def test_one_endpoint_twice_in_a_mix_has_one_bill(
 def test_a_text_that_a_judge_fails_at_is_asked_without_its_tail_in_training_and_stops_a_measurement(
     servers: Any, music: Database, name_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     server = servers(lambda messages: "1.0")
     name_endpoint(server, retries=1)
     pool = {one.id: one for one in (question(0, music), question(1, music))}
@@ -431,6 +435,6 @@ def test_the_two_answers_with_most_votes_are_merged(asker: Any, music: Database)
         merged = merging.merge(merging_model, cases, introspect, signature, sql.execute_many)
     assert merged == [f"{GOLD} -- merged", GOLD, ""]
     assert sum(server.delivered.values()) == merging.SAMPLES  # answers that agree are asked about never
-    shown = merging._question(*cases[0], [0, 1], introspect)[-1][1]
+    shown = merging._merge_question(*cases[0], [0, 1], introspect)[-1][1]
     assert "Draft 1:\n    " in shown
     assert "SELECT 77" not in shown

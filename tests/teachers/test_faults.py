@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from teacher_world import KEY, make, recipe_of
 
-from pipelines.endpoints import retry
-from pipelines.errors import BoundaryError, ResourceError
-from pipelines.store import Store
+from pipelines.core.errors import BoundaryError, ResourceError
+from pipelines.core.store import Store
+from pipelines.endpoints import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
@@ -22,7 +22,7 @@ import sys
 sys.path.insert(0, sys.argv[3])
 from teacher_world import make, recipe_of
 from pathlib import Path
-from pipelines.store import Store
+from pipelines.core.store import Store
 make(recipe_of(int(sys.argv[2])), Store(Path(sys.argv[1])), "synthesize")
 """
 
@@ -71,7 +71,7 @@ def both(
 def test_server_faults_do_not_change_the_dataset(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.02)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.02)
     broken, _ = both(tmp_path, 2, servers, replies, name_endpoint, 3.0)
     assert len(broken.faults) >= 5
 
@@ -81,7 +81,7 @@ def test_server_faults_do_not_change_the_dataset(
 def test_a_thousand_questions_with_faults(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.05)
     broken, grown = both(tmp_path, 84, servers, replies, name_endpoint, 60.0, "synthesis.teacher.concurrency=64")
     asked = sum(broken.delivered.values()) + sum(broken.faults.values())
     assert 0.25 < sum(broken.faults.values()) / asked < 0.35
@@ -180,7 +180,7 @@ def test_an_episode_that_the_endpoint_fails_is_no_part_of_a_finished_dataset(
     tmp_path: Path, servers: Any, replies: Any, name_endpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One conversation never works: the stage does not end, and ends as if nothing had been once it does."""
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     recipe = recipe_of(1)
     clean, store = Store(tmp_path / "clean"), Store(tmp_path / "store")
     say = replies(recipe, clean)

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import Protocol, Sampling
-from pipelines.endpoints import retry
+from pipelines.core.errors import ResourceError
+from pipelines.core.types import ActionKind, Database, Example
+from pipelines.endpoints import limits
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import Endpoint
-from pipelines.errors import ResourceError
 from pipelines.protocols.base import build
+from pipelines.recipe.config import ProtocolSection
+from pipelines.recipe.section import Sampling
 from pipelines.rollout.policies.base import Request
 from pipelines.teachers.policy import OpenAIPolicy
-from pipelines.types import ActionKind, Database, Example
 
 CASE = (("system", "You write SQL."), ("user", "How many?"))
 CALL = {"name": "execute_sql", "arguments": '{"sql": "SELECT 1"}'}
-REACT = build(Protocol(name="react"))
+REACT = build(ProtocolSection(name="react"))
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 
@@ -129,7 +130,7 @@ def test_a_refused_system_role_says_its_setting_and_the_setting_merges_it(tmp_pa
 def test_a_stream_is_put_together_and_a_cut_one_asked_again(
     tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     call = {"index": 0, "function": {"name": "run", "arguments": '{"sql": '}}
     rest = {"index": 0, "function": {"arguments": '"SELECT 1"}'}}
     cut = [pieces({"content": "half"}, end=False)]
@@ -192,7 +193,7 @@ def test_a_busy_server_delays_every_request(tmp_path: Path, serve: Any) -> None:
 def test_a_dead_endpoint_trips_the_breaker_and_says_so(
     tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     server = serve(lambda body: refused(503, "no"))
     asker = Asker(Endpoint(base_url=server.url, model="m", patience_s=0.5, retries=30), "t", tmp_path)
     with pytest.raises(ResourceError, match=r"'t' is down: \d+ requests failed .*nothing that was answered"):
@@ -204,8 +205,8 @@ def test_an_endpoint_that_comes_back_after_ones_patience_is_found_again(
     tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same asker, as `serve` has it: what it once called down answers again."""
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(retry, "MOST_DELAY_S", 0.05)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "MOST_DELAY_S", 0.05)
     replies = [refused(503, "no")]
     server = serve(lambda body: replies[-1])
     asker = Asker(Endpoint(base_url=server.url, model="m", patience_s=0.2, retries=30), "t", tmp_path)
@@ -261,7 +262,7 @@ def test_a_providers_refusal_is_an_answer_though_it_comes_as_an_error(
 def test_an_answer_without_a_choice_is_kept_after_the_last_try(
     tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     usage = {"prompt_tokens": 30, "completion_tokens": 10}
     server = serve(lambda body: (200, {}, json.dumps({"choices": [], "usage": usage}).encode()))
     for _ in range(2):
@@ -296,7 +297,7 @@ def test_a_stream_that_is_cut_within_a_chunk_is_asked_again(
     tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's transport raises its own error there, whichever transport it is."""
-    monkeypatch.setattr(retry, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
     status, headers, body = pieces({"content": "a"})
     cut = [(status, {**headers, "Content-Length": str(len(body) + 9), "Connection": "close"}, body[:40])]
     server = serve(lambda body: cut.pop() if cut else pieces({"content": "a"}))

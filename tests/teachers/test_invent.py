@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from flows.cli import app
-from pipelines.config import Source
-from pipelines.data import base
+from pipelines.benchmarks import base
+from pipelines.core.errors import DataError
+from pipelines.core.types import HARDNESS_LEVELS, Database
 from pipelines.endpoints.asking import Asker
 from pipelines.endpoints.client import Endpoint
-from pipelines.errors import DataError
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe.config import Source
 from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.schema import introspect
 from pipelines.teachers.invent import STYLES, Inventor, read_sql
-from pipelines.types import HARDNESS_LEVELS, Database
 
 ESCAPED = "\\x3c"  # what a prompt has in place of a tag's first character
 PROPOSALS = [
@@ -122,8 +122,8 @@ def test_the_command_writes_what_the_reader_reads(
     tmp_path: Path, servers: Any, database: Database, name_endpoint: Any
 ) -> None:
     from flows.inventing import invent
-    from pipelines import recipes
-    from pipelines.store import Store
+    from pipelines.core.store import Store
+    from pipelines.recipe import recipes
 
     name_endpoint(servers(reply))
     out = tmp_path / "mine.jsonl"
@@ -141,8 +141,8 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_bought(
     tmp_path: Path, servers: Any, database: Database, name_endpoint: Any, where: str
 ) -> None:
     from flows.inventing import invent
-    from pipelines import recipes
-    from pipelines.store import Store
+    from pipelines.core.store import Store
+    from pipelines.recipe import recipes
 
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()

@@ -9,7 +9,7 @@ from typing import Any
 from teacher_world import recipe_of, world
 
 from flows import judge_agreement
-from pipelines.store import Store
+from pipelines.core.store import Store
 from tests.flows.command_line import sqltrain
 
 

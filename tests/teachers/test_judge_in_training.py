@@ -5,14 +5,14 @@ from typing import Any
 
 from teacher_world import make, recipe_of
 
+from pipelines.core.store import Store
+from pipelines.core.types import Action, ActionKind
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build
-from pipelines.rollout.policies.scripted import ScriptedPolicy
-from pipelines.stages.inputs import examples
-from pipelines.store import Store
+from pipelines.rollout.policies.base import ScriptedPolicy
+from pipelines.stages.context import examples
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Rollouts
-from pipelines.types import Action, ActionKind
 
 
 def test_wrong_answers_are_graded_and_each_generation_says_what_that_cost(

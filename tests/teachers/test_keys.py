@@ -11,7 +11,7 @@ import pytest
 from teacher_server import TeacherServer
 from teacher_world import KEY, recipe_of, world
 
-from pipelines.store import Store
+from pipelines.core.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = (

@@ -8,12 +8,11 @@ import httpx
 import openai
 import pytest
 
-from pipelines.endpoints import retry
+from pipelines.core.errors import RecipeError, ResourceError
+from pipelines.endpoints import limits
 from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
-from pipelines.endpoints.limits import Budget
+from pipelines.endpoints.limits import Budget, Pace, Rate
 from pipelines.endpoints.log import Spent
-from pipelines.endpoints.pace import Pace, Rate
-from pipelines.errors import RecipeError, ResourceError
 
 
 class Clock:
@@ -36,27 +35,27 @@ class Clock:
     ],
 )
 def test_retry_after_in_all_its_forms(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry.retry_after(headers) == seconds
+    assert limits.retry_after(headers) == seconds
 
 
 def test_retry_after_as_a_date_to_come() -> None:
-    waits = retry.retry_after({"retry-after": formatdate(time.time() + 30, usegmt=True)})
+    waits = limits.retry_after({"retry-after": formatdate(time.time() + 30, usegmt=True)})
     assert waits is not None
     assert 28 < waits <= 30
 
 
 def test_delays_double_with_jitter_and_obey_the_server() -> None:
-    assert all(0.25 <= retry.delay(0, None) <= 0.5 for _ in range(50))
-    assert all(2.0 <= retry.delay(3, None) <= 4.0 for _ in range(50))
-    assert all(30.0 <= retry.delay(20, None) <= 60.0 for _ in range(50))
-    assert all(2.0 <= retry.delay(9, 2.0) <= 2.5 for _ in range(50))
-    assert len({retry.delay(0, None) for _ in range(5)}) > 1
+    assert all(0.25 <= limits.delay(0, None) <= 0.5 for _ in range(50))
+    assert all(2.0 <= limits.delay(3, None) <= 4.0 for _ in range(50))
+    assert all(30.0 <= limits.delay(20, None) <= 60.0 for _ in range(50))
+    assert all(2.0 <= limits.delay(9, 2.0) <= 2.5 for _ in range(50))
+    assert len({limits.delay(0, None) for _ in range(5)}) > 1
 
 
 def test_a_breaker_lets_probes_through_and_gives_up_after_its_patience() -> None:
     clock = Clock()
-    breaker = retry.Breaker("teacher", patience_s=100, clock=clock)
-    for _ in range(retry.TRIP):
+    breaker = limits.Breaker("teacher", patience_s=100, clock=clock)
+    for _ in range(limits.TRIP):
         assert not breaker.open
         breaker.failed()
     assert breaker.open
@@ -79,8 +78,8 @@ def test_a_breaker_lets_probes_through_and_gives_up_after_its_patience() -> None
 
 def test_who_waits_when_the_patience_ends_gives_up_though_a_probe_is_still_on_its_way() -> None:
     clock = Clock()
-    breaker = retry.Breaker("teacher", patience_s=0.5, clock=clock)
-    for _ in range(retry.TRIP):
+    breaker = limits.Breaker("teacher", patience_s=0.5, clock=clock)
+    for _ in range(limits.TRIP):
         breaker.failed()
 
     async def scene() -> None:
@@ -97,8 +96,8 @@ def test_who_waits_when_the_patience_ends_gives_up_though_a_probe_is_still_on_it
 def test_an_endpoint_that_was_down_for_hours_is_asked_again() -> None:
     """`serve` and `mcp` live on: without another probe they would say that it is down until they are restarted."""
     clock = Clock()
-    breaker = retry.Breaker("teacher", patience_s=100, clock=clock)
-    for _ in range(retry.TRIP):
+    breaker = limits.Breaker("teacher", patience_s=100, clock=clock)
+    for _ in range(limits.TRIP):
         breaker.failed()
         clock.now += 600
     for _ in range(3):
@@ -107,7 +106,7 @@ def test_an_endpoint_that_was_down_for_hours_is_asked_again() -> None:
             breaker.failed()
         with pytest.raises(ResourceError, match="is down"):
             asyncio.run(breaker.admit())  # at once, until the next one
-        clock.now += retry.MOST_DELAY_S
+        clock.now += limits.MOST_DELAY_S
 
     async def scene() -> None:
         await breaker.admit()
@@ -188,7 +187,7 @@ def test_a_conversation_that_is_too_long_is_not_sent_again(status: int) -> None:
     said = {"error": {"message": "the request exceeds the available context size"}}
     response = httpx.Response(status, json=said, request=httpx.Request("POST", "http://localhost:1/v1"))
     error = openai.APIStatusError(said["error"]["message"], response=response, body=said["error"])
-    for _ in range(retry.TRIP + 1):
+    for _ in range(limits.TRIP + 1):
         with pytest.raises(ContextOverflow):
             connection._consider(error, 0)
     assert not connection._breaker.open

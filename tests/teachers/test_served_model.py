@@ -18,11 +18,11 @@ import pytest
 import yaml
 from teacher_world import make, recipe_of
 
-from pipelines.config import RewardTerm
+from pipelines.core.store import Store, read_json
 from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.recipe.config_training import RewardTerm
 from pipelines.rewards.outcome import make_outcomes
-from pipelines.stages.inputs import examples, trajectories
-from pipelines.store import Store, read_json
+from pipelines.stages.context import examples, trajectories
 from pipelines.teachers import judge
 
 MODEL = os.environ.get("SQLTRAIN_SERVED_MODEL", "")

@@ -10,12 +10,14 @@ from pathlib import Path
 import filelock
 import pytest
 
-from pipelines.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
-from pipelines.config import Protocol as ProtocolConfig
+from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 from pipelines.protocols.base import build
-from pipelines.sql.catalogs import introspect
+from pipelines.recipe.config import Hardware, Recipe
+from pipelines.recipe.config import ProtocolSection as ProtocolConfig
+from pipelines.recipe.config_training import Grpo, Model, Optimizer, RewardTerm, Sft, TinyModel
+from pipelines.recipe.section import Sampling
+from pipelines.sql.schema import introspect
 from pipelines.training.model import make_tiny
-from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = TinyModel(width=32, layers=2, heads=2, ffn=64, vocabulary=400, context=512)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.processes import free_port
+from pipelines.core.processes import free_port
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipelines.curation.rules import broken_rule
-from pipelines.training.advantages import estimate, useful, zero_variance
-from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.curation.filtering import broken_rule
+from pipelines.training.losses import estimate, useful, zero_variance
 
 NAN = float("nan")
 

@@ -5,8 +5,9 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from pipelines.config import Hardware, Optimizer
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.recipe.config import Hardware
+from pipelines.recipe.config_training import Optimizer
 from pipelines.training import grpo
 from pipelines.training.plan import Plan
 

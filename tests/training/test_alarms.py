@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.training.alarms import ALARMS, WINDOW, Watch
+from pipelines.training.watch import ALARMS, WINDOW, Watch
 
 HEALTHY = {
     "entropy": 0.5, "tokens": 40.0, "format_errors": 0.02, "ex": 0.6, "reward": 5.0, "zero_variance": 0.3,

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from pipelines.config import Grpo
-from pipelines.errors import RecipeError
-from pipelines.training.batching import grpo_steps, order, padding_share, schedule, split_batch, steps
+from pipelines.core.errors import RecipeError
+from pipelines.recipe.config_training import Grpo
+from pipelines.training.sft import grpo_steps, order, padding_share, schedule, split_batch, step_count
 
 LENGTHS = random.Random(0).choices(range(40, 200), k=500)
 
@@ -57,14 +57,14 @@ def test_a_batch_that_cannot_be_shared_out_is_a_recipe_error():
 
 
 def test_the_number_of_optimizer_steps():
-    assert steps(1000, 2, 128) == 15
-    assert steps(10, 1, 128) == 1
+    assert step_count(1000, 2, 128) == 15
+    assert step_count(10, 1, 128) == 1
 
 
 @pytest.mark.parametrize(("samples", "epochs", "batch", "expected"), [(100, 0.29, 1, 29), (50, 4.4, 10, 22)])
 def test_epochs_of_sft_are_the_decimal_number_that_was_written(samples, epochs, batch, expected):
     """As floats, 100 * 0.29 is a little less than 29."""
-    assert steps(samples, epochs, batch) == expected
+    assert step_count(samples, epochs, batch) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipelines import recipes
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
 from pipelines.stages import graph, preflight
-from pipelines.store import Store
 from pipelines.training import combinations
 
 

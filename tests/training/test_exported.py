@@ -6,16 +6,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipelines.checkpoint import write_card
-from pipelines.config import Recipe
+from pipelines.core.types import Example, Trajectory
 from pipelines.export import folder
-from pipelines.export.lineage import trace
+from pipelines.export.cards import trace
 from pipelines.protocols.base import build
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.recipe.checkpoint import write_card
+from pipelines.recipe.config import Recipe
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.making import local_policy
-from pipelines.sql.catalogs import introspect
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.types import Example, Trajectory
+from pipelines.sql.schema import introspect
 
 
 def greedy(model: Path, recipe: Recipe, examples: list[Example]) -> list[Trajectory]:

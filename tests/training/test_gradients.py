@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from pipelines.config import Grpo
-from pipelines.training.advantages import estimate
-from pipelines.training.losses import Kind, Level, averaged, per_token, ratios
+from pipelines.recipe.config_training import Grpo
+from pipelines.training.losses import Kind, Level, averaged, estimate, per_token, ratios
 
 LOW, HIGH = 0.2, 0.28
 # Two episodes of three and two tokens; the last place of the second is padding.

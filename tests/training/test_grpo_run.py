@@ -7,14 +7,16 @@ import pytest
 import torch
 from trl.trainer.utils import add_fused_lm_head
 
-from pipelines import recipes
-from pipelines.config import Grpo, Recipe, Rollout, Sampling
-from pipelines.errors import RecipeError
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import write_jsonl
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe, Rollout
+from pipelines.recipe.config_training import Grpo
+from pipelines.recipe.section import Sampling
 from pipelines.rollout.policies import making
 from pipelines.training import grpo, launch, model
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import served_policy
-from pipelines.types import write_jsonl
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
-from pipelines.training import head
+from pipelines.training import packing
 
 TOKENS, WIDTH, VOCABULARY = 150, 16, 70
 OUTPUTS = ("log_probs", "entropy")
@@ -28,13 +28,13 @@ def gradients(log_probs, *leaves):
 
 
 def apply(hidden, weight, labels, temperature=1.0, bias=None, outputs=OUTPUTS):
-    return head.Head.apply(hidden, weight, bias, labels, temperature, 32768, None, 1.0, outputs)
+    return packing.Head.apply(hidden, weight, bias, labels, temperature, 32768, None, 1.0, outputs)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_tiles_give_what_whole_logits_give(inputs, temperature, monkeypatch):
     """150 tokens in tiles of 64: two whole ones and a rest."""
-    monkeypatch.setattr(head, "TILE", 1)
+    monkeypatch.setattr(packing, "TILE", 1)
     hidden, weight, labels = inputs
     log_probs, entropy, *_ = apply(*inputs, temperature)
     whole = (hidden @ weight.T / temperature).log_softmax(1)

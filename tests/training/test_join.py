@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Hardware
-from pipelines.errors import UserError
-from pipelines.processes import free_port
+from pipelines.core.errors import UserError
+from pipelines.core.processes import free_port
+from pipelines.core.types import write_jsonl
+from pipelines.recipe.config import Hardware
 from pipelines.training import join, launch
 from pipelines.training.plan import Plan
-from pipelines.types import write_jsonl
 
 
 def test_the_plan_that_was_written_last_is_joined(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pipelines.config import Hardware
-from pipelines.errors import DataError, ResourceError, StoppedError, TrainingError
+from pipelines.core.errors import DataError, ResourceError, StoppedError, TrainingError
+from pipelines.core.types import write_jsonl
+from pipelines.recipe.config import Hardware
 from pipelines.training import child, launch
 from pipelines.training.plan import Plan
-from pipelines.types import write_jsonl
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def serve(): pass
 """
 SPAWNS = """
 import multiprocessing, time, slow_target
-from pipelines.processes import DiesWithParent
+from pipelines.core.processes import DiesWithParent
 multiprocessing.get_context("spawn").Process(target=DiesWithParent(slow_target.serve)).start()
 time.sleep(60)
 """

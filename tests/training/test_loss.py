@@ -8,17 +8,18 @@ import pytest
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from pipelines.config import Grpo, Hardware, Optimizer, Sampling
-from pipelines.loading import load
+from pipelines.recipe.config import Hardware
+from pipelines.recipe.config_training import Grpo, Optimizer
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.model_loading import load
 from pipelines.training import grpo_trainer
-from pipelines.training.advantages import estimate
 from pipelines.training.grpo import _dataset, arguments
 from pipelines.training.grpo_trainer import GrpoTrainer
-from pipelines.training.losses import sampler_weights
+from pipelines.training.losses import estimate, sampler_weights
 from pipelines.training.optim import MuonAdamW
+from pipelines.training.packing import by_tokens, joined, moving
 from pipelines.training.plan import Plan
-from pipelines.training.row_selection import by_tokens, joined, moving
-from pipelines.training.step import StepState
+from pipelines.training.training_pass import StepState
 
 ROWS, PROMPT, COMPLETION = 4, 6, 10
 LOW, HIGH = 0.2, 0.28

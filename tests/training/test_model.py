@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.config import Model
-from pipelines.errors import DataError
-from pipelines.loading import load
+from pipelines.core.errors import DataError
 from pipelines.protocols.base import build
+from pipelines.recipe.config_training import Model
 from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.model_loading import load
 from pipelines.training.model import make_tiny
 
 

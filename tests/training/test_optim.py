@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.config import Optimizer
-from pipelines.errors import RecipeError
-from pipelines.loading import load
+from pipelines.core.errors import RecipeError
+from pipelines.recipe.config_training import Optimizer
+from pipelines.rollout.model_loading import load
 from pipelines.training.optim import MuonAdamW, RoundedProducts, build, shares, split
 
 SETTINGS = Optimizer(kind="muon", lr=0.02, options={"lr_rest": 3e-3}, betas=(0.9, 0.95), weight_decay=0.01)

@@ -6,13 +6,14 @@ import math
 import pytest
 import torch
 
-from pipelines.config import Hardware, Lora, Optimizer
-from pipelines.errors import RecipeError
-from pipelines.loading import load
-from pipelines.training import datafile, grpo, settings, sft
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import write_jsonl
+from pipelines.recipe.config import Hardware
+from pipelines.recipe.config_training import Lora, Optimizer
+from pipelines.rollout.model_loading import load
+from pipelines.training import grpo, samples, settings, sft
 from pipelines.training.model import load_to_train
 from pipelines.training.plan import Plan
-from pipelines.types import write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 SMALL = Optimizer(lr=1e-6, schedule="constant", warmup_ratio=0.0)  # the papers' rate
@@ -42,7 +43,7 @@ def plan(tmp_path, recipe, examples, trajectories, taught, monkeypatch):
 
 
 def run(plan):
-    module, records = (sft, datafile.trajectories) if plan.kind == "sft" else (grpo, datafile.examples)
+    module, records = (sft, samples.trajectories) if plan.kind == "sft" else (grpo, samples.examples)
     return module.train(plan, records(plan.data), lambda event: None)
 
 

@@ -8,11 +8,11 @@ import torch
 from accelerate import Accelerator
 from peft import get_peft_model
 
-from pipelines.config import Lora, Optimizer
-from pipelines.loading import load
-from pipelines.training import datafile, grpo, model, sft, weights
+from pipelines.core.types import write_jsonl
+from pipelines.recipe.config_training import Lora, Optimizer
+from pipelines.rollout.model_loading import load
+from pipelines.training import grpo, model, samples, sft, weights
 from pipelines.training.plan import Plan
-from pipelines.types import write_jsonl
 
 pytestmark = [
     pytest.mark.services,  # of the package bitsandbytes, which README's test command does not install
@@ -78,7 +78,7 @@ def test_training_moves_the_adapters_alone_and_writes_a_plain_model(
         out=tmp_path / "out",
     )
     plan.out.mkdir()
-    module, records = (sft, datafile.trajectories) if kind == "sft" else (grpo, datafile.examples)
+    module, records = (sft, samples.trajectories) if kind == "sft" else (grpo, samples.examples)
     module.train(plan, records(plan.data), lambda event: None)
     lines = [json.loads(line) for line in (plan.out / "curves.jsonl").read_text().splitlines()]
     assert any(line["grad_norm"] > 0 for line in lines)

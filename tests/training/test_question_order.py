@@ -5,10 +5,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines import frames, recipes
+from pipelines.core import frames
+from pipelines.core.types import Database, Example
+from pipelines.recipe import recipes
 from pipelines.stages import train
 from pipelines.stages.context import Context, Silent
-from pipelines.types import Database, Example
 
 
 @pytest.mark.parametrize(

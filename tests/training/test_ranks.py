@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipelines.core.types import write_jsonl
 from pipelines.training.plan import Plan
-from pipelines.types import write_jsonl
 
 pytestmark = pytest.mark.services
 

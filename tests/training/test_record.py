@@ -7,17 +7,16 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from pipelines.config import Hardware
-from pipelines.errors import RecipeError, ResourceError, TrainingError
+from pipelines.core.errors import RecipeError, ResourceError, TrainingError
+from pipelines.recipe.config import Hardware
 from pipelines.training import settings
 from pipelines.training.plan import Plan
-from pipelines.training.record import WHOLE, Recorder, last_whole_checkpoint, state_bytes
+from pipelines.training.record import WHOLE, CurveRecorder, Meter, last_whole_checkpoint, state_bytes
 from pipelines.training.settings import resume_point
-from pipelines.training.throughput import Meter
 
 
 def recorder(out, state_bytes=1000):
-    made = Recorder(
+    made = CurveRecorder(
         out, "grpo", [].append, {"loss": "loss", "trl/clip": "clip"}, take_spent=lambda: {"rollout_seconds": 1.5}
     )
     made.measure(torch.nn.Linear(9, 10))

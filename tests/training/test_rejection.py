@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Sampling, Synthesis, Teacher
-from pipelines.errors import RecipeError
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine, episode_seed
-from pipelines.sql.catalogs import introspect
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store
+from pipelines.recipe.config import Synthesis, Teacher
+from pipelines.recipe.section import Sampling
+from pipelines.rollout.engine import RolloutEngine, episode_seed
+from pipelines.rollout.env import EpisodeRequest
+from pipelines.sql.schema import introspect
 from pipelines.stages import graph
-from pipelines.stages.synthesize import Synthesis as Teachers
-from pipelines.store import Store
+from pipelines.stages.synthesize import TeacherEngines as Teachers
 
 DRAW = Sampling(temperature=1.0, turn_tokens=24, episode_tokens=200)
 

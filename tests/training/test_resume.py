@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.errors import TrainingError
-from pipelines.training import datafile, grpo, launch, sft
+from pipelines.core.errors import TrainingError
+from pipelines.core.types import write_jsonl
+from pipelines.training import grpo, launch, samples, sft
 from pipelines.training.plan import Plan
-from pipelines.types import write_jsonl
 
 
 class Died(Exception):
@@ -56,9 +56,9 @@ def run(plan, die_at=None):
             raise Died
 
     if plan.kind == "sft":
-        sft.train(plan, datafile.trajectories(plan.data), emit)
+        sft.train(plan, samples.trajectories(plan.data), emit)
     else:
-        grpo.train(plan, datafile.examples(plan.data), emit)
+        grpo.train(plan, samples.examples(plan.data), emit)
 
 
 def same(one, other):

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
+from pipelines.core.errors import BoundaryError, EndpointError
+from pipelines.core.types import StopReason, Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.errors import BoundaryError, EndpointError
 from pipelines.protocols.base import build
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Generation, PaidEpisode, Rollouts, cut, facts, format_errors
-from pipelines.types import StopReason, Trajectory
 
 RIGHT, WRONG = "<solution> SELECT count(*) FROM singer</solution>", "<solution> SELECT 0</solution>"
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from pipelines.loading import load
 from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.model_loading import load
 from pipelines.training.samples import IGNORED, sample, track_mask
 
 

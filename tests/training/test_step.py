@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from pipelines.config import Optimizer, RewardTerm
-from pipelines.config import Protocol as ProtocolConfig
-from pipelines.loading import load
-from pipelines.rewards.rubric import Rewards
+from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
+from pipelines.recipe.config import ProtocolSection as ProtocolConfig
+from pipelines.recipe.config_training import Optimizer, RewardTerm
+from pipelines.rewards.panel import Rewards
+from pipelines.rollout.model_loading import load
 from pipelines.training import grpo, settings
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import Generation, PaidEpisode, Rollouts
-from pipelines.types import Action, ActionKind, StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 LAMBDA = 0.25

@@ -10,10 +10,10 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from pipelines.errors import EndpointError
-from pipelines.loading import load
+from pipelines.core.errors import EndpointError
+from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies import served
-from pipelines.training.sync import WeightSync, rounded
+from pipelines.training.weights import WeightSync, rounded
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_server_that_takes_no_weights_is_said_plainly(trainer, server, tmp_pat
 def test_adapters_are_written_without_their_base(trainer, recipe, tmp_path):
     from peft import get_peft_model
 
-    from pipelines.config import Lora
+    from pipelines.recipe.config_training import Lora
     from pipelines.training.model import adapters
 
     trainer.model = trainer.model_wrapped = get_peft_model(trainer.model, adapters(Lora(rank=2, alpha=4)))

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from pipelines.loading import load
 from pipelines.rollout.codec import ChatCodec
+from pipelines.rollout.model_loading import load
+from pipelines.training.record import Meter
 from pipelines.training.samples import sample
-from pipelines.training.throughput import Meter
 
 SPENT = {"seconds": 10.0, "generate_seconds": 4.0, "train_seconds": 5.0, "trained_tokens": 6e5, "sampled_tokens": 2e4}
 

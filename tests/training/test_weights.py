@@ -7,8 +7,8 @@ import torch
 from accelerate import Accelerator
 from peft import get_peft_model
 
-from pipelines.config import Lora
-from pipelines.loading import load
+from pipelines.recipe.config_training import Lora
+from pipelines.rollout.model_loading import load
 from pipelines.training.model import adapters
 from pipelines.training.weights import merged, whole_weights
 

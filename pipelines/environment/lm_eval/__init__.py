@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipelines.core.errors import RecipeError
 from pipelines.environment.core import Environment, example_of, row_of, shared
-from pipelines.errors import RecipeError
 
 HEADLINE = "correct"  # under the benchmark's own equality; the figures below are under equalities by name
 ALSO = ("strict", "bird", "test_suite")

@@ -1,19 +1,21 @@
 """What a policy is: one request for one agent turn in, one completion out; everything that generates implements it."""
 
-# ruff: noqa: B027  (an episode's hooks are empty on purpose: most policies do not schedule)
-
 from __future__ import annotations
 
+# ruff: noqa: B027  (an episode's hooks are empty on purpose: most policies do not schedule)
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pipelines.config import Sampling
-from pipelines.types import Example, Message
+from pipelines.core.types import Example, Message
+from pipelines.recipe.section import Sampling
 
 if TYPE_CHECKING:
     from pipelines.rollout.codec import ChatCodec
+
+
+from pipelines.rollout.codec import ChatCodec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Policy(abc.ABC):
         codec: how it turns messages into ids; None for a policy that speaks text only.
         live: episodes that it wants in flight at once.
         context: most tokens that it takes in one sequence; None when not known.
-        longest_first: whether episodes may begin in another order than they were asked for (`pipelines.rollout.order`).
+        longest_first: whether episodes may begin in another order than they were asked for (`pipelines.rollout.engine`).
     """
 
     name: str
@@ -99,7 +101,7 @@ class Policy(abc.ABC):
         """The episode waits for SQL; `generate` or `release` follows when it is back.
 
         Args:
-            work: tells what the statement has cost so far, never too much (`pipelines.sql.engine.Query.work`); None
+            work: tells what the statement has cost so far, never too much (`pipelines.sql.engine.Statement.work`); None
                 when it is not a statement that is waited for.
         """
 
@@ -137,3 +139,34 @@ class Policy(abc.ABC):
 
     async def close(self) -> None:
         """Let go of what belongs to the running event loop (connections, tasks); the policy can be used again."""
+
+
+# A policy from a plain function: the oracle's base, the tests' agent, and a user's own program as the agent.
+
+
+class ScriptedPolicy(Policy):
+    """Says what a function of the request says.
+
+    Args:
+        function: the agent's text for a request; must be a pure function of it.
+        name: recorded in each trajectory.
+        codec: when given, the text is encoded with it and trajectories carry token ids.
+    """
+
+    def __init__(
+        self, function: Callable[[Request], str], name: str = "scripted", codec: ChatCodec | None = None
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self._function = function
+
+    async def generate(self, request: Request) -> Completion:
+        """The function's text, cut to the request's token budget when it speaks tokens."""
+        text = self._function(request)
+        if self.codec is None:
+            return Completion(text)
+        ids = self.codec.agent(text)
+        if len(ids) <= request.max_tokens:
+            return Completion(text, tuple(ids))
+        cut_ids = ids[: request.max_tokens]
+        return Completion(self.codec.decode(cut_ids), tuple(cut_ids), finish="length")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from pipelines.processes import die_with_parent
+from pipelines.core.processes import die_with_parent
 
 
 def keep(parent: int, command: list[str]) -> int:

@@ -7,12 +7,11 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipelines import processes
-from pipelines.config import Recipe
-from pipelines.errors import RecipeError, ResourceError
-from pipelines.parts import Serving
-from pipelines.registry import POLICIES
-from pipelines.registry import policy as register
+from pipelines.core import processes
+from pipelines.core.errors import RecipeError, ResourceError
+from pipelines.core.registry import POLICIES, Serving
+from pipelines.core.registry import policy as register
+from pipelines.recipe.config import Recipe
 from pipelines.rollout.policies.base import Policy
 
 
@@ -24,7 +23,7 @@ def local_policy(checkpoint: str, recipe: Recipe) -> Policy:
         DataError: there is no model at that folder or hub name.
         ResourceError: there is no such device.
     """
-    from pipelines.loading import load
+    from pipelines.rollout.model_loading import load
     from pipelines.rollout.policies.transformers import TransformersPolicy
 
     place = device(recipe, processes.number)

@@ -14,16 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pipelines.errors import BoundaryError, DataError
+from pipelines.core.errors import BoundaryError, DataError
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Action, ActionKind, Database, Example, SchemaItems
+from pipelines.protocols.one_action import SingleTurn
 from pipelines.protocols.phases import Phases
-from pipelines.protocols.single_turn import SingleTurn
-from pipelines.registry import DIALECTS
-from pipelines.rollout.policies.base import Request
-from pipelines.rollout.policies.scripted import ScriptedPolicy
+from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.sql import analyst
-from pipelines.sql.catalogs import introspect
-from pipelines.sql.schema import Schema
-from pipelines.types import Action, ActionKind, Database, Example, SchemaItems
+from pipelines.sql.schema import Schema, introspect
 
 if TYPE_CHECKING:
     from pipelines.protocols.base import Protocol

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.config import Recipe
-from pipelines.errors import ResourceError
-from pipelines.processes import free_port
-from pipelines.recipes import CONF
+from pipelines.core.errors import ResourceError
+from pipelines.core.processes import free_port
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.recipes import CONF
 
 HOST = "127.0.0.1"  # whoever reaches a server in development mode may run code in it
 SERVED_NAME = "policy"
@@ -36,7 +36,7 @@ SHARED_MEMORY = "0.4"  # of the only GPU, which training has too
 INFRA = CONF.parent / "infra"
 
 
-class Layout(NamedTuple):
+class GpuLayout(NamedTuple):
     """Which GPUs serve, and which train.
 
     Attributes:
@@ -62,7 +62,7 @@ def gpus() -> tuple[str, ...]:
     return tuple(str(number) for number in range(listing.stdout.count("GPU ")))
 
 
-def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> Layout:
+def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
     """How a machine's GPUs are divided among servers and, in GRPO, training, which gets the first ones.
 
     Raises:
@@ -72,9 +72,9 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> Layout:
     if recipe.hardware.device == "cpu" or not devices:
         if recipe.hardware.device == "cuda":
             raise ResourceError("this machine has no CUDA device", "Set hardware.device=auto, or cpu.")
-        return Layout(((),) * (rollout.replicas or 1), None)
+        return GpuLayout(((),) * (rollout.replicas or 1), None)
     if trains and len(devices) == 1 and span == 1 and rollout.replicas in (None, 1):
-        return Layout((tuple(devices),), tuple(devices), shared=True)
+        return GpuLayout((tuple(devices),), tuple(devices), shared=True)
     most = (len(devices) - (1 if trains else 0)) // span
     count = rollout.replicas or max(1, len(devices) // (2 if trains else 1) // span)
     if count > most:
@@ -85,10 +85,10 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> Layout:
         )
     first = len(devices) - count * span
     serving = tuple(tuple(devices[first + span * number :][:span]) for number in range(count))
-    return Layout(serving, tuple(devices[:first]) if trains else None)
+    return GpuLayout(serving, tuple(devices[:first]) if trains else None)
 
 
-def planned(recipe: Recipe, trains: bool) -> Layout:
+def planned(recipe: Recipe, trains: bool) -> GpuLayout:
     """How this machine's GPUs are divided, once a Python with vLLM is found.
 
     Raises:
@@ -112,7 +112,7 @@ class Replica:
         newest: the folder of the weights that it was last sent, if they are a whole model: it starts again with them.
     """
 
-    def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: Layout, number: int, log: Path):
+    def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: GpuLayout, number: int, log: Path):
         self.checkpoint, self.trains, self.recipe, self.plan = checkpoint, trains, recipe, plan
         self.newest: Path | None = None
         self.devices, self.log, self.port = plan.serving[number], log, free_port()
@@ -204,7 +204,7 @@ class Replica:
 
 @contextlib.contextmanager
 def running(
-    checkpoint: str, recipe: Recipe, folder: Path, plan: Layout, newest: Path | None, say: Callable[[str], None]
+    checkpoint: str, recipe: Recipe, folder: Path, plan: GpuLayout, newest: Path | None, say: Callable[[str], None]
 ) -> Iterator[tuple[str, ...]]:
     """While inside, servers of a checkpoint run and are started again when they die; their addresses.
 

@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Model
-from pipelines.errors import EndpointError, ResourceError
-from pipelines.recipes import digest
+from pipelines.core.errors import EndpointError, ResourceError
+from pipelines.recipe.config_training import Model
+from pipelines.recipe.recipes import digest
 from pipelines.rollout.codec import ChatCodec
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _facts(checkpoint: str) -> list[tuple[str, int, int]]:
 def _answers(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
     import torch
 
-    from pipelines.loading import load
+    from pipelines.rollout.model_loading import load
 
     network, tokenizer = load(checkpoint, model)
     codec = ChatCodec(tokenizer)

@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 
-from pipelines.errors import ResourceError
+from pipelines.core.errors import ResourceError
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding.decoder import Decoder
-from pipelines.rollout.decoding.slots import attending
+from pipelines.rollout.decoding import Decoder, attending
 from pipelines.rollout.policies.base import Completion, Policy, Request
 
 REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL at the least, when deterministic

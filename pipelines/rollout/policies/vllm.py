@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pipelines.core.errors import EndpointError, ResourceError
 from pipelines.endpoints.client import Connection, ContextOverflow, Endpoint
-from pipelines.errors import EndpointError, ResourceError
-from pipelines.protocols.stops import StopStrings, cut
+from pipelines.protocols.blocks import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.policies.served import Probe, models, step_of

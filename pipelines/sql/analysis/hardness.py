@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from pipelines.sql import spider
+from pipelines.core.types import EngineName, Hardness
 from pipelines.sql.analysis.parsing import MAX_CHARS, first_select, parse, unwrap
-from pipelines.types import EngineName, Hardness
+from pipelines.sql.equalities import spider_grammar
 
 AGGREGATES = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg, exp.GroupConcat, exp.Window)
 PATTERNS = (exp.Like, exp.ILike, exp.Glob, exp.SimilarTo)
@@ -52,7 +52,7 @@ def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
     """The counts of a query; None if neither parser reads it."""
     if len(sql) > MAX_CHARS:
         return None
-    query = spider.read(sql)
+    query = spider_grammar.read(sql)
     if query is not None:
         return _official(query)
     tree = parse(sql, engine)
@@ -62,7 +62,7 @@ def count(sql: str, engine: EngineName = "sqlite") -> Counts | None:
         return None
 
 
-def _official(query: spider.Query) -> Counts:
+def _official(query: spider_grammar.ParsedQuery) -> Counts:
     """`count_component1`, `count_component2` and `count_others`, with the official habits: an item of SELECT aggregates
     only if it starts with an aggregate; a NOT counts as an aggregation, and so does each AND and OR of a HAVING.
     """

@@ -10,7 +10,7 @@ from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.parser import Parser
 
-from pipelines.types import EngineName
+from pipelines.core.types import EngineName
 
 MAX_CHARS = 20_000
 MAX_DEPTH = 60  # of brackets

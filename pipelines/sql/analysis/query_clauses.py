@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
+from pipelines.core.types import EngineName
 from pipelines.sql.analysis.name_resolution import Item, Resolved, columns_of, from_items, resolve
 from pipelines.sql.schema import Schema
-from pipelines.types import EngineName
 
 Constant = str | int | float | None
 _COMPARISONS: Mapping[type[exp.Expr], str] = {

@@ -208,14 +208,14 @@ class Dialect(abc.ABC):
 
 def of_file(path: Path) -> str | None:
     """The engine that a file's suffix names; None if there is none."""
-    from pipelines.registry import DIALECTS
+    from pipelines.core.registry import DIALECTS
 
     return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
 
 
 def of_head(head: bytes, path: Path) -> str | None:
     """The engine that a file's first bytes tell, and its suffix where several engines read such files."""
-    from pipelines.registry import DIALECTS
+    from pipelines.core.registry import DIALECTS
 
     magics = {name: DIALECTS[name].magic for name in DIALECTS}
     names = [name for name, magic in magics.items() if magic and head[magic[0] :].startswith(magic[1])]
@@ -224,21 +224,21 @@ def of_head(head: bytes, path: Path) -> str | None:
 
 def of_address(address: str) -> str | None:
     """The engine whose server has such an address; None for what is no address."""
-    from pipelines.registry import DIALECTS
+    from pipelines.core.registry import DIALECTS
 
     return next((name for name in DIALECTS if address.startswith(DIALECTS[name].schemes or ("\0",))), None)
 
 
 def file_suffixes() -> tuple[str, ...]:
     """The suffixes of all engines' files."""
-    from pipelines.registry import DIALECTS
+    from pipelines.core.registry import DIALECTS
 
     return tuple(dict.fromkeys(suffix for name in DIALECTS for suffix in DIALECTS[name].suffixes))
 
 
 def servers() -> Iterator[str]:
     """The engines whose locations are addresses."""
-    from pipelines.registry import DIALECTS
+    from pipelines.core.registry import DIALECTS
 
     return (name for name in DIALECTS if DIALECTS[name].is_server())
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipelines.registry import dialect
+from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
     ERROR,
     LIMIT,
@@ -24,18 +24,18 @@ from pipelines.sql.dialects.base import (
     UNAVAILABLE,
     Bounds,
     Clock,
+    DatabaseSession,
     OpenFailure,
     Raw,
-    Session,
     failure,
     fetch,
     interrupted_at,
+    plain_rows,
 )
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, left
 from pipelines.sql.dialects.guard import body, check, lexed
 from pipelines.sql.dialects.hiding import Hidden
 from pipelines.sql.dialects.trees import named_by_duckdb, refused_by_duckdb
-from pipelines.sql.dialects.values import plain_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -132,7 +132,7 @@ UNION ALL SELECT table_name, column_name, comment FROM duckdb_columns()
             yield Catalog(lambda sql: connection.execute(sql).fetchall(), view)
 
 
-class DuckdbSession(Session):
+class DuckdbSession(DatabaseSession):
     """One open DuckDB file; arguments as `SqliteSession` has them."""
 
     def __init__(self, location: str, bounds: Bounds, clock: Clock) -> None:

@@ -23,7 +23,9 @@ LOCAL = ("", "127.0.0.1", "::1", "localhost")
 PORTS = ("5432", "3306")  # that the servers of our engines have by default
 KEYWORD = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']*)")
 KEYWORDS = re.compile(rf"(?:{KEYWORD.pattern})+\s*")
-Told = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]  # tables, and columns by table, as a worker is sent them
+HiddenNames = tuple[
+    tuple[str, ...], Mapping[str, tuple[str, ...]]
+]  # tables, and columns by table, as a worker is sent them
 
 
 def fold(name: str) -> str:
@@ -69,7 +71,7 @@ def _place(options: Mapping[str, str], host: str, port: str, name: str) -> str:
     return f"//{'localhost' if is_here else host}:{'' if port in PORTS else port}/{name}"
 
 
-class Named(NamedTuple):
+class StatementNames(NamedTuple):
     """What a statement names, as its engine's parser reads it."""
 
     relations: frozenset[str]  # tables and views that it reads, or may read
@@ -94,7 +96,7 @@ class Hidden(NamedTuple):
     attributes: Mapping[str, frozenset[str]] | None = None
 
     @classmethod
-    def of(cls, names_hidden: Told) -> Hidden:
+    def of(cls, names_hidden: HiddenNames) -> Hidden:
         """From plain names."""
         tables, columns = names_hidden
         return cls(
@@ -123,7 +125,7 @@ class Hidden(NamedTuple):
                 columns[table] |= {column}
         return self._replace(columns=columns)
 
-    def is_read_by(self, named: Named) -> bool:
+    def is_read_by(self, named: StatementNames) -> bool:
         """Whether a statement reads something hidden, or could."""
         relations, rows = frozenset(map(fold, named.relations)), [(fold(row), fold(name)) for row, name in named.rows]
         veiled = relations & self.columns.keys()
@@ -145,7 +147,7 @@ class Hidden(NamedTuple):
         reads_column = any(names & self.columns[table] for table in veiled)
         return bool(veiled) and (named.unnamed or reads_column or any(n in veiled and r in values for r, n in rows))
 
-    def with_views(self, views: Iterable[tuple[str, str]], reader: Callable[[str], Named | None]) -> Hidden:
+    def with_views(self, views: Iterable[tuple[str, str]], reader: Callable[[str], StatementNames | None]) -> Hidden:
         """The same and all views that read any of it, or a view that does; of several schemas, so a name may come more
         than once. A view is hidden too where `reader` cannot say what its query names.
         """
@@ -157,7 +159,7 @@ class Hidden(NamedTuple):
                 return known
             known = known.with_tables(more)
 
-    def refused(self, named: Named) -> Raw | None:
+    def refused(self, named: StatementNames) -> Raw | None:
         """Why a statement may not run; None if it may."""
         return failure(REFUSED, "hidden", REFUSAL) if self.is_read_by(named) else None
 

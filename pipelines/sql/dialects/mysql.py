@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pipelines.registry import dialect
+from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
     CATALOGUE_S,
     ERROR,
@@ -25,18 +25,18 @@ from pipelines.sql.dialects.base import (
     UNAVAILABLE,
     Bounds,
     Clock,
+    DatabaseSession,
     OpenFailure,
     Raw,
-    Session,
     failure,
     fetch,
     interrupted_at,
+    plain_rows,
     quoted,
 )
 from pipelines.sql.dialects.dialect import RESERVED, Catalog, Dialect, Query, Role, left
 from pipelines.sql.dialects.guard import TOKEN, body, check, lexed
-from pipelines.sql.dialects.hiding import Hidden, Named
-from pipelines.sql.dialects.values import plain_rows
+from pipelines.sql.dialects.hiding import Hidden, StatementNames
 
 if TYPE_CHECKING:
     import pymysql
@@ -234,7 +234,7 @@ def _begins_name(sql: str, number: re.Match[str]) -> bool:
     return is_name and not _DIGITS.match(sql, number.start())
 
 
-def _named(sql: str) -> Named:
+def _named(sql: str) -> StatementNames:
     """What a statement may name, by its tokens: each name may be that of a table and of a column."""
     tokens, rest = lexed(sql)
     names = frozenset(word for kind, word in tokens if kind in ("word", "name"))
@@ -244,10 +244,12 @@ def _named(sql: str) -> Named:
         for before, (kind, word), after in zip(words, words[1:], words[2:], strict=False)
     )
     unnamed = stars or bool(rest.strip("; \n")) or not names.isdisjoint(("natural", "table"))
-    return Named(names, frozenset(), frozenset((name,) for name in names), unnamed, "information_schema" in names)
+    return StatementNames(
+        names, frozenset(), frozenset((name,) for name in names), unnamed, "information_schema" in names
+    )
 
 
-def _view(query: str) -> Named | None:
+def _view(query: str) -> StatementNames | None:
     """What a view names, as the server writes its query: names in backticks, texts with backslashes, and the database
     before each function that is not its own. None where it does not show the query, where the query calls such a
     function, or where we cannot read it to its end.
@@ -337,7 +339,7 @@ def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.
     return connection
 
 
-class MysqlSession(Session):
+class MysqlSession(DatabaseSession):
     """One connection at a time; `location` is an address such as mysql://reader@host/bench. The other arguments are as
     `SqliteSession` has them.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pipelines.registry import dialect
+from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
     CATALOGUE_S,
     ERROR,
@@ -23,18 +23,19 @@ from pipelines.sql.dialects.base import (
     UNAVAILABLE,
     Bounds,
     Clock,
+    DatabaseSession,
     OpenFailure,
     Raw,
-    Session,
     failure,
     fetch,
     interrupted_at,
+    number,
+    plain_rows,
 )
 from pipelines.sql.dialects.dialect import Catalog, Dialect, Query, Role, left
 from pipelines.sql.dialects.guard import body, check
 from pipelines.sql.dialects.hiding import Hidden, fold
 from pipelines.sql.dialects.trees import named_by_postgres, refused_by_postgres
-from pipelines.sql.dialects.values import number, plain_rows
 
 if TYPE_CHECKING:
     import psycopg
@@ -256,7 +257,7 @@ def _loaders() -> dict[str, type[psycopg.abc.Loader]]:
     return {**dict.fromkeys(_AS_TEXT.split(), Text), "numeric": Number}
 
 
-class PostgresSession(Session):
+class PostgresSession(DatabaseSession):
     """One connection; `location` is its connection string. The other arguments are as `SqliteSession` has them.
 
     Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.

@@ -10,10 +10,14 @@ of the earlier turns that may have written; a turn that failed is not among them
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from pipelines.registry import dialect
+from pipelines.core.registry import dialect
 from pipelines.sql.dialects.base import (
     BETWEEN,
     ERROR,
@@ -21,17 +25,96 @@ from pipelines.sql.dialects.base import (
     OK,
     Bounds,
     Clock,
+    DatabaseSession,
     OpenFailure,
     Raw,
-    Session,
     failure,
     fetch,
+    quoted,
 )
 from pipelines.sql.dialects.hiding import Hidden
-from pipelines.sql.dialects.sqlite import Sqlite, SqliteSession
-from pipelines.sql.dialects.sqlite_outcome import COLUMNS, outcome, state
-from pipelines.sql.dialects.sqlite_rules import ALLOW, FUNCTION, PRAGMA, classify, general, guard, unreadable
-from pipelines.sql.dialects.sqlite_scripts import ORDERED, OUTCOME, statements, writes
+from pipelines.sql.dialects.sqlite import (
+    ALLOW,
+    FUNCTION,
+    PRAGMA,
+    Sqlite,
+    SqliteSession,
+    classify,
+    general,
+    guard,
+    unreadable,
+)
+from pipelines.sql.lexical import ORDERED, OUTCOME, statements, writes
+
+# What a script led to on a private copy: the rows of its last statement, and what it has made of the database.
+
+COLUMNS = ("query", "rows", "as_set", "in_order", "ordered", "changed", "state")
+PLACES = 2  # decimal places that count (`preprocess_results` of LiveSQLBench's evaluator)
+_OBJECTS = "SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+
+
+def outcome(
+    rows: Sequence[tuple[Any, ...]], query: bool, ordered: bool, changed: bool, digest_of_state: str
+) -> tuple[Any, ...]:
+    """The one row of an outcome (`COLUMNS`): digests of the last statement's rows, as a set and in order, and `state`.
+
+    Args:
+        query: whether the last statement was one.
+        ordered: whether the order of its rows counts; passed on.
+        changed: whether the script changed the database; `digest_of_state` is then what `state` says.
+    """
+    texts = [repr(rounded(row)) for row in rows]
+    return int(query), len(rows), digest(sorted(set(texts))), digest(texts), int(ordered), int(changed), digest_of_state
+
+
+def state(connection: sqlite3.Connection) -> str:
+    """A digest that two databases share whose tables and views have the same names, columns and rows (as bags, numbers
+    to `PLACES`), the same indices (by table, columns and whether unique) and as many triggers on each table.
+
+    A text that begins with the current day is the same as any other: two runs write different times.
+
+    Raises:
+        sqlite3.Error: a view cannot be read, or the time is over.
+    """
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    objects: list[Any] = []
+    for kind, name, table in connection.execute(_OBJECTS).fetchall():
+        if kind in ("table", "view"):
+            cursor = connection.execute(f"SELECT * FROM {quoted(name)}")
+            columns = [item[0].lower() for item in cursor.description]
+            objects.append([kind, name.lower(), columns, *_bag(cursor, today)])
+        elif kind == "index":
+            indices = connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall()
+            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({quoted(name)})")]
+            objects.append([kind, table.lower(), [row[2] for row in indices if row[1] == name], columns])
+        else:
+            objects.append([kind, table.lower()])
+    return digest(sorted(map(repr, objects)))
+
+
+def _bag(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]:
+    """How many rows there are, and the sum of their digests, which no order changes and no row is kept for."""
+    count = total = 0
+    for row in rows:
+        cells = ["now" if isinstance(cell, str) and cell.startswith(today) else cell for cell in rounded(row)]
+        total = (total + int(digest([repr(cells)]), 16)) % (1 << 128)
+        count += 1
+    return count, total
+
+
+def rounded(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row's cells, numbers to `PLACES`; a whole number is the same whatever its type."""
+    cells = [round(cell, PLACES) if isinstance(cell, float) else cell for cell in row]
+    return tuple([int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells])
+
+
+def digest(texts: Iterable[str]) -> str:
+    """32 hex digits of texts in order."""
+    whole = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        whole.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return whole.hexdigest()
+
 
 CHANGED = ("rows changed",)  # the column of a statement that returns no rows
 SETUP = ".setup.sql"  # beside a database: the script that prepares the copy
@@ -189,7 +272,7 @@ class StatefulSession(SqliteSession):
 
     def closed(self, hidden: Hidden) -> Hidden:
         """See `Session.closed`: a statement that writes could carry what is hidden elsewhere, so nothing can be."""
-        return Session.closed(self, hidden)
+        return DatabaseSession.closed(self, hidden)
 
     def hold(self) -> None:
         """Nothing: no script touches the file."""
@@ -199,4 +282,4 @@ class StatefulSession(SqliteSession):
 
     def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
         """See `Session.cold_ms`."""
-        return Session.cold_ms(self, sql, max_rows, timeout_s)
+        return DatabaseSession.cold_ms(self, sql, max_rows, timeout_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.sql.dialects.base import ERROR, REFUSED, Raw, failure
 from pipelines.sql.dialects.guard import FUNCTIONS, HIDDEN
-from pipelines.sql.dialects.hiding import Hidden, Named
+from pipelines.sql.dialects.hiding import Hidden, StatementNames
 
 Node = Mapping[str, Any]
 
@@ -92,7 +92,7 @@ def refused_by_duckdb(sql: str, serialize: Callable[[str], str], hidden: Hidden 
     return _refused(parsed["statements"], _refused_in_duckdb, hidden, _named_in_duckdb)
 
 
-def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> Named | None:
+def named_by_duckdb(sql: str, serialize: Callable[[str], str]) -> StatementNames | None:
     """What a query names; None for what DuckDB's parser does not read as one."""
     parsed = json.loads(serialize(sql))
     return None if parsed["error"] else _named_in_duckdb(parsed["statements"])
@@ -116,7 +116,7 @@ def refused_by_postgres(sql: str, hidden: Hidden | None, calls: Mapping[str, boo
     return _refused(statements, functools.partial(_refused_in_postgres, calls), hidden, _named_in_postgres)
 
 
-def named_by_postgres(sql: str) -> Named | None:
+def named_by_postgres(sql: str) -> StatementNames | None:
     """What a query names; None for what PostgreSQL's parser cannot read."""
     from pglast import Error
     from pglast.parser import parse_sql_json
@@ -133,7 +133,7 @@ def _mistake(message: str) -> Raw:
 
 
 def _refused(
-    statements: list[Any], refused: Callable[[Node], str], hidden: Hidden | None, named: Callable[[Any], Named]
+    statements: list[Any], refused: Callable[[Node], str], hidden: Hidden | None, named: Callable[[Any], StatementNames]
 ) -> Raw | None:
     if len(statements) > 1:
         return failure(REFUSED, "several_statements", "only one statement may be run at a time")
@@ -222,7 +222,7 @@ def _read(path: list[str]) -> str:
     return ""
 
 
-def _named_in_duckdb(tree: Any) -> Named:
+def _named_in_duckdb(tree: Any) -> StatementNames:
     """What a statement names, by DuckDB's tree. A star, `#1`, SHOW and renamed columns read without naming."""
     nodes = list(_nodes(tree))
     tables = [(node, node["qualified_name"]["path"]) for node in nodes if node.get("type") == "BASE_TABLE"]
@@ -238,7 +238,7 @@ def _named_in_duckdb(tree: Any) -> Named:
         or node.get("column_name_alias")
         for node in nodes
     )
-    return Named(
+    return StatementNames(
         relations=frozenset(path[-1] for _, path in tables),
         rows=frozenset((name, path[-1]) for node, path in tables for name in (path[-1], node.get("alias", path[-1]))),
         uses=frozenset(filter(None, uses)),
@@ -249,7 +249,7 @@ def _named_in_duckdb(tree: Any) -> Named:
     )
 
 
-def _named_in_postgres(tree: Any) -> Named:
+def _named_in_postgres(tree: Any) -> StatementNames:
     """What a statement names, by PostgreSQL's tree. A star, a natural join, renamed columns and a row of several tables
     read without naming.
     """
@@ -260,7 +260,7 @@ def _named_in_postgres(tree: Any) -> Named:
     for key, value in (item for node in nodes for item in node.items() if item[0] not in _POSTGRES_NAMELESS):
         if isinstance(value, list) and (texts := _texts(value)):
             uses |= {tuple(texts)} if key == "fields" else {("", text)[key != "indirection" :] for text in texts}
-    return Named(
+    return StatementNames(
         relations=frozenset(name for _, name in tables),
         rows=frozenset(
             (row, name) for node, name in tables for row in (name, node.get("alias", {}).get("aliasname", name))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.hiding import Told
+from pipelines.sql.dialects.hiding import HiddenNames
 from pipelines.sql.sandbox.process import Task, Worker, WorkerDeath
 
 BATCH = 32
@@ -36,7 +36,12 @@ class Pool:
     """
 
     def __init__(
-        self, engine: str, bounds: Bounds, size: int, selector: selectors.BaseSelector, hidden: Mapping[str, Told]
+        self,
+        engine: str,
+        bounds: Bounds,
+        size: int,
+        selector: selectors.BaseSelector,
+        hidden: Mapping[str, HiddenNames],
     ) -> None:
         self._engine = engine
         self._bounds = bounds

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.plugins import for_workers
-from pipelines.registry import DIALECTS
+from pipelines.core.registry import DIALECTS
+from pipelines.recipe.plugins import for_workers
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.hiding import Told
+from pipelines.sql.dialects.hiding import HiddenNames
 from pipelines.sql.sandbox.replies import Misshapen, check
 from pipelines.sql.sandbox.wire import HEADER, OPENING, RETIRED, Board, pack, unpack_replies
 
@@ -109,7 +109,7 @@ class Worker:
         hidden: what no statement may read, by the `identity` of its database; fixed for the process's life.
     """
 
-    def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, Told]) -> None:
+    def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, HiddenNames]) -> None:
         fd = Board.create()
         try:
             self._board = Board(fd)

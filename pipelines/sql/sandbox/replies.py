@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.types import ExecutionStatus
+from pipelines.core.types import ExecutionStatus
 
 STATUSES = frozenset(status.value for status in ExecutionStatus)
 _TEXT = (str, type(None))

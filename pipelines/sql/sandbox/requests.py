@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 
-from pipelines.registry import DIALECTS
-from pipelines.sql.audit import Entry
-from pipelines.types import Database, ExecutionResult
+from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Database, ExecutionResult
+from pipelines.sql.audit import AuditEntry
 
 
 def locate(database: Database) -> str:
@@ -50,9 +50,9 @@ def gold_facts(gold_sql: str) -> tuple[bool, bool]:
     return is_ordered(gold_sql), "order by" in lowered
 
 
-def executed(database: Database, sql: str, result: ExecutionResult) -> Entry:
+def executed(database: Database, sql: str, result: ExecutionResult) -> AuditEntry:
     """The line of the audit log for a statement that `execute` ran."""
-    return Entry(
+    return AuditEntry(
         database.id,
         database.engine,
         "query",

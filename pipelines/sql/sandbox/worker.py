@@ -26,10 +26,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from pipelines.plugins import import_in_worker
+from pipelines.recipe.plugins import import_in_worker
 from pipelines.sql.dialects.base import LIMIT, UNAVAILABLE, Bounds, failure
-from pipelines.sql.sandbox.sessions import Databases, opener
-from pipelines.sql.sandbox.verdicts import Verdicts
+from pipelines.sql.sandbox.verdicts import OpenDatabases, Verdicts, opener
 from pipelines.sql.sandbox.wire import HEADER, RETIRED, Board, Replies, read_exactly, unpack_request, write_all
 
 OPEN_SECONDS = 20.0
@@ -85,7 +84,7 @@ class Server:
         self._board = board
         self._timer = Timer(self._worked)
         open_session = opener(session)
-        self._databases = Databases(open_session, bounds, self._timer, self._begin_opening, self._end_opening)
+        self._databases = OpenDatabases(open_session, bounds, self._timer, self._begin_opening, self._end_opening)
         self._verdicts = Verdicts(self._databases, bounds, board)
         self._parent = os.getppid()
         self._must_retire = False

@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from pipelines.config import Sampling
+from pipelines.core.types import Database, Example
+from pipelines.recipe.section import Sampling
+from pipelines.rollout import decoding
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding import decoder as decoding
-from pipelines.rollout.decoding.decoder import Decoder
-from pipelines.rollout.decoding.slots import attending
+from pipelines.rollout.decoding import Decoder, attending
 from pipelines.rollout.policies.base import Completion, Request
-from pipelines.types import Database, Example
 
 ANY = Example("q", "?", Database("d", "sqlite", ""), "")
 SHAPE = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pipelines.rollout.decoding.sampling import draw, uniforms
+from pipelines.rollout.decoding import draw, uniforms
 
 
 def grid(side: int) -> torch.Tensor:

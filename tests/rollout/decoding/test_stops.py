@@ -1,6 +1,6 @@
 """A turn ends at a stop string, in whatever tokens the model spells it."""
 
-from pipelines.protocols.stops import StopStrings, cut
+from pipelines.protocols.blocks import StopStrings, cut
 from pipelines.rollout.codec import ChatCodec
 
 

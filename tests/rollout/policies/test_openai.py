@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import Teacher
+from pipelines.core.errors import RecipeError, ResourceError
+from pipelines.core.types import Example, StopReason
 from pipelines.endpoints import client
 from pipelines.endpoints.client import Endpoint
-from pipelines.errors import RecipeError, ResourceError
-from pipelines.protocols.stops import close_tag
-from pipelines.rollout.engine import EpisodeRequest
+from pipelines.protocols.blocks import close_tag
+from pipelines.recipe.config import Teacher
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.teachers.policy import OpenAIPolicy
-from pipelines.types import Example, StopReason
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"

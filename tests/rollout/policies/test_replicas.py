@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Recipe
-from pipelines.errors import ResourceError
+from pipelines.core.errors import ResourceError
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
 from pipelines.rollout.policies import replicas
 from pipelines.rollout.policies.making import serving
-from pipelines.rollout.policies.replicas import Layout, layout, running
+from pipelines.rollout.policies.replicas import GpuLayout, layout, running
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -114,7 +114,7 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
     newest.mkdir()
     (newest / "config.json").touch()
     made = recipe("rollout.replicas=2")
-    with running("first", made, home, Layout(((), ()), None), newest, lines.append) as urls:
+    with running("first", made, home, GpuLayout(((), ()), None), newest, lines.append) as urls:
         before = notes(home)
         assert [note["--model"] for note in before] == ["first", "first"]
         os.kill(before[0]["pid"], signal.SIGKILL)

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from pipelines import recipes
-from pipelines.config import Model, Recipe, TinyModel
-from pipelines.errors import ResourceError
+from pipelines.core.errors import ResourceError
+from pipelines.core.types import Example
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.config_training import Model, TinyModel
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.engine import EpisodeRequest
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies import served
 from pipelines.rollout.policies.making import policy, serving
 from pipelines.rollout.policies.vllm import VllmPolicy
-from pipelines.types import Example
 
 ANSWER = "<reasoning>now</reasoning><solution>SELECT count(*) FROM singer</solution>"
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "vllm"}]}

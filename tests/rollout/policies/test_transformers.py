@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines import config
-from pipelines.errors import ResourceError
-from pipelines.rollout.engine import EpisodeRequest, RolloutEngine
+from pipelines.core.errors import ResourceError
+from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory
+from pipelines.recipe import config
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
-from pipelines.types import Action, ActionKind, Database, Example, StopReason, Trajectory
 from tests.rollout.conftest import Held, Stuck, Talk
 
 Make = Callable[..., RolloutEngine]
@@ -76,7 +77,7 @@ class HeavyTalk(Talk):
     """Every eighth query counts to 600,000: tens of decode steps of work."""
 
     def __init__(self) -> None:
-        super().__init__(config.Protocol(name="react", prompt="brief", forced_final=False))
+        super().__init__(config.ProtocolSection(name="react", prompt="brief", forced_final=False))
         self.asked = 0
 
     def parse(self, text: str) -> Action:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import EndpointError, ResourceError
+from pipelines.core.errors import EndpointError, ResourceError
+from pipelines.core.types import Example, StopReason
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.engine import EpisodeRequest
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.vllm import VllmPolicy
-from pipelines.types import Example, StopReason
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"
 PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # not the server's own defaults

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import config
-from pipelines.config import Model
-from pipelines.protocols.react import React
-from pipelines.rollout.engine import EpisodeRequest
+from pipelines.core.types import Example
+from pipelines.protocols.one_action import React
+from pipelines.recipe import config
+from pipelines.recipe.config_training import Model
+from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.vllm import VllmPolicy
-from pipelines.types import Example
 
 PYTHON = os.environ.get("SQLTRAIN_VLLM_PYTHON", "")
 pytestmark = [
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny(
         Model(),
         ["how many singers are there in paris select name from singer"] * 50,
-        React(config.Protocol()).tags,
+        React(config.ProtocolSection()).tags,
         out,
         seed=0,
     )
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     """A server that is started as a stage starts its own; its log-probabilities are those before top-p."""
-    from pipelines import recipes
+    from pipelines.recipe import recipes
     from pipelines.rollout.policies.making import serving
 
     own = ["rollout.policy=vllm", f"rollout.python={PYTHON}", "hardware={device: cpu, threads: 1}"]
@@ -123,13 +123,13 @@ def test_grpo_steps_sample_from_it_and_bring_it_their_weights(
     An untrained model is never right, so rewards are drawn; the rate is one at which stale weights would be seen.
     """
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from pipelines import recipes
+    from pipelines.recipe import recipes
     from pipelines.training import grpo
     from pipelines.training.plan import Plan
 
     plugin = folder / "drawing.py"  # one for all: a name is registered once
     plugin.write_text(
-        "import random\nfrom pipelines.registry import reward\n\n"
+        "import random\nfrom pipelines.core.registry import reward\n\n"
         "@reward('drawn')\ndef drawn(outcome):\n    return random.Random(str(outcome.trajectory.token_ids)).random()\n"
     )
     recipe = recipes.load(
@@ -168,8 +168,8 @@ def test_a_stage_loads_its_checkpoint_into_the_server_and_notices_other_weights(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipelines import recipes
-    from pipelines.errors import ResourceError
+    from pipelines.core.errors import ResourceError
+    from pipelines.recipe import recipes
     from pipelines.rollout.policies.making import policy, serving
 
     model = AutoModelForCausalLM.from_pretrained(folder)

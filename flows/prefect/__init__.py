@@ -1,0 +1,1 @@
+"""The stage graph as Prefect flows, and nothing else."""

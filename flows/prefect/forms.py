@@ -1,0 +1,162 @@
+"""The form's own fields for what most runs change: each is an override of the recipe, with its type and its bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from pipelines.core.errors import RecipeError, ResourceError
+from pipelines.core.registry import POLICIES
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.yaml_files import parse_value
+
+# What a field is in the recipe. All of these are keys that a form may change (`flows/prefect/forms.py`).
+KEYS = {
+    "seed": "seed",
+    "model": "model.source",
+    "sft_questions": "data.sft.count",
+    "sft_epochs": "sft.epochs",
+    "rl_questions": "difficulty.candidates",
+    "grpo_steps": "grpo.steps",
+    "policy": "rollout.policy",
+    "device": "hardware.device",
+}
+READ_BY = {"sft_epochs": "sft", "rl_questions": "difficulty", "grpo_steps": "grpo"}  # by this stage alone
+Name = Annotated[str, Field(pattern=r"^\w+$")]
+Seed = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Policy = Annotated[str, AfterValidator(POLICIES.check), Field(json_schema_extra={"enum": [*POLICIES]})]
+
+
+class CommonOverrides(BaseModel):
+    """What most runs change; what is left empty stays as the recipe says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    variant: Name | None = Field(default=None, description="One of the recipe's variants.")
+    seed: Seed | None = Field(default=None, description="Decides everything that is drawn.")
+    model: str | None = Field(default=None, description="The base model: a folder that the worker sees, or a hub name.")
+    sft_questions: Count | None = Field(default=None, description="Questions taken of the SFT pool, by the seed.")
+    sft_epochs: Positive | None = Field(default=None, description="Passes over the demonstrations.")
+    rl_questions: Count | None = Field(default=None, description="Questions scored of each RL pool, by the seed.")
+    grpo_steps: Count | None = Field(default=None, description="Steps of GRPO.")
+    policy: Policy | None = Field(default=None, description="What makes rollouts.")
+    device: Literal["auto", "cpu", "cuda"] | None = Field(default=None, description="What trains and makes rollouts.")
+
+    def overrides(self, more: Sequence[str]) -> tuple[str, ...]:
+        """These fields as overrides, and then more of them, which win."""
+        values = self.model_dump(exclude_none=True, exclude={"variant"})
+        first = () if self.variant is None else (f"variant={self.variant}",)
+        return (*first, *(f"{KEYS[name]}={json.dumps(value)}" for name, value in values.items()), *more)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what would change nothing.
+
+        Raises:
+            RecipeError: the recipe has no stage that reads a field which is set.
+        """
+        for name, stage in READ_BY.items():
+            if getattr(self, name) is not None and stage not in recipe.stages:
+                raise RecipeError(f"{name} would change nothing: the recipe {recipe.name} has no stage {stage}")
+
+
+UNCHANGED = CommonOverrides()
+
+
+# What a deployed flow takes from outside: the folder that it works in, and the keys that its form may change.
+
+FORM_KEYS = "SQLTRAIN_FORM_KEYS"
+HOME = "SQLTRAIN_HOME"
+CHECKOUT = Path(__file__).resolve().parents[2]
+# A section or key that a later version adds is closed until it is named here.
+LEARNING = {"data", "model", "protocol", "synthesis", "filter", "gold_schema", "sft", "difficulty", "rewards", "grpo"}
+MEASURING = {"contracts", "evaluation", "execution", "nightly", "reported", "rollout"}
+OPEN_SECTIONS = frozenset(LEARNING | MEASURING | {"name", "seed", "stages", "title"})
+OPEN_KEYS = frozenset(f"hardware.{name}" for name in ("device", "processes", "slot", "sql_workers", "threads"))
+# `dask` is a scheduler that sends code, `servers` are addresses, `python` and `arguments` make a command, `guards` are
+# files that are included.
+CLOSED_KEYS = frozenset({"nightly.guards", "rollout.arguments", "rollout.dask", "rollout.python", "rollout.servers"})
+
+
+def set_home() -> dict[str, str]:
+    """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout that the worker imports.
+
+    Raises:
+        ResourceError: there is no such folder, or the worker runs an installed wheel and the variable is not set.
+    """
+    from tasks import events
+
+    events.scheduled()
+    home = os.environ.get(HOME)
+    folder = Path(home) if home else CHECKOUT
+    if not home and not (folder / "pyproject.toml").is_file():
+        raise ResourceError(f"{HOME} is not set", "Set it for the worker: the folder of its inbox and its store.")
+    if not folder.is_dir():
+        raise ResourceError(f"{HOME} names no folder: {folder}", "Set it for the worker, or make the folder.")
+    return {"directory": str(folder)}
+
+
+def check_form(recipe: str, overrides: Sequence[str]) -> None:
+    """Hold a form to the keys that it may change; nothing that it names is imported or read for this.
+
+    Args:
+        recipe: the recipe's name.
+        overrides: as in `recipes.load`; `variant=` and `include=` lay the owner's own files over the recipe.
+
+    Raises:
+        RecipeError: it names a recipe or an include that is not under `conf/`, or changes a closed key.
+    """
+    if recipe not in recipes.recipe_names():
+        raise RecipeError(f"a form takes no recipe but those of conf/recipes (it is {recipe!r})")
+    for override in overrides:
+        key, _, name = override.partition("=")
+        if key == "include" and not (recipes.CONF / f"{name}.yaml").resolve().is_relative_to(recipes.CONF.resolve()):
+            raise RecipeError(f"a form includes no file outside conf/ (it is {name!r})")
+    own = [override for override in overrides if override.partition("=")[0] in ("variant", "include")]
+    check_changes(recipes.resolve(recipe, own), recipes.resolve(recipe, overrides))
+
+
+def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Hold what differs between two trees of a recipe to the keys that a form may change.
+
+    Raises:
+        RecipeError: a closed key differs, and the worker's owner does not allow it.
+    """
+    allowed = shlex.split(os.environ.get(FORM_KEYS, ""))
+    for key, value in _changes(before, after, ""):
+        is_open = _is_open(key) and not (key.startswith("data.") and "://" in json.dumps(value))
+        if not is_open and not any(_allows(entry, key, value) for entry in allowed):
+            raise RecipeError(
+                f"a form may not set {key}",
+                f"It could name a program, code or an address. Who runs the worker may allow it: {FORM_KEYS}={key}",
+            )
+
+
+def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The dotted keys of the leaves that differ, with their new values; a list is a leaf."""
+    left, right = ({} if side is None else side for side in (before, after))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        for name in {**left, **right}:
+            yield from _changes(left.get(name), right.get(name), f"{key}.{name}" if key else str(name))
+    elif before != after:
+        yield key, after
+
+
+def _is_open(key: str) -> bool:
+    inside = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
+    return key in OPEN_KEYS or (key.partition(".")[0] in OPEN_SECTIONS and not inside & CLOSED_KEYS)
+
+
+def _allows(entry: str, key: str, value: Any) -> bool:
+    name, equals, text = entry.partition("=")
+    if name != key and not key.startswith(f"{name}."):
+        return False
+    return not equals or parse_value(text) == value

@@ -1,0 +1,70 @@
+"""Nightly retraining as a Prefect flow; `sqltrain nightly` is the same without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled, Completed
+
+from flows.nights import night, title
+from flows.options import split
+from flows.prefect.forms import UNCHANGED, CommonOverrides
+from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
+from pipelines.core.errors import DataError
+from pipelines.nightly.ledger import Ledger, NightInProgress
+from tasks import events
+from tasks.models import announce
+from tasks.prefect_stage import show
+from tasks.summary import night_markdown
+
+
+@flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
+def retrain(
+    recipe: RecipeName = "miniature",
+    common: CommonOverrides = UNCHANGED,
+    overrides: Overrides = (),
+    store: str = "",
+    inbox: str = "",
+    gpu_pool: bool = False,
+) -> State[Any]:
+    """A night: new questions are curated, a challenger is trained, and takes the champion's place only if better.
+
+    Args:
+        recipe: A file of conf/recipes; its section `nightly` says how.
+        common: What most runs change; what is left empty stays as the recipe says.
+        overrides: Any other change, one an item, such as nightly.start=base; they win over the fields above.
+        store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+        inbox: Folder of JSONL files with new questions; left empty, the recipe's. An override nightly.inbox wins.
+        gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
+    """
+    changes = common.overrides((*([f"nightly.inbox={inbox}"] if inbox else []), *overrides))
+    loaded, opened = open_form(recipe, changes, store)
+    common.check(loaded)
+    step_by_step = walk_on_gpu if gpu_pool else walk
+    ledger = Ledger(opened, loaded.name)
+    before = len(ledger.lines())
+    with tracked(loaded, opened, title(loaded, opened)) as tracker:
+        try:
+            line = night(
+                recipe,
+                split(changes)[0],
+                loaded,
+                opened,
+                lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role),
+            )
+        except NightInProgress as error:  # one night at a time, by a lock that dies with its holder
+            return Cancelled(message=str(error))
+        except DataError as error:
+            if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
+                events.refused(loaded.name, str(error))
+            raise
+        tracker.decided(line)
+    show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
+    announce(loaded.name, opened, get_run_logger().warning)
+    if line["decision"] == "promoted":
+        show(events.promoted, loaded.name, opened, line)
+    return Completed(name=line["decision"].capitalize(), message=line["reason"])

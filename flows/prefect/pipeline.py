@@ -1,0 +1,263 @@
+"""The stage graph as Prefect flows: one task a stage, a form in the UI, and the same store as the plain run.
+
+What a flow finds in the store is not made again: `train` goes on where `curate` ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import Flow, flow, runtime
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.utilities.annotations import quote
+from pydantic import Field
+
+from flows.options import open_recipe, split
+from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
+from flows.prefect.remote import run_elsewhere
+from pipelines.core.errors import RecipeError
+from pipelines.core.store import Store, read_json
+from pipelines.nightly.store_gc import claimed
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.stages import graph, preflight
+from tasks import events, spans
+from tasks.prefect_server import patiently, prefect_server
+from tasks.prefect_stage import Walk, artifact_key, run_stage, show, uses_device
+from tasks.reaper import reap, run_lock
+from tasks.run import Tracker
+from tasks.summary import accuracy_markdown, report_markdown, stage_rows
+
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*recipes.recipe_names()]})]
+# The server holds a form to this before it makes a run.
+Overrides = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*=")], ...]
+
+CURATION = ("filter", "gold_schema")
+
+spans.switch_on()  # Prefect begins the span of a flow run when it has imported the flow
+
+
+@contextlib.contextmanager
+def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
+    """The tracker of this flow run and of all that it starts elsewhere: they share one parent run in MLflow.
+
+    As long as it is open, the store knows that this flow run lives; those that do not are marked as crashed.
+
+    Args:
+        name: of the run, for people.
+    """
+    own, say = str(runtime.flow_run.id), get_run_logger().warning
+    tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
+    reap(store, say)
+    try:
+        with run_lock(store, own), Tracker(recipe, store, say, name, tags, _root(own)) as tracker, spans.run(tracker):
+            yield tracker
+    except Exception as error:
+        events.failed(recipe.name, error)
+        raise
+
+
+def _root(own: str) -> str:
+    """The flow run that this one was started by, directly or not; itself where it is the first."""
+    return str(patiently(lambda: runtime.flow_run.root_flow_run_id, "the run", get_run_logger().warning) or own)
+
+
+def walk(
+    recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
+) -> list[graph.StageResult]:
+    """Walk steps of the stage graph inside a flow run, one task a stage, and publish what people want to see.
+
+    Args:
+        role: what the stages are made for, where one run makes several of a name.
+
+    Raises:
+        UserError: something the user can mend.
+        BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
+    """
+    done: dict[str, graph.StageResult] = {}
+    preflight.check(recipe, steps)
+    names = [(step.kind, step.key) for step in steps]
+    try:
+        with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
+            shared = Walk(steps, recipe, store, tracker, role)
+            for step in steps:
+                task: Any = run_stage.with_options(
+                    name=step.name,
+                    task_run_name=f"{recipe.name}: {step.name} {step.key}",
+                    tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
+                    assets=[events.asset_key(recipe.name, step.name, role)],
+                    asset_deps=events.upstream(step, recipe, role),
+                )
+                # Prefect knows results by their id() and would take a new object at an old place for one of them:
+                # what is no result is quoted, or the lineage has stages that were never read.
+                state: Any = task(quote(step), quote(shared), [done[name] for name in step.needs])
+                done[step.name] = (
+                    state.result() if isinstance(state, State) else state
+                )  # `Cached` is a state of its own
+    finally:
+        _publish(steps, done, recipe, tracker)
+    return list(done.values())
+
+
+def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult], recipe: Recipe, tracker: Tracker) -> None:
+    show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
+    accuracy = accuracy_markdown(done.values(), recipe)
+    if accuracy:
+        show(create_markdown_artifact, accuracy, key="execution-accuracy", description="Held-out execution accuracy")
+    for result in done.values():
+        if result.kind == "report":
+            benchmark = graph.benchmark_of(result.name)
+            text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
+            about = f"The report of {benchmark}" if benchmark else "The report"
+            show(create_markdown_artifact, text, key=artifact_key(*result.name.split(".")), description=about)
+
+
+def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
+    """The latest of the stages `last` that the recipe has; None, the whole graph, when `last` is ().
+
+    Raises:
+        RecipeError: the recipe has none of them.
+    """
+    names = [stage.name for stage in graph.active(recipe) if stage.name in last]
+    if last and not names:
+        raise RecipeError(f"recipe {recipe.name} has none of the stages {', '.join(last)}")
+    return names[-1] if names else None
+
+
+def open_form(recipe: str, overrides: Sequence[str], store: str) -> tuple[Recipe, Store]:
+    """The recipe and the store that a form names.
+
+    Raises:
+        RecipeError: it is no recipe, or changes what a form may not change.
+    """
+    check_form(recipe, split(overrides)[0])
+    return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
+
+
+def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[graph.StageResult]]:
+    """A flow with a form, that goes up to the latest of the stages `last`."""
+
+    @flow(name=name, description=about, flow_run_name=f"{name} {{recipe}}", persist_result=False)
+    def deployed(
+        recipe: RecipeName = "miniature",
+        common: CommonOverrides = UNCHANGED,
+        overrides: Overrides = (),
+        store: str = "",
+    ) -> list[graph.StageResult]:
+        """Run a recipe.
+
+        Args:
+            recipe: A file of conf/recipes.
+            common: What most runs change; what is left empty stays as the recipe says.
+            overrides: Any other change, one an item, such as grpo.clip_high=0.3; they win over the fields above.
+            store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+        """
+        loaded, opened = open_form(recipe, common.overrides(overrides), store)
+        common.check(loaded)
+        with tracked(loaded, opened) as tracker:
+            return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)), tracker)
+
+    return deployed
+
+
+synthesize = _deployable("synthesize", "The teacher writes trajectories for checked questions.", ("synthesize",))
+curate = _deployable("curate", "Right trajectories are kept, gold schemas agreed on.", CURATION)
+train = _deployable("train", "SFT, difficulty scoring and GRPO.", ("model", "sft", "difficulty", "grpo"))
+evaluate = _deployable(
+    "evaluate", "Held-out accuracy of every checkpoint.", ("evaluate_model", "evaluate_sft", "evaluate_grpo")
+)
+
+
+@flow(name="retrain", flow_run_name="retrain {recipe}", persist_result=False)
+def retrain(
+    recipe: RecipeName = "miniature",
+    common: CommonOverrides = UNCHANGED,
+    overrides: Overrides = (),
+    store: str = "",
+    gpu_pool: bool = False,
+) -> list[graph.StageResult]:
+    """The whole chain, from questions to the report.
+
+    Args:
+        recipe: A file of conf/recipes.
+        common: What most runs change; what is left empty stays as the recipe says.
+        overrides: Any other change, one an item, such as grpo.clip_high=0.3; they win over the fields above.
+        store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
+        gpu_pool: Training and evaluation run as train/gpu and evaluate/gpu; all workers must see the same store.
+    """
+    changes = common.overrides(overrides)
+    loaded, opened = open_form(recipe, changes, store)
+    common.check(loaded)
+    with tracked(loaded, opened) as tracker:
+        if gpu_pool:
+            walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)), tracker)
+            tracker.begin()  # what runs elsewhere adds to this run
+            say = get_run_logger().info
+            for deployment in ("train/gpu", "evaluate/gpu"):
+                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(changes), "store": store}, say)
+        return walk(loaded, opened, graph.plan(loaded, opened), tracker)
+
+
+@flow(name="make", flow_run_name="make {name}", persist_result=False)
+def make(
+    name: str, recipe: dict[str, Any], store: str, given: dict[str, str], stages: list[str], role: str = ""
+) -> list[graph.StageResult]:
+    """Stages of a recipe that another flow has put together; deployed where the device is.
+
+    Args:
+        name: The recipe's name, for people.
+        recipe: The resolved recipe.
+        store: Folder of datasets and checkpoints, which all workers see under this path.
+        given: Keys of finished stages to go on from, by name.
+        stages: Names of the stages to walk, in order, those given among them.
+        role: What they are made for: "champion", say.
+    """
+    shipped = recipes.load(name) if name in recipes.recipe_names() else Recipe(name=name)
+    check_changes(shipped.model_dump(mode="json"), recipe)
+    opened = Store(Path(store))
+    loaded = Recipe.model_validate(recipe)
+    steps = graph.plan(loaded, opened, stages[-1], given)
+    with tracked(loaded, opened) as tracker:
+        return walk(loaded, opened, [step for step in steps if step.name in stages], tracker, role)
+
+
+def walk_on_gpu(
+    recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
+) -> list[graph.StageResult]:
+    """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for."""
+    if not any(uses_device(step, recipe) for step in steps):
+        return walk(recipe, store, steps, tracker, role)
+    tracker.begin()  # what runs elsewhere adds to this run
+    cached = {step.name: step.key for step in steps if step.cached}
+    about = {"name": recipe.name, "recipe": recipe.model_dump(mode="json"), "store": str(store.root)}
+    parameters = {**about, "given": cached, "stages": [step.name for step in steps], "role": role}
+    run_elsewhere("make/gpu", parameters, get_run_logger().info)
+    metrics = {step.name: read_json(step.folder / "metrics.json") for step in steps}
+    return [graph.StageResult(step.name, step.key, step.folder, metrics[step.name], step.cached) for step in steps]
+
+
+@flow(name="run", flow_run_name="{name}", persist_result=False)
+def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -> list[graph.StageResult]:
+    """A recipe that the command line has resolved already: `sqltrain run NAME --engine prefect`."""
+    opened = Store(store)
+    with tracked(recipe, opened) as tracker:
+        return walk(recipe, opened, graph.plan(recipe, opened, until), tracker)
+
+
+def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, name: str = "") -> list[graph.StageResult]:
+    """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run.
+
+    Args:
+        name: of the flow run; the recipe and its seed by default.
+
+    Raises:
+        UserError, BoundaryError: as the plain run does.
+    """
+    preflight.check(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
+    with prefect_server():
+        return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)

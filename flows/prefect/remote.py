@@ -1,0 +1,53 @@
+"""A deployment started from here, on its own work pool, and waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prefect import runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.deployments import run_deployment
+from prefect.states import Cancelling
+
+from pipelines.core.errors import BoundaryError
+from tasks.events import Pulse
+from tasks.prefect_server import patiently
+
+POLL_S = 5.0
+
+
+def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[str], None]) -> State[Any]:
+    """Run a deployment and return its final state; a server that is away meanwhile is waited for.
+
+    As a part of a flow run it is cancelled when that one is cancelled or fails.
+
+    Args:
+        deployment: "flow/deployment".
+
+    Raises:
+        BoundaryError: it did not complete.
+    """
+    run: Any = patiently(
+        lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", say
+    )
+    say(f"{deployment} runs as {run.name}, flow run {run.id}")
+    pulse = Pulse()
+    with get_client(sync_client=True) as client:
+        try:
+            while True:
+                pulse.beat()  # that run tells of itself whether it gets on
+                state = patiently(lambda: client.read_flow_run(run.id).state, f"the end of {deployment}", say)
+                if state is not None and state.is_final():
+                    break
+                time.sleep(POLL_S)
+        except BaseException:
+            state = client.read_flow_run(run.id).state if runtime.flow_run.id else None
+            if state is not None and not state.is_final():
+                client.set_flow_run_state(run.id, Cancelling(message="its parent run ended"))
+            raise
+    if not state.is_completed():
+        raise BoundaryError(f"{deployment} ended as {state.name}: {state.message}", f"See its flow run {run.id}.")
+    return state

@@ -1,0 +1,349 @@
+"""`sqltrain sweep`: the cells of a table as one plan that shares every common stage, and the table that they fill.
+
+A cell is a recipe with one value of each axis. Cells are made one after the other; what two share is made once, a cell
+that fails leaves its error in the table, and the same command goes on after a kill: the store has what is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
+from pipelines.core.store import Store, write_atomic
+from pipelines.core.types import read_lines
+from pipelines.evaluation.measures import FinishedEvaluation
+from pipelines.evaluation.voting import Rule
+from pipelines.recipe import recipes
+from pipelines.recipe.config import Recipe
+from pipelines.report import formats
+from pipelines.stages import graph
+from pipelines.stages.evaluate import ONCE, records
+from pipelines.sweeps import paper_tables
+from pipelines.sweeps.sweep_page import page
+from pipelines.sweeps.sweep_table import ROW, SEED, Filled, Sweep, named, table, verdicts
+
+INCLUDED = {"model": "models", "benchmark": "data"}  # axes whose values are files of a folder of `conf/`
+AS_IT_IS = "none"  # of the axis `variant`: the recipe itself
+AFTER = "after"  # the axis of one run's checkpoints
+RECIPE = "recipe"  # a row of another recipe than the table's
+ASKED = "asked"  # overrides of the recipe by which a cell's checkpoint is asked once more, and not trained
+NO_OVERRIDES = (RECIPE, AFTER, ASKED)
+CHECKPOINTS = ("model", "sft", "grpo")
+ASKING = "[data, gold_schema, evaluate]"  # the stages that ask a checkpoint which is there
+RANGE = re.compile(r"(\d+)\.\.(\d+)")
+PAGE = "sweep.html"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its value on each axis, and the recipe that they make."""
+
+    values: Mapping[str, str]
+    recipe: Recipe
+    source: str  # the recipe's name
+    overrides: tuple[str, ...]  # laid over it
+    after: str = ""  # the stage whose evaluation is shown: model, sft or grpo; "" for the last that the recipe has
+    asked: tuple[str, ...] = ()  # overrides by which that checkpoint is evaluated in another way than it was trained
+
+    @property
+    def name(self) -> str:
+        """Its values in the order of the axes."""
+        return named(self.values) or self.recipe.name
+
+    @property
+    def key(self) -> str:
+        """The digest of its recipe: cells that show several checkpoints of one run share it."""
+        return recipes.digest(self.recipe.model_dump(mode="json"))
+
+
+Make = Callable[[Cell], object]
+
+
+@dataclass(frozen=True)
+class AxisValue:
+    """One value of an axis, and the words that it stands for: key=value, variant=, model=, benchmark= or after=."""
+
+    axis: str
+    value: str
+    words: tuple[str, ...]
+
+
+def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[Cell]:
+    """Every combination of the axes' values, the last axis fastest.
+
+    Args:
+        words: overrides in their order; a value with commas, or a range such as seed=0..2, is an axis.
+        rows: an axis before them whose values are names, each for several words: the rows of a paper's table.
+
+    Raises:
+        RecipeError: an unknown variant, file or key, or an axis that names a value twice.
+    """
+    options = [[AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()]] if rows else []
+    options += [_choices(word) for word in words]
+    return [_cell(name, picked, options) for picked in itertools.product(*options)]
+
+
+def _cell(name: str, picked: Sequence[AxisValue], options: Sequence[Sequence[AxisValue]]) -> Cell:
+    in_title = [
+        choice for choice, choices in zip(picked, options, strict=True) if len(choices) > 1 or choice.axis == ROW
+    ]
+    picked_words = [word for choice in picked for word in choice.words]
+    sources, after, asked = (
+        [word.partition("=")[2] for word in picked_words if word.startswith(f"{axis}=")] for axis in NO_OVERRIDES
+    )
+    if any(stage not in CHECKPOINTS for stage in after):
+        raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
+    source = [name, *sources][-1]
+    overrides = [override for word in picked_words if (override := _override(word))]
+    recipe = recipes.load(source, overrides)
+    if asked:  # a wrong key is said before anything is made
+        recipes.load(source, [*overrides, *asked])
+    values = {choice.axis: choice.value for choice in in_title}
+    return Cell(values, recipe, source, tuple(overrides), after[-1] if after else "", tuple(asked))
+
+
+def _choices(word: str) -> list[AxisValue]:
+    """What an argument stands for: one value, or those of an axis."""
+    axis, equals, text = word.partition("=")
+    span = RANGE.fullmatch(text)
+    values = [str(number) for number in range(int(span[1]), int(span[2]) + 1)] if span else _split(text)
+    if not equals or not values or len(set(values)) < len(values):
+        raise RecipeError(f"{word!r} is no axis and no override", "Write key=value, key=a,b,c or seed=0..2.")
+    return [AxisValue(axis, value, (f"{axis}={value}",)) for value in values]
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _override(word: str) -> str:
+    """A word as the recipe takes it; "" where it says nothing to the recipe."""
+    axis, _, value = word.partition("=")
+    if axis in NO_OVERRIDES or (axis == "variant" and value == AS_IT_IS):
+        return ""
+    if axis not in INCLUDED:
+        return word
+    here = axis == "benchmark" and (recipes.LOCAL / f"{value}.yaml").is_file()  # with its path: `sqltrain data add`
+    return f"include={'local' if here else INCLUDED[axis]}/{value}"
+
+
+def outlook(planned: Sequence[Cell], store: Store) -> Iterator[str]:
+    """What will be made: a line a cell with the stages that no cell before it makes, then the sum."""
+    seen: set[tuple[str, str]] = set()
+    to_make = cached = shared = 0
+    for cell in planned:
+        try:
+            steps = graph.plan(cell.recipe, store)
+        except SqltrainError as error:
+            yield f"{cell.name}: cannot be made: {error}"
+            continue
+        names = {(step.name, step.key) for step in steps}
+        new = [step.name for step in steps if not step.cached and (step.name, step.key) not in seen]
+        cached += len({(step.name, step.key) for step in steps if step.cached} - seen)
+        shared += len(names & seen)
+        to_make += len(new)
+        seen |= names
+        new += ["its checkpoint asked once more"] if cell.asked else []
+        yield f"{cell.name}: {', '.join(new) or 'nothing to make'}"
+    yield f"{len(planned)} cells: {to_make} stages to make, {cached} cached, {shared} shared"
+
+
+def fill(planned: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Filled]:
+    """Make every cell. Whatever ends one is its error in the table, and a failed stage is not tried for another."""
+    failed: dict[tuple[str, str], str] = {}
+    keys: set[str] = set()
+    filled = []
+
+    def once(cell: Cell) -> None:
+        if cell.key not in keys:
+            make(cell)
+        keys.add(cell.key)
+
+    for number, cell in enumerate(planned, 1):
+        say(f"cell {number} of {len(planned)}: {cell.name}")
+        filled.append(_filled(cell, store, once, failed))
+        if filled[-1].error:
+            say(f"cell {number} failed: {filled[-1].error}")
+    return filled
+
+
+def gather(planned: Sequence[Cell], store: Store, wait: Make, say: Say) -> list[Filled]:
+    """Take in cells that others make, each as it ends."""
+    filled = []
+    for cell in planned:
+        filled.append(_attempt(cell, store, wait))
+        say(f"{cell.name}: {filled[-1].error or 'made'}")
+    return filled
+
+
+def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
+    try:
+        # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves.
+        steps = graph.plan(cell.recipe, store)
+        before = {(step.kind, step.key): _touched(step.kind, step.key, store) for step in steps}
+    except SqltrainError as error:
+        return Filled(cell.values, error=str(error))
+    reasons = [failed[stage] for stage in before if stage in failed]
+    if reasons:
+        return Filled(cell.values, error=reasons[0])
+    filled = _attempt(cell, store, make)
+    if filled.error:
+        moved = (stage for stage in before if not store.has(*stage) and _touched(*stage, store) != before[stage])
+        failed |= dict.fromkeys(moved, filled.error)
+    return filled
+
+
+def _attempt(cell: Cell, store: Store, make: Make) -> Filled:
+    try:
+        make(cell)
+        asked = _asked_again(cell, store) if cell.asked else cell
+        if cell.asked:
+            make(asked)
+        _, trained = _evaluated(cell, store)
+        condition = _condition(cell.recipe, trained.name, asked.recipe)
+        return dataclasses.replace(_result(asked, store), values=cell.values, condition=condition)
+    except StoppedError:
+        raise  # whoever asked the training to stop meant the sweep
+    except Exception as error:  # a fault of ours or of a library, too, ends one cell and not the sweep
+        reason = str(error) if isinstance(error, SqltrainError) else f"{type(error).__name__}: {error}"
+        return Filled(cell.values, error=reason)
+
+
+def _asked_again(cell: Cell, store: Store) -> Cell:
+    """The cell that evaluates a finished cell's checkpoint as its `asked` says."""
+    _, trained = _evaluated(cell, store)
+    named = trained.name == "model" and cell.recipe.model.source != "tiny"  # a base model's weights lie elsewhere
+    source = [] if named else [f"model.source={trained.folder / 'model'}"]
+    overrides = (*cell.overrides, *cell.asked, *source, f"stages={ASKING}")
+    return Cell(cell.values, recipes.load(cell.source, overrides), cell.source, overrides)
+
+
+def _touched(stage: str, key: str, store: Store) -> int:
+    work = store.work(stage, key)
+    return work.stat().st_mtime_ns if work.is_dir() else 0
+
+
+def _result(cell: Cell, store: Store) -> Filled:
+    """The episodes of a cell's evaluation on its first benchmark, and the curves of the training before it."""
+    evaluated, trained = _evaluated(cell, store)
+    settings, path = cell.recipe.evaluation, trained.folder / "curves.jsonl"
+    curves: tuple[Mapping[str, Any], ...] = tuple(row for _, row in read_lines(path)) if path.is_file() else ()
+    run = FinishedEvaluation(
+        tuple(records(evaluated.folder, "greedy", "sampled")),
+        tuple(records(evaluated.folder, ONCE)),
+        cell.recipe.headline,
+        max((k for k in settings.ks if k <= settings.samples), default=1),
+        Rule.of(settings),
+        cell.recipe.seed,
+        curves,
+    )
+    return Filled(cell.values, run, curves)
+
+
+def _condition(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
+    """Who taught and judged a row's checkpoint, and which schema it is asked with."""
+    synthesis = recipe.synthesis
+    taught = [teacher.endpoint or teacher.kind for teacher in synthesis.mix or (synthesis.teacher,)]
+    judges = [str(term.options.get("by", "static")) for term in recipe.rewards if term.term == "judge" and term.weight]
+    teacher = " and ".join(taught) if "synthesize" in recipe.stages and checkpoint != "model" else "none"
+    judge = " and ".join(judges).replace("static", "program") if checkpoint == "grpo" and judges else "none"
+    view, linker = asked.protocol.schema_view, asked.data.linker
+    return f"teacher {teacher}; judge {judge}; schema {view}" + (f" by {linker}" if view == "filtered" else "")
+
+
+def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
+    """The evaluation that a cell shows, and the stage that made the checkpoint."""
+    steps = {step.name: step for step in graph.plan(cell.recipe, store)}
+    names = [f"evaluate_{checkpoint}" for checkpoint in CHECKPOINTS if cell.after in ("", checkpoint)]
+    done = [steps[name] for name in names if name in steps]
+    if not done:
+        wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
+        raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing here", f"A table wants {wanted}.")
+    return done[-1], steps[done[-1].name.removeprefix("evaluate_")]
+
+
+def baseline_of(planned: Sequence[Cell], name: str | None) -> Mapping[str, str]:
+    """The axis and value that every other row is held against: "variant=none"; the first value of the first axis.
+
+    Raises:
+        UserError: no row has it.
+    """
+    axes = [axis for axis in planned[0].values if axis != SEED]  # seeds are averaged: they are no rows
+    if not axes and name is None:
+        return {}
+    axis, _, value = (name or f"{axes[0]}={planned[0].values[axes[0]]}").partition("=")
+    if axis not in axes or not any(cell.values[axis] == value for cell in planned):
+        raise UserError(f"no row has {name!r}", f"The axes of rows: {', '.join(axes) or 'none'}.")
+    return {axis: value}
+
+
+def write(sweep: Sweep, folder: Path) -> None:
+    """The table as Markdown, LaTeX and CSV, and the page."""
+    source = table(sweep)
+    decided = f"\n{formats.markdown(verdicts(sweep))}" if sweep.claim is not None else ""
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (
+            ("sweep.md", formats.markdown(source) + decided),
+            ("sweep.tex", formats.latex(source)),
+            ("sweep.csv", formats.to_csv(source)),
+            (PAGE, page(sweep)),
+        ):
+            # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
+            write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say in one line that a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}", "Name another folder with --out.") from None
+
+
+def of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[Cell], Sweep]:
+    """The cells of a recipe's axes, and the sweep that they will fill."""
+    planned = cells(name, words)
+    axes = tuple(dict.fromkeys(axis for cell in planned for axis in cell.values))
+    facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
+    return planned, Sweep(f"{name}: {len(planned)} cells", (), baseline_of(planned, baseline), facts=facts)
+
+
+def of_paper(name: str, words: Sequence[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
+    """The cells of a paper's table, and the sweep that they will fill."""
+    source = paper_tables.load(name)
+    form = source.form(miniature)
+    given = {word.partition("=")[0] for word in words}
+    # `seed=7..9` is in place of the file's own seeds.
+    axes = [axis for axis in form.axes if len(_choices(axis)) == 1 or axis.partition("=")[0] not in given]
+    planned = cells(form.recipe, [*axes, *words], form.rows)
+    facts = {"paper": source.paper, "recipe": form.recipe, **({"note": source.note} if source.note else {})}
+    return planned, Sweep(
+        f"{source.paper}: {source.title}" + (", in miniature" if miniature else ""),
+        (),
+        baseline_of(planned, baseline or f"{ROW}={source.baseline}"),
+        tuple(source.measures),
+        tuple(source.curves),
+        source.reported,
+        source.absent,
+        facts,
+        source.claim,
+        source.against,
+    )

@@ -1,0 +1,348 @@
+"""What every reader shares: the dispatch by kind, the selection of examples, where databases lie, and the gold check.
+
+A reader is one file with one function, `read(source, seed, databases) -> Loaded`. It looks at structure only: a bad row
+is rejected with a reason and the reading goes on; a missing file is a `DataError`. It may give its examples one at a
+time, so that a file of millions of rows is never whole in memory. Gold SQL is run by `check_gold`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipelines.benchmarks import corrections
+from pipelines.core.errors import DataError
+from pipelines.core.registry import DIALECTS, READERS
+from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, is_plain_name, text_field
+from pipelines.recipe.config import Source
+from pipelines.recipe.section import Section
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipelines.sql.engine import SqlEngine
+
+csv.field_size_limit(2**31 - 1)  # a cell of a benchmark's file is as long as it is; the default is 128 KiB
+EMPTY = "gold_empty"  # the reason of `check_gold` that is no fault
+UNQUOTED = "its SQL is not repeated here, for the database has hidden parts"
+REACH = "SELECT 1"  # run where the gold is a result and not a query: is the database there?
+Options = TypeVar("Options", bound=Section)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """A row that did not become an example.
+
+    Attributes:
+        row: where it stands: "dev.json[12]", "questions.jsonl:4".
+        reason: a short stable word ("missing_database", "empty_question", ...).
+        detail: one line for a person.
+        chosen: whether it counts among the rows that a source's levels and count choose. Which of the rejected rows
+            they would have chosen cannot be known, so they count in the same proportion as the good ones.
+    """
+
+    row: str
+    reason: str
+    detail: str
+    chosen: bool = True
+
+
+@dataclasses.dataclass
+class Loaded:
+    """What a source holds: good examples in the source's order, and what was rejected.
+
+    Attributes:
+        examples: a list, or an iterator that can be walked once.
+        quarantine: whole as soon as the examples have been walked.
+    """
+
+    examples: Iterable[Example]
+    quarantine: list[Rejected]
+
+
+@dataclasses.dataclass
+class Questions(Loaded):
+    """The examples that a source's levels and count choose, all in memory."""
+
+    examples: list[Example]
+
+
+def read(source: Source, seed: int, root: Path) -> Questions:
+    """Read a source, keep the levels and the count that it asks for, and put its databases within reach of `root`.
+
+    Args:
+        seed: decides which `count` examples are taken (and the miniature's world).
+        root: the data stage's folder. Files are linked or made under `root/databases`, and an example's location is
+            relative to `root`: no record holds a path of this machine. `resolve` makes locations absolute.
+
+    Raises:
+        DataError: a file or folder is missing or is not what the kind says.
+    """
+    import polars as pl
+
+    loaded = load(source, seed, root)
+    examples = with_hardness(list(loaded.examples))
+    ids = pl.Series([example.id for example in examples], dtype=pl.String)
+    levels = pl.Series([example.hardness for example in examples], dtype=pl.String)
+    rows, rejected = choose(ids, levels, loaded.quarantine, source, seed)
+    return Questions([examples[row] for row in rows], rejected)
+
+
+def load(source: Source, seed: int, root: Path) -> Loaded:
+    """What a source's reader gives, with corrected gold SQL; arguments and errors as of `read`."""
+    loaded: Loaded = READERS[source.kind](source, seed, root)
+    if source.corrections is None:
+        return loaded
+    return Loaded(corrections.correct(loaded.examples, Path(source.corrections).expanduser()), loaded.quarantine)
+
+
+def choose(
+    ids: pl.Series, levels: pl.Series, rejected: Sequence[Rejected], source: Source, seed: int
+) -> tuple[pl.Series, list[Rejected]]:
+    """The rows of a source that its levels and its count choose, rising, and all that is rejected.
+
+    Of several rows with one id the first counts.
+
+    Args:
+        ids, levels: of all examples in order; levels are looked at only where the source asks for some.
+        rejected: what the reader rejected.
+    """
+    first = ids.is_first_distinct()
+    twice = [Rejected(id, "duplicate_id", "another row has the same id") for id in ids.filter(~first)]
+    good = first.arg_true()
+    rows = good
+    if source.hardness is not None:
+        rows = good.filter(levels.gather(good).is_in(list(source.hardness)))
+    if source.count is not None and source.count < len(rows):
+        chosen = random.Random(f"{seed}/count").sample(range(len(rows)), source.count)
+        rows = rows.gather(sorted(chosen))
+    return rows, _in_proportion([*rejected, *twice], len(rows), len(good))
+
+
+def _in_proportion(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
+    """Rejected rows, as many of them marked as chosen as of the good ones were, evenly through the file."""
+    if chosen == good:
+        return rejected
+    return [
+        dataclasses.replace(row, chosen=(place + 1) * chosen // good > place * chosen // good)
+        for place, row in enumerate(rejected)
+    ]
+
+
+def files(source: Source) -> Iterator[Path] | None:
+    """The files that a source's reader reads, the databases that its questions name among them, there or not.
+
+    They are what `files(source)` beside the reader, in its module, gives; None where a plug-in has no such function.
+    A stage's key holds their digests: what a reader reads and does not name here can change without notice.
+
+    Raises:
+        DataError: as `read` does.
+    """
+    module = sys.modules[READERS.entry(source.kind).module]
+    name_files: Callable[[Source], Iterator[Path]] | None = getattr(module, "files", None)
+    corrected = [] if source.corrections is None else [Path(source.corrections).expanduser()]
+    return None if name_files is None else itertools.chain(name_files(source), corrected)
+
+
+def addresses(source: Source) -> Iterator[str]:
+    """The addresses of servers that a source's options name, and those that its questions do, where its reader's module
+    says so by `addresses(source)`. One without a database stands for all of that server.
+
+    Raises:
+        DataError: as `read` does.
+    """
+    yield from (value for value in source.options.values() if isinstance(value, str) and "://" in value)
+    module = sys.modules[READERS.entry(source.kind).module]
+    name_addresses: Callable[[Source], Iterator[str]] | None = getattr(module, "addresses", None)
+    yield from () if name_addresses is None else name_addresses(source)
+
+
+def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
+    """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
+
+    def locate(database: Database) -> Database:
+        if DIALECTS[database.engine].is_server():
+            return database
+        return dataclasses.replace(database, location=str(root / database.location))
+
+    return [dataclasses.replace(example, database=locate(example.database)) for example in examples]
+
+
+def check_gold(
+    examples: Sequence[Example], engine: SqlEngine, root: Path, drop_empty: bool = False
+) -> tuple[list[Example], list[Rejected]]:
+    """Run every gold SQL and part the examples whose gold runs from those whose gold fails.
+
+    A database that cannot be reached is told from a gold SQL that is wrong. An empty result is no failure. Where the
+    gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for. Where something of the
+    database is hidden, no detail quotes SQL, which may name it.
+
+    Args:
+        root: what the examples' locations are relative to.
+        drop_empty: part those off, too, whose gold SQL returns nothing (MTIR-SQL, 4.1), as `EMPTY`.
+    """
+    jobs = [(example.database, example.gold_sql or REACH) for example in resolve(examples, root)]
+    results = engine.execute_many(jobs, max_rows=1)
+    good: list[Example] = []
+    rejected: list[Rejected] = []
+    for example, (database, _), result in zip(examples, jobs, results, strict=True):
+        shown_sql = UNQUOTED if engine.hides(database) else example.gold_sql
+        if result.status in (ExecutionStatus.OK, ExecutionStatus.LIMIT):
+            if drop_empty and not result.rows:
+                rejected.append(Rejected(example.id, EMPTY, shown_sql))
+            else:
+                good.append(example)
+            continue
+        broken = result.status is ExecutionStatus.UNAVAILABLE
+        reason = "database_unavailable" if broken else f"gold_{result.error_class or result.status.value}"
+        rejected.append(Rejected(example.id, reason, f"{result.error or result.status.value}: {shown_sql}"))
+    return good, rejected
+
+
+def read_options(kind: type[Options], source: Source) -> Options:
+    """A reader's own options; the recipe has checked them."""
+    return kind.model_validate(source.options)
+
+
+def source_folder(source: Source) -> Path:
+    """The folder that a benchmark's source points to.
+
+    Raises:
+        DataError: no path is given, or nothing is there.
+    """
+    if not source.path:
+        raise DataError(f"a {source.kind} source needs a path", "Set it, such as data.rl.0.path=FOLDER")
+    folder = Path(source.path).expanduser()
+    if not folder.exists():
+        raise DataError(f"no such file or folder: {folder}", f"It is the path of a {source.kind} source")
+    return folder
+
+
+def read_json_list(path: Path, hint: str) -> list[Any]:
+    """The list in a JSON file.
+
+    Raises:
+        DataError: the file is missing, is not JSON (with the line), or holds no list.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", hint) from None
+    if not isinstance(value, list):
+        raise DataError(f"{path} holds a {type(value).__name__}, not a list of questions", hint)
+    return value
+
+
+def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
+    """Link a benchmark's database under `root` and return its location relative to `root`.
+
+    The folder's name comes from the path as the recipe writes it, so that sources with equal file names stay apart;
+    where another file has that place already, the next one gets a folder of its own.
+
+    Args:
+        apart: what tells databases with equal file names within the source apart.
+    """
+    file = target.resolve()
+    for number in itertools.count():
+        name = f"{source.path}\0{apart}" + (f"\0{number}" if number else "")
+        place = Path("databases") / f"{source.kind}_{hashlib.sha256(name.encode()).hexdigest()[:6]}" / target.name
+        spot = root / place
+        if not spot.is_symlink():
+            spot.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(file, spot)
+        if spot.readlink() == file:
+            break
+    return str(place)
+
+
+def collect(rows: Iterable[tuple[str, Any]], make: Callable[[Any], Example]) -> Loaded:
+    """Make an example of each (name, row) as they are asked for; a `BadRow` goes to quarantine under that name."""
+    quarantine: list[Rejected] = []
+
+    def examples() -> Iterator[Example]:
+        for name, row in rows:
+            try:
+                example = make(row)
+            except BadRow as bad:
+                quarantine.append(Rejected(name, bad.reason, bad.detail))
+            else:
+                yield example
+
+    return Loaded(examples(), quarantine)
+
+
+def named(rows: Iterable[Any], *fields: str) -> list[str]:
+    """The different texts in the first of these fields that a row has, sorted; rows without one are passed over."""
+    ids = set()
+    for row in rows:
+        with contextlib.suppress(BadRow):
+            ids.add(text_field(row, *fields))
+    return sorted(ids)
+
+
+def split_files(folder: Path, name: str, hint: str) -> list[Path]:
+    """A split's file of each database, in the folders of their names; the folder's own where one file has them all.
+
+    Raises:
+        DataError: there is none.
+    """
+    files = sorted(folder.glob(f"*/{name}")) or [path for path in [folder / name] if path.is_file()]
+    if not files:
+        raise DataError(f"no {name} under {folder}", hint)
+    return files
+
+
+def database_file(folder: Path, id: str) -> Path:
+    """`<folder>/<id>/<id>.sqlite`, as Spider and BIRD lay databases out.
+
+    Raises:
+        BadRow: the id is no plain name, or the file is missing or is not an SQLite database.
+    """
+    if not is_plain_name(id):
+        raise BadRow("bad_database_id", f"{id!r} is not a plain name")
+    path = folder / id / f"{id}.sqlite"
+    check_file(path)
+    return path
+
+
+def check_file(path: Path) -> None:
+    """Look at an SQLite file's first bytes.
+
+    Raises:
+        BadRow: the file is missing or cannot be read, or is no SQLite database (an empty file is one, without tables).
+    """
+    try:
+        if not path.is_file():
+            raise BadRow("missing_database", f"no such file: {path}")
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise BadRow("unreadable_database", f"cannot read {path}: {error.strerror}") from None
+    if head not in (b"SQLite format 3\0", b""):
+        raise BadRow("not_a_database", f"{path} is not an SQLite file")
+
+
+def with_hardness(examples: list[Example]) -> list[Example]:
+    """The examples with a level each; those whose source gives none get their gold SQL's."""
+    if all(example.hardness is not None for example in examples):
+        return examples
+    from pipelines.sql import analyst
+
+    levels = analyst.hardness([(example.gold_sql, "sqlite") for example in examples if example.hardness is None])
+    remaining_levels = iter(levels)
+    return [
+        example if example.hardness else dataclasses.replace(example, hardness=next(remaining_levels))
+        for example in examples
+    ]

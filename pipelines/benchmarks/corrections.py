@@ -1,0 +1,98 @@
+"""Lays corrected gold SQL over a source's questions: what a benchmark's readers found wrong, with their reasons.
+
+The file is a JSON list, or has one JSON object a line:
+
+    {"id": "bird_dev_17", "sql": "SELECT ...", "reason": "counted rows, not schools"}
+
+Instead of `id`, an entry may have BIRD's `question_id` (so a corrected copy of its question file is such a file too);
+`SQL`, `query` or `gold_sql` stand for `sql`. A `question` or `evidence` in an entry replaces the published one as well.
+What was published stays in the example's `meta["corrected"]`, with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import DataError
+from pipelines.core.types import SQL, BadRow, Example, read_lines, text_field
+
+HINT = 'Each entry is {"id": "...", "sql": "SELECT ...", "reason": "..."}, in a JSON list or one a line'
+META = "corrected"
+TEXTS = ("question", "evidence", "reason")
+
+
+def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
+    """The examples, as they are asked for, with every correction that differs from what was published.
+
+    Raises:
+        DataError: the file cannot be read, an entry is malformed or stands twice, or none is of these questions.
+    """
+    entries = _entries(path)
+    used = not entries
+    for example in examples:
+        key = _key(example, entries)
+        used = used or key is not None
+        yield example if key is None else _corrected(example, entries[key])
+    if not used:
+        raise DataError(f"no correction of {path} is of a question of this source", HINT)
+
+
+def count(examples: Iterable[Example]) -> int:
+    """How many examples are not as they were published."""
+    return sum(META in example.meta for example in examples)
+
+
+def _key(example: Example, entries: Mapping[str, Mapping[str, str]]) -> str | None:
+    names = (example.id, f"question_id {example.meta.get('question_id')}")
+    return next((name for name in names if name in entries), None)
+
+
+def _corrected(example: Example, entry: Mapping[str, str]) -> Example:
+    published = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
+    changed = {name: text for name, text in entry.items() if name in published and text != published[name]}
+    if not changed:
+        return example
+    published_entry = {"reason": entry.get("reason", ""), **{name: published[name] for name in changed}}
+    now = published | changed
+    return dataclasses.replace(
+        example,
+        gold_sql=now["sql"],
+        question=now["question"],
+        evidence=now["evidence"],
+        hardness=None if "sql" in changed else example.hardness,
+        meta={**example.meta, META: published_entry},
+    )
+
+
+def _entries(path: Path) -> dict[str, dict[str, str]]:
+    """What the file says, by the id of the question."""
+    entries: dict[str, dict[str, str]] = {}
+    for where, row in _rows(path):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, {where}: a {type(row).__name__} where an object was expected", HINT)
+        key = str(row["id"]) if "id" in row else f"question_id {row.get('question_id')}"
+        if key in entries:
+            raise DataError(f"{path}, {where}: a second correction of {key}", HINT)
+        try:
+            texts = {name: text_field(row, name, required=False) for name in TEXTS if row.get(name) is not None}
+            entries[key] = {"sql": text_field(row, *SQL), **texts}
+        except BadRow as bad:
+            raise DataError(f"{path}, {where}: {bad.detail}", HINT) from None
+    return entries
+
+
+def _rows(path: Path) -> list[tuple[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"corrections: cannot read {path}: {getattr(error, 'strerror', None) or error}", HINT) from None
+    if not text.lstrip().startswith("["):
+        return [(f"line {number}", row) for number, row in read_lines(path, HINT)]
+    try:
+        return [(f"entry {number}", row) for number, row in enumerate(json.loads(text))]
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", HINT) from None

@@ -1,0 +1,254 @@
+"""The benchmarks that `sqltrain data add` knows: what a whole download holds, where to get it, and a check.
+
+A user's own questions are checked in the same way, under the name `own`. What a benchmark is to a recipe stands in
+`conf/data/<name>.yaml`; here stands what its authors say of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.benchmarks import base, livesqlbench, synsql
+from pipelines.core.errors import DataError
+from pipelines.core.registry import DIALECTS
+from pipelines.recipe.config import Benchmark as HeldOut
+from pipelines.recipe.config import Source
+from pipelines.recipe.recipes import CONF
+from pipelines.recipe.yaml_files import read_yaml
+
+if TYPE_CHECKING:
+    from pipelines.sql.engine import SqlEngine
+
+SAMPLE = 2000  # questions of SynSQL whose gold is run
+SHOWN = 3  # examples of each kind of bad row
+BYTES = 4 << 30  # databases beyond this many bytes together are not hashed
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkDownload:
+    """What a whole download holds.
+
+    Attributes:
+        questions: rows; databases: different ones that they ask of. None where nobody says.
+        licence: in a few words.
+        get: where it is, and what must be put where; "" for a user's own questions.
+    """
+
+    questions: int | None
+    databases: int | None
+    licence: str
+    get: str
+
+    @property
+    def hint(self) -> str:
+        """What to do about a download that cannot be read."""
+        return f"Get it from {self.get}" if self.get else OWN
+
+
+OWN = (
+    'Each line of the file is {"question": "...", "database": "FILE.sqlite", "sql": "SELECT ..."}; of a CSV file, '
+    "the first line names these columns"
+)
+_SPIDER = "https://yale-lily.github.io/spider"
+_BIRD = "https://bird-bench.github.io"
+_BESIDE = "into the folder of Spider, whose databases it asks of"
+_BY_MAIL = f"(with git lfs). {livesqlbench.HINT}"
+BENCHMARKS: Mapping[str, BenchmarkDownload] = {
+    "spider_train": BenchmarkDownload(8659, 146, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_dev": BenchmarkDownload(1034, 20, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_test": BenchmarkDownload(2147, 40, "CC BY-SA 4.0", f"{_SPIDER}: unpack spider_data.zip"),
+    "spider_dk": BenchmarkDownload(
+        535, 10, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-DK {_BESIDE}"
+    ),
+    "spider_syn": BenchmarkDownload(
+        1034, 20, "see the LICENSE in its repository", f"git clone https://github.com/ygan/Spider-Syn {_BESIDE}"
+    ),
+    "spider_realistic": BenchmarkDownload(
+        508, None, "CC BY-SA 4.0", f"https://zenodo.org/record/5205322: put spider-realistic.json {_BESIDE}"
+    ),
+    "bird_train": BenchmarkDownload(9428, 69, "CC BY-SA 4.0", f"{_BIRD}: unpack train.zip and its train_databases.zip"),
+    "bird_dev": BenchmarkDownload(1534, 11, "CC BY-SA 4.0", f"{_BIRD}: unpack dev.zip and its dev_databases.zip"),
+    "bird_mini_dev": BenchmarkDownload(
+        500, 11, "CC BY-SA 4.0", "https://github.com/bird-bench/mini_dev: the complete package"
+    ),
+    "bird_mini_dev_postgresql": BenchmarkDownload(
+        500,
+        11,
+        "CC BY-SA 4.0",
+        "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a PostgreSQL server "
+        "from its BIRD_dev.sql",
+    ),
+    "bird_mini_dev_mysql": BenchmarkDownload(
+        500,
+        11,
+        "CC BY-SA 4.0",
+        "https://github.com/bird-bench/mini_dev: the complete package; make the database BIRD of a MySQL server from "
+        "its BIRD_dev.sql",
+    ),
+    "bird_dev_1106": BenchmarkDownload(
+        1534,
+        11,
+        "CC BY-SA 4.0",
+        "https://huggingface.co/datasets/birdsql/bird_sql_dev_20251106: save its questions as dev_20251106.json beside "
+        "the dev_databases of BIRD dev",
+    ),
+    "bird_train_filtered": BenchmarkDownload(
+        6601,
+        69,
+        "CC BY-SA 4.0",
+        "https://huggingface.co/datasets/birdsql/bird23-train-filtered: save its questions as train_filtered.json "
+        "beside the train_databases of BIRD train",
+    ),
+    "ehrsql": BenchmarkDownload(
+        None,
+        2,
+        "CC BY 4.0; its databases under PhysioNet's terms",
+        "git clone https://github.com/glee4810/EHRSQL, and make its .sqlite files with preprocess/preprocess_db.py",
+    ),
+    "sciencebenchmark": BenchmarkDownload(
+        299,
+        3,
+        "see its repository",
+        "git clone https://github.com/ckosten/sciencebenchmark_dataset, and put SQLite copies of its databases into "
+        "databases/ID/ID.sqlite",
+    ),
+    "spider2_lite": BenchmarkDownload(
+        135,
+        30,
+        "MIT",
+        "git clone https://github.com/xlang-ai/Spider2, and put the .sqlite files of its local database download into "
+        "spider2-lite/resource/databases/spider2-localdb",
+    ),
+    "livesqlbench": BenchmarkDownload(
+        270,
+        18,
+        "CC BY-SA 4.0",
+        f"git clone https://huggingface.co/datasets/birdsql/livesqlbench-base-lite-sqlite {_BY_MAIL}",
+    ),
+    "mini_interact": BenchmarkDownload(
+        300, 26, "CC BY-SA 4.0", f"git clone https://huggingface.co/datasets/birdsql/mini-interact {_BY_MAIL}"
+    ),
+    "bird_critic": BenchmarkDownload(
+        500, 15, "CC BY-SA 4.0", f"git clone https://huggingface.co/datasets/birdsql/bird-critic-1.0-sqlite {_BY_MAIL}"
+    ),
+    "synsql": BenchmarkDownload(
+        2_544_390,
+        16_583,
+        "Apache-2.0",
+        "https://huggingface.co/datasets/seeklhy/SynSQL-2.5M: data.json, and unpack databases.zip",
+    ),
+    "kaggledbqa": BenchmarkDownload(
+        185, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
+    ),
+    "kaggledbqa_whole": BenchmarkDownload(
+        272, 8, "CC BY-SA 4.0", "https://github.com/Chia-Hsuan-Lee/KaggleDBQA: unpack the download"
+    ),
+    "own": BenchmarkDownload(None, None, "your own", ""),
+}
+
+LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field reports together
+    "omnisql": (  # Li et al., 2025 (arXiv 2503.02240): nine columns
+        *("spider_dev", "spider_test", "bird_dev", "spider2_lite", "sciencebenchmark", "ehrsql"),
+        *("spider_dk", "spider_syn", "spider_realistic"),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """What a download was found to hold.
+
+    Attributes:
+        rows: questions in its files; `usable` of them have a database and a gold SQL that runs.
+        checked: questions that were looked at: all, or a seeded sample.
+        databases: different ones behind the usable questions.
+        bad: rows by the reason that they cannot be used; `shown` has a few of each in a line.
+        questions_sha256: of what was read (id, question, evidence, database, gold), whatever file it came from.
+        databases_sha256: of the database files; None when they are too many bytes to hash.
+    """
+
+    rows: int
+    checked: int
+    usable: int
+    databases: int
+    bad: Mapping[str, int]
+    shown: tuple[str, ...]
+    questions_sha256: str
+    databases_sha256: str | None
+
+
+def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
+    """A benchmark's source with its path, and the configuration that lays it over a recipe.
+
+    Raises:
+        DataError: no such benchmark.
+    """
+    if name not in BENCHMARKS:
+        raise DataError(f"there is no benchmark {name!r}", f"There are: {', '.join(BENCHMARKS)}.")
+    tree = read_yaml(CONF / "data" / f"{name}.yaml")
+    pools = [pool for value in tree["data"].values() for pool in (value if isinstance(value, list) else [value])]
+    for pool in pools:
+        pool["path"] = str(path.expanduser().resolve())
+        pool["kind"] = "csv" if pool["kind"] == "jsonl" and path.suffix.lower() == ".csv" else pool["kind"]
+    section = HeldOut if "test" in tree["data"] else Source
+    return section.model_validate(pools[0]), tree
+
+
+def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
+    """Read a download, look for its databases and run every gold SQL.
+
+    Args:
+        root: a folder for links to the databases.
+
+    Raises:
+        DataError: it is not there, or not in its layout; the hint says where to get it.
+    """
+    benchmark = BENCHMARKS[name]
+    try:
+        loaded = base.read(source.model_copy(update={"count": SAMPLE if source.kind == "synsql" else None}), 0, root)
+        rows = len(loaded.examples) + len(loaded.quarantine)
+        total = rows if source.kind != "synsql" else sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
+    except DataError as error:
+        raise DataError(error.message, f"{error.hint}. {benchmark.hint}".lstrip(". ")) from None
+    good, broken = base.check_gold(loaded.examples, sql, root)
+    rejected = [*loaded.quarantine, *broken]
+    bad = Counter(row.reason for row in rejected)
+    examples_of_bad = [
+        f"{reject.row}: {reject.reason}: {reject.detail}"
+        for reason in bad
+        for reject in [row for row in rejected if row.reason == reason][:SHOWN]
+    ]
+    content = hashlib.sha256()
+    for example in loaded.examples:
+        content.update(
+            "\0".join(
+                (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
+            ).encode()
+        )
+    here = [example.database for example in loaded.examples if not DIALECTS[example.database.engine].is_server()]
+    files = sorted({(database.id, root / database.location) for database in here})
+    return Health(
+        rows=total,
+        checked=rows,
+        usable=len(good),
+        databases=len({example.database.id for example in good}),
+        bad=dict(bad.most_common()),
+        shown=tuple(examples_of_bad),
+        questions_sha256=content.hexdigest(),
+        databases_sha256=_hash(files),
+    )
+
+
+def _hash(files: list[tuple[str, Path]]) -> str | None:
+    if sum(path.stat().st_size for _, path in files) > BYTES:
+        return None
+    whole = hashlib.sha256()
+    for name, path in files:
+        with path.open("rb") as file:
+            whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()

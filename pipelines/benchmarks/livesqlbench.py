@@ -1,0 +1,258 @@
+"""Reads LiveSQLBench Base-Lite, BIRD-Interact's mini-interact and BIRD-Critic, all for SQLite, from their own layouts.
+
+    <path>/livesqlbench_data_sqlite.jsonl     instance_id, selected_database, query, category, difficulty_tier,
+                                              conditions, preprocess_sql, clean_up_sqls; of mini_interact.jsonl also
+                                              amb_user_query, user_query_ambiguity, knowledge_ambiguity
+    <path>/*_gt*.jsonl or *_GTs*.jsonl        instance_id, sol_sql, test_cases: sent by e-mail, not in the public file
+    <path>/<db>/<db>_template.sqlite          the database, or <db>.sqlite where there is none
+    <path>/<db>/<db>_kb.jsonl                 id, knowledge, description, definition: what its words mean
+    <path>/<db>/<db>_column_meaning_base.json what its columns mean
+
+BIRD-Critic's question file has db_id for selected_database, and issue_sql, the SQL that does not do what its user
+wants; its databases lie in <path>/database/, without knowledge and meanings.
+
+The databases are given on the engine `sqlite_stateful`, and `pipelines/sql/equalities/official.py` decides on answers
+(equality `livesqlbench`). Test cases are Python functions. They are never run: a question that changes data is decided
+by what it makes of the database, and a query with test cases of its own is rejected (`python_test_case`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.benchmarks.base import Loaded, check_file, collect, link, named, read_options, source_folder
+from pipelines.core.errors import DataError
+from pipelines.core.registry import reader
+from pipelines.core.types import BadRow, Database, Example, is_plain_name, read_lines, text_field
+from pipelines.recipe.config import Source
+from pipelines.recipe.section import Section
+from pipelines.sql.dialects.sqlite_stateful import SETUP
+from pipelines.sql.equalities.official import IN_ORDER
+from pipelines.sql.lexical import writes
+
+EQUALITY = "livesqlbench"  # of the figures, where a recipe names none
+GOLD = re.compile(r".*_gts?(?:_.*)?\.jsonl", re.IGNORECASE)
+HINT = (
+    "The gold SQL and the test cases are not in the public file: write to bird.bench25@gmail.com, with the subject "
+    '"[livesqlbench-base-lite-SQLite GT&Test Cases]", "[mini-interact GT&Test Cases]" or "[bird-critic-1 GT&Test '
+    'Cases]", and put the file that comes back beside the questions'
+)
+ISSUE = "\n\nThe SQL that has the issue:\n"
+# What the published default test case calls. One that calls anything else is a test of its own.
+DEFAULT_TEST = frozenset(("remove_comments", "remove_distinct", "remove_round", "ex_base"))
+KNOWLEDGE, MEANINGS = "_kb.jsonl", "_column_meaning_base.json"
+Row = Mapping[str, Any]
+
+
+class FileLayout(NamedTuple):
+    """What a benchmark calls its question file, the fields of question and database, and the databases' folder."""
+
+    file: str
+    question: str = "query"
+    database: str = "selected_database"
+    folder: str = ""
+
+
+LAYOUTS = {
+    "livesqlbench": FileLayout("livesqlbench_data_sqlite.jsonl"),
+    "mini_interact": FileLayout("mini_interact.jsonl", question="amb_user_query"),
+    "bird_critic": FileLayout("sqlite-00000-of-00001.jsonl", database="db_id", folder="database"),
+}
+
+
+class LiveSqlBenchOptions(Section):
+    """What is read, and what is told.
+
+    Attributes:
+        gold: the file with gold SQL and test cases, relative to the path; null takes the one whose name has `_gt_`.
+        state: whether questions that change data are decided by the state of the database; false rejects those whose
+            test case is a Python function, which leaves what the official script decides in the same way.
+        knowledge: whether the database's own knowledge is told with each question.
+        meanings: whether the meanings of all columns are told with it.
+    """
+
+    gold: str | None = None
+    state: bool = True
+    knowledge: bool = True
+    meanings: bool = True
+
+
+@reader("livesqlbench", options=LiveSqlBenchOptions)
+@reader("mini_interact", options=LiveSqlBenchOptions)
+@reader("bird_critic", options=LiveSqlBenchOptions)
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of.
+
+    Raises:
+        DataError: the folder, its question file or its gold file is missing.
+    """
+    options = read_options(LiveSqlBenchOptions, source)
+    folder, layout = source_folder(source), LAYOUTS[source.kind]
+    home = folder / layout.folder
+    gold = {str(row.get("instance_id")): row for path in _gold(folder, options) for row in _rows(path)}
+    evidence_of = functools.cache(_evidence)
+
+    def make(row: Any) -> Example:
+        id, name = text_field(row, "instance_id"), text_field(row, layout.database)
+        question, issue = text_field(row, layout.question), _script(row, "issue_sql")
+        if not is_plain_name(name) or not is_plain_name(id):
+            raise BadRow("bad_database_id", f"{name!r} or {id!r} is not a plain name")
+        setup = _script(row, "preprocess_sql")
+        place = _place(home, name, root, source, id, setup)
+        ambiguities = _ambiguities(row)
+        hidden = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
+        meta: dict[str, Any] = {"difficulty": f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()}
+        meta |= {"setup": setup} if setup else {}
+        meta |= {"ambiguities": ambiguities} if source.kind == "mini_interact" else {}
+        sql = _sql({**row, **gold.get(id, {})}, options.state)
+        evidence = evidence_of(home / name / name, hidden, options.knowledge, options.meanings)
+        return Example(
+            f"{source.kind}_{id}",
+            question + (ISSUE + issue if issue else ""),
+            Database(name, "sqlite_stateful", place),
+            sql,
+            evidence,
+            source=source.kind,
+            meta=meta,
+        )
+
+    file = folder / layout.file
+    return collect(((f"{file.name}[{index}]", row) for index, row in enumerate(_rows(file))), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The questions, their gold SQL, and the databases that they name with what is said of them."""
+    options, folder = read_options(LiveSqlBenchOptions, source), source_folder(source)
+    layout = LAYOUTS[source.kind]
+    home = folder / layout.folder
+    yield folder / layout.file
+    yield from _gold(folder, options)
+    for name in filter(is_plain_name, named(_rows(folder / layout.file), layout.database)):
+        yield _database(home, name)
+        yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
+
+
+def _rows(path: Path) -> list[Row]:
+    rows = [row for _, row in read_lines(path, HINT)]
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} holds something else than objects", HINT)
+    return rows
+
+
+def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
+    """The file with gold SQL; none where the question file has been joined with it.
+
+    Raises:
+        DataError: there are several.
+    """
+    if options.gold is not None:
+        return [folder / options.gold]
+    paths = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise DataError(f"{folder} has several gold files: {names}", "Say which by options.gold=NAME.")
+    return paths
+
+
+def _database(folder: Path, name: str) -> Path:
+    template = folder / name / f"{name}_template.sqlite"
+    return template if template.is_file() else folder / name / f"{name}.sqlite"
+
+
+def _place(folder: Path, name: str, root: Path, source: Source, id: str, setup: str) -> str:
+    """The place of a question's database; one of its own where a script must prepare it."""
+    path = _database(folder, name)
+    check_file(path)
+    place = link(path, root, source)
+    if not setup:
+        return place
+    own = Path(place).parent / id / path.name
+    (root / own).parent.mkdir(exist_ok=True)
+    (root / own).unlink(missing_ok=True)
+    (root / own).symlink_to(path.resolve())
+    (root / f"{own}{SETUP}").write_text(setup, encoding="utf-8")
+    return str(own)
+
+
+def _script(row: Row, field: str) -> str:
+    """The statements of a field, which is a list of texts, as one script."""
+    value = row.get(field) or []
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise BadRow("wrong_type", f"{field} is no list of texts")
+    return ";\n".join(part.strip().rstrip(";").rstrip() for part in parts if part.strip())
+
+
+def _sql(row: Row, state: bool) -> str:
+    """The gold SQL.
+
+    Raises:
+        BadRow: there is none, or only a test case that is not run could decide.
+    """
+    sql = _script(row, "sol_sql")
+    if not sql:
+        raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
+    changes = writes(sql)
+    tests = map(str, _listed(row.get("test_cases")))
+    own = [test for test in tests if set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST]
+    if own and not (state and changes):
+        raise BadRow("python_test_case", "its test case is a Python function, which is never run")
+    conditions = row.get("conditions")
+    ordered = isinstance(conditions, dict) and conditions.get("order") is True and not changes
+    return IN_ORDER + sql if ordered else sql
+
+
+def _ambiguities(row: Row) -> list[dict[str, Any]]:
+    """What is marked as vague in a question: the words, what they mean in SQL, of what kind that is, whether an answer
+    depends on it, and the number of the knowledge that was taken out.
+    """
+    marked = row.get("user_query_ambiguity")
+    by_name = {**marked, **row} if isinstance(marked, dict) else row
+    groups = ((True, "critical_ambiguity"), (False, "non_critical_ambiguity"), (True, "knowledge_ambiguity"))
+    return [
+        {
+            "term": str(mark.get("term", "")),
+            "means": str(mark.get("sql_snippet", "")),
+            "kind": str(mark.get("type", "")),
+            "critical": critical,
+            "deleted": mark.get("deleted_knowledge"),
+        }
+        for critical, name in groups
+        for mark in _listed(by_name.get(name))
+        if isinstance(mark, dict)
+    ]
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list as it is, nothing as an empty one, anything else as its one item."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _evidence(stem: Path, hidden: frozenset[int], knowledge: bool, meanings: bool) -> str:
+    """What is told beside a question: the database's knowledge but for what is hidden, and what its columns mean."""
+    lines = []
+    about = stem.with_name(stem.name + KNOWLEDGE)
+    for row in _rows(about) if knowledge and about.is_file() else ():
+        if row.get("id") not in hidden:
+            lines.append(f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}")
+    columns = stem.with_name(stem.name + MEANINGS)
+    for name, meaning in _object(columns).items() if meanings and columns.is_file() else ():
+        lines.append(f"{'.'.join(name.split('|')[-2:])}: {_flat(meaning)}")
+    return "\n".join(" ".join(line.split()) for line in lines)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "It tells what the columns of a database mean.") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(meaning: Any) -> str:
+    return meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)

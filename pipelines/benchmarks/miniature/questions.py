@@ -1,0 +1,370 @@
+"""Question families: SQL shapes with slots, filled from a database, kept only where each slot decides the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+import re
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, MiniTable, Split, stored
+from pipelines.core.types import Hardness
+
+# How questions are put: sentences made of phrases, with whole sentences held out for the development and test sets.
+
+SHARES: tuple[tuple[Split, int], ...] = (("test", 3), ("dev", 2), ("train", 11))  # of 16 templates
+
+PHRASES: dict[str, tuple[str, ...]] = {
+    "open": ("show", "list", "find", "give", "return", "what are"),
+    "one": ("show", "find", "give", "return", "what is"),
+    "count": ("how many {t}", "count the {t}", "count all {t}", "the number of {t}", "find the number of {t}"),
+    "names": ("the names of {t}", "the names of all {t}", "the {t1} names", "names of {t}"),
+    "filter": ("with {c} {v}", "whose {c} is {v}", "where {c} is {v}", "having {c} {v}", "that have {c} {v}"),
+    "second": ("and {d} {w}", "and whose {d} is {w}", "and where {d} is {w}", "and having {d} {w}"),
+    "compare": ("with {n} {than} {k}", "whose {n} is {than} {k}", "where {n} is {than} {k}", "having {n} {than} {k}"),
+    "more": ("and {n} {than} {k}", "and whose {n} is {than} {k}", "and where {n} is {than} {k}"),
+    "above": (
+        "with {n} above the average",
+        "whose {n} is above the average",
+        "where {n} is more than the average",
+        "having {n} over the average {n}",
+    ),
+    "without": ("without {h}", "with no {h}", "that have no {h}", "having no {h}", "that do not have {h}"),
+    "with": ("with {h}", "that have {h}", "having {h}"),
+    "by": ("for each {c}", "by {c}", "of each {c}", "per {c}"),
+    "common": ("the most common {g}", "the {g} that is most common", "the most frequent {g}"),
+    "linked": ("of {p}", "for {p}", "that belong to {p}"),
+}
+
+SENTENCES: dict[str, tuple[str, ...]] = {
+    "count_all": ("how many {t} are there", "[count:t]", "[count:t] in all", "what is the number of {t}"),
+    "count_filtered": ("[count:t] [filter]", "for {t} [filter] , [count:t]"),
+    "names_filtered": (
+        "[open] [names:t] [filter]",
+        "which {t} are there [filter]",
+        "for {t} [filter] [open] the names",
+    ),
+    "aggregate_all": ("[one] the {agg} {n} of {t}", "[one] the {agg} {n} of all {t}", "the {agg} {t} {n}"),
+    "aggregate_filtered": ("[one] the {agg} {n} of {t} [filter]", "for {t} [filter] [one] the {agg} {n}"),
+    "names_compared": ("[open] [names:t] [compare]", "for {t} [compare] [open] the names"),
+    "columns_filtered": (
+        "[open] the names and {n} of {t} [filter]",
+        "[open] the name and the {n} of {t} [filter]",
+        "for {t} [filter] [open] the name and {n}",
+    ),
+    "count_by_group": ("[count:t] [by]", "[by] [count:t]", "[open] each {c} and the number of {t}"),
+    "filtered_compared": ("[open] [names:t] [filter] [more]", "for {t} [filter] [more] [open] the names"),
+    "count_both": ("[count:t] [filter] [second]", "for {t} [filter] [second] , [count:t]"),
+    "top_one": ("[one] the name of the {t1} with the {top} {n}", "which {t1} has the {top} {n}"),
+    "linked_names": ("[open] [names:h] [linked] [filter]", "for {p} [filter] [open] [names:h]"),
+    "linked_count": ("[count:h] [linked] [filter]", "for {p} [filter] , [count:h]"),
+    "top_filtered": (
+        "[one] the name of the {t1} with the {top} {n} [filter]",
+        "for {t} [filter] [one] the name with the {top} {n}",
+        "of {t} [filter] which has the {top} {n}",
+    ),
+    "above_average": ("[open] [names:t] [above]", "for {t} [above] [open] the names"),
+    "without_child": ("[open] [names:p] [without]", "which {p} are there [without]"),
+    "with_child_filtered": ("[open] [names:p] [with] [filter]", "which {p} are there [with] [filter]"),
+    "most_common": ("[one] [common] of {t}", "[one] [common] of all {t}", "for {t} [one] [common]"),
+    "linked_top": (
+        "[one] the name of the {h1} with the {top} {n} [linked] [filter]",
+        "for {p} [filter] [one] the {h1} with the {top} {n}",
+    ),
+    "filtered_above_average": ("[open] [names:t] [filter] and [above]", "for {t} [filter] [open] the names [above]"),
+    "filtered_without_child": ("[open] [names:p] [filter] and [without]", "which {p} are there [filter] and [without]"),
+    "most_children": (
+        "[one] the name of the {p1} with the most {h}",
+        "which {p1} has the most {h}",
+        "which {p1} has the highest number of {h}",
+    ),
+    "most_common_filtered": ("[one] [common] of {t} [filter]", "for {t} [filter] [one] [common]"),
+}
+
+_SUBJECT = re.compile(r"{t(1?)}")
+_PHRASE = re.compile(r"\[(\w+)(?::(\w))?\]")
+
+
+@functools.cache
+def templates(family: str, split: Split) -> tuple[str, ...]:
+    """The templates of a family that belong to a split, in a fixed order; their slots are `{t}`, `{c}`, `{v}`, ..."""
+    every = [template for sentence in SENTENCES[family] for template in expand(sentence)]
+    ranked = sorted(every, key=lambda text: zlib.crc32(f"{family}/{text}".encode()))
+    start = 0
+    for name, share in SHARES:
+        size = len(ranked) - start if name == "train" else max(1, round(len(ranked) * share / 16))
+        if name == split:
+            return tuple(sorted(ranked[start : start + size]))
+        start += size
+    raise AssertionError(split)
+
+
+def expand(sentence: str) -> list[str]:
+    """All templates of one sentence: `[names:h]` is any phrase of that list, said of {h} in place of {t}."""
+    matches = list(_PHRASE.finditer(sentence))
+    choices = [[_SUBJECT.sub(f"{{{m[2]}\\1}}", phrase) for phrase in PHRASES[m[1]]] for m in matches]
+    results = []
+    for chosen in itertools.product(*choices):
+        parts = iter(chosen)
+        results.append(_PHRASE.sub(lambda _, parts=parts: next(parts), sentence))  # type: ignore[misc]
+    return results
+
+
+JOIN = "FROM {h} JOIN {p} ON {h} . {p}_id = {p} . id"
+AGGREGATES = {"AVG": "average", "MAX": "highest", "MIN": "lowest", "SUM": "total"}
+ORDERS = {"DESC": "highest", "ASC": "lowest"}
+COMPARISONS = {">": ("above", "over", "more than", "greater than"), "<": ("below", "under", "less than")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One SQL shape.
+
+    Attributes:
+        hardness: what Spider's official rules say of it; a test holds them together.
+        sql: slots: t table; h child and p parent; c and v a filter, d and w a second one, g another category;
+            n a measure, k a number; agg, op, dir.
+        of: the slot (t, h or p) of the table that carries c; n stands on t or h.
+        weight: how often it is asked, relative to the other families.
+    """
+
+    name: str
+    hardness: Hardness
+    sql: str
+    of: str = "t"
+    weight: int = 5
+
+    @property
+    def compares_two(self) -> bool:
+        """Whether it takes two categories of one table."""
+        return "{c}" in self.sql and ("{d}" in self.sql or "{g}" in self.sql)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("count_all", "easy", "SELECT COUNT ( * ) FROM {t}", weight=3),
+    Family("count_filtered", "easy", "SELECT COUNT ( * ) FROM {t} WHERE {c} = '{v}'"),
+    Family("names_filtered", "easy", "SELECT name FROM {t} WHERE {c} = '{v}'"),
+    Family("aggregate_all", "easy", "SELECT {agg} ( {n} ) FROM {t}", weight=4),
+    Family("aggregate_filtered", "easy", "SELECT {agg} ( {n} ) FROM {t} WHERE {c} = '{v}'"),
+    Family("names_compared", "easy", "SELECT name FROM {t} WHERE {n} {op} {k}", weight=4),
+    Family("columns_filtered", "medium", "SELECT name , {n} FROM {t} WHERE {c} = '{v}'"),
+    Family("count_by_group", "medium", "SELECT {c} , COUNT ( * ) FROM {t} GROUP BY {c}", weight=6),
+    Family("filtered_compared", "medium", "SELECT name FROM {t} WHERE {c} = '{v}' AND {n} {op} {k}", weight=4),
+    Family("count_both", "medium", "SELECT COUNT ( * ) FROM {t} WHERE {c} = '{v}' AND {d} = '{w}'", weight=4),
+    Family("top_one", "medium", "SELECT name FROM {t} ORDER BY {n} {dir} LIMIT 1", weight=6),
+    Family("linked_names", "medium", f"SELECT {{h}} . name {JOIN} WHERE {{p}} . {{c}} = '{{v}}'", of="p"),
+    Family("linked_count", "medium", f"SELECT COUNT ( * ) {JOIN} WHERE {{p}} . {{c}} = '{{v}}'", of="p"),
+    Family("top_filtered", "hard", "SELECT name FROM {t} WHERE {c} = '{v}' ORDER BY {n} {dir} LIMIT 1"),
+    Family("above_average", "hard", "SELECT name FROM {t} WHERE {n} > ( SELECT AVG ( {n} ) FROM {t} )"),
+    Family("without_child", "hard", "SELECT name FROM {p} WHERE id NOT IN ( SELECT {p}_id FROM {h} )"),
+    Family(
+        "with_child_filtered",
+        "hard",
+        "SELECT name FROM {p} WHERE id IN ( SELECT {p}_id FROM {h} WHERE {c} = '{v}' )",
+        of="h",
+    ),
+    Family("most_common", "hard", "SELECT {g} FROM {t} GROUP BY {g} ORDER BY COUNT ( * ) DESC LIMIT 1", weight=6),
+    Family(
+        "linked_top",
+        "extra",
+        f"SELECT {{h}} . name {JOIN} WHERE {{p}} . {{c}} = '{{v}}' ORDER BY {{h}} . {{n}} {{dir}} LIMIT 1",
+        of="p",
+    ),
+    Family(
+        "filtered_above_average",
+        "extra",
+        "SELECT name FROM {t} WHERE {c} = '{v}' AND {n} > ( SELECT AVG ( {n} ) FROM {t} )",
+        weight=4,
+    ),
+    Family(
+        "filtered_without_child",
+        "extra",
+        "SELECT name FROM {p} WHERE {c} = '{v}' AND id NOT IN ( SELECT {p}_id FROM {h} )",
+        of="p",
+    ),
+    Family(
+        "most_children",
+        "extra",
+        f"SELECT {{p}} . name {JOIN} GROUP BY {{p}} . name ORDER BY COUNT ( * ) DESC LIMIT 1",
+        weight=8,
+    ),
+    Family(
+        "most_common_filtered",
+        "extra",
+        "SELECT {g} FROM {t} WHERE {c} = '{v}' GROUP BY {g} ORDER BY COUNT ( * ) DESC LIMIT 1",
+        weight=6,
+    ),
+)
+
+Slots = dict[str, str]
+CONDITIONS = re.compile(r"(?:{p} \. )?{[cd]} = '{[vw]}'|{n} {op} {k}")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredValueFilter:
+    """A stored value that a question asks for: the plan of a teacher's probe."""
+
+    table: str
+    column: str
+    asked: str
+    stored: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MiniatureQuestion:
+    """One question of one database."""
+
+    family: Family
+    question: str
+    sql: str
+    filters: tuple[StoredValueFilter, ...]
+    reads: dict[str, list[str]]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What goes into `Example.meta`."""
+        return {
+            "family": self.family.name,
+            "needs_probe": any(f.asked != f.stored for f in self.filters),
+            "filters": [dataclasses.asdict(f) for f in self.filters],
+            "reads": self.reads,
+        }
+
+
+def ask(
+    database: MiniDatabase, connection: sqlite3.Connection, split: Split, count: int, rng: random.Random
+) -> list[MiniatureQuestion]:
+    """`count` different questions about a database whose rows stand behind `connection`.
+
+    A question is kept when its answer is not empty, is not decided by a tie, and changes when any one slot does
+    (another value, another direction, no filter at all): so that a right answer is never luck.
+    """
+    questions: dict[tuple[str, str], MiniatureQuestion] = {}
+    for _ in range(40 * count):
+        if len(questions) == count:
+            break
+        family = rng.choices(FAMILIES, [family.weight for family in FAMILIES])[0]
+        for _ in range(8):  # a family keeps its share although it loses more questions to the checks
+            slots = _fill(family, database, rng)
+            if slots and _decides(family, slots, database, connection):
+                question = _word(family, slots, database, split, rng)
+                questions.setdefault((question.sql, question.question), question)
+                break
+    return list(questions.values())
+
+
+def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots | None:
+    """Slots for a family; None when the drawn tables lack a column that it needs."""
+    if "{h}" in family.sql:
+        child = rng.choice([table for table in database.tables if table.parent])
+        tables = {"h": child, "p": next(t for t in database.tables if t.name == child.parent)}
+    else:
+        wide = [table for table in database.tables if len(table.categories) > 1]
+        tables = {"t": rng.choice(wide if wide and family.compares_two else database.tables)}
+    slots = {slot: table.name for slot, table in tables.items()}
+    owner = tables[family.of] if family.of in tables else tables["p"]
+    slots |= _draw_categories(family, owner, rng)
+    measured = tables.get("t") or tables["h"]
+    slots["n"] = rng.choice(measured.measures)
+    slots["k"] = _threshold(slots["n"], rng)
+    slots["agg"], slots["dir"], slots["op"] = (rng.choice(list(w)) for w in (AGGREGATES, ORDERS, COMPARISONS))
+    return slots if all(slot in slots for slot in re.findall(r"{(\w+)}", family.sql)) else None
+
+
+def _draw_categories(family: Family, owner: MiniTable, rng: random.Random) -> Slots:
+    """A category c with its value, and, where the table has two categories, g or d with its value."""
+    columns = rng.sample(list(owner.categories), len(owner.categories))
+    if "{c}" not in family.sql:
+        return {"g": columns[0]}
+    slots = {"c": columns[0], "v": rng.choice(list(CATEGORIES[columns[0]]))}
+    if len(columns) > 1:
+        slots |= {"g": columns[1], "d": columns[1], "w": rng.choice(list(CATEGORIES[columns[1]]))}
+    return slots
+
+
+def _threshold(measure: str, rng: random.Random) -> str:
+    spec = MEASURES[measure]
+    first = (spec.low // spec.step + 1) * spec.step
+    return str(rng.choice(range(first, spec.high, spec.step)))
+
+
+def _owner(family: Family, slots: Slots, database: MiniDatabase) -> MiniTable:
+    return next(table for table in database.tables if table.name == slots[family.of])
+
+
+def render(family: Family, slots: Slots, database: MiniDatabase) -> str:
+    """The SQL with values in the form that the database stores."""
+    values = dict(slots)
+    for column, value in (("c", "v"), ("d", "w")):
+        if value in slots and f"{{{value}}}" in family.sql:
+            form = _owner(family, slots, database).categories[slots[column]]
+            values[value] = stored(slots[column], slots[value], form)
+    return family.sql.format(**values)
+
+
+def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: sqlite3.Connection) -> bool:
+    sql = render(family, slots, database)
+    answer = _rows(connection, sql)
+    if not answer or answer[0][-1] in (None, 0):
+        return False
+    if "ORDER BY COUNT" in sql:
+        counts = _rows(connection, re.sub(r"^SELECT .*? FROM", "SELECT COUNT ( * ) FROM", sql)[:-1] + "2")
+        if len(counts) < 2 or counts[0] == counts[1]:
+            return False
+    return all(_rows(connection, wrong) != answer for wrong in _near_misses(family, slots, database))
+
+
+def _near_misses(family: Family, slots: Slots, database: MiniDatabase) -> Iterator[str]:
+    """The same SQL with one slot wrong or one condition gone."""
+    shape = family.sql
+    for condition in CONDITIONS.findall(shape):
+        yield render(dataclasses.replace(family, sql=shape.replace(condition, "1 = 1")), slots, database)
+    for slot, column in (("v", "c"), ("w", "d")):
+        if f"{{{slot}}}" in shape:
+            for other in CATEGORIES[slots[column]]:
+                if other != slots[slot]:
+                    yield render(family, {**slots, slot: other}, database)
+    for slot, others in (("op", COMPARISONS), ("dir", ORDERS), ("agg", AGGREGATES)):
+        if f"{{{slot}}}" in shape:
+            for other in others:
+                if other != slots[slot]:
+                    yield render(family, {**slots, slot: other}, database)
+
+
+def _rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]]:
+    return connection.execute(sql).fetchall()
+
+
+def _word(family: Family, slots: Slots, database: MiniDatabase, split: Split, rng: random.Random) -> MiniatureQuestion:
+    template = rng.choice(templates(family.name, split))
+    words = dict(slots)
+    for slot in "thp":
+        if slot in slots:
+            words[slot], words[f"{slot}1"] = f"{slots[slot]}s", slots[slot]
+    words["agg"], words["top"] = AGGREGATES[slots["agg"]], ORDERS[slots["dir"]]
+    words["than"] = rng.choice(COMPARISONS[slots["op"]])
+    filters = []
+    for column, value in (("c", "v"), ("d", "w")):
+        if f"{{{value}}}" in family.sql:
+            owner = _owner(family, slots, database)
+            stored_value = stored(slots[column], slots[value], owner.categories[slots[column]])
+            filters.append(StoredValueFilter(owner.name, slots[column], slots[value], stored_value))
+    return MiniatureQuestion(
+        family, template.format(**words), render(family, slots, database), tuple(filters), _reads(family, slots)
+    )
+
+
+def _reads(family: Family, slots: Slots) -> dict[str, list[str]]:
+    """Tables in the order of the SQL, each with the columns that are read of it; keys left out."""
+    reads: dict[str, list[str]] = {slots[slot]: [] for slot in re.findall(r"{([thp])}(?!_id)", family.sql)}
+    for qualifier, plain, slot in re.findall(r"(?:{([hp])} \. )?(?:\b(name)\b|{([cdgn])})", family.sql):
+        owner = qualifier or (family.of if slot in ("c", "d") else "t" if "t" in slots else "p")
+        column = plain or slots[slot]
+        if column not in reads[slots[owner]]:
+            reads[slots[owner]].append(column)
+    return reads

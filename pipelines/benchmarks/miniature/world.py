@@ -1,0 +1,320 @@
+"""Draws miniature databases: which tables, columns and links, how each category is stored, and the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import random
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+# The words of the miniature world: domains, tables, columns, and the forms in which a value may be stored.
+
+Split = Literal["train", "dev", "test"]
+Kind = Literal["place", "person", "thing", "event"]
+
+TABLES: dict[Kind, tuple[str, ...]] = {
+    "place": ("school", "hotel", "shop", "clinic", "club", "office", "farm", "museum"),
+    "person": ("singer", "student", "player", "doctor", "guest", "worker", "driver", "client"),
+    "thing": ("song", "book", "film", "car", "meal", "tool", "plane"),
+    "event": ("concert", "exam", "game", "trip", "sale", "visit", "gala"),
+}
+KINDS: dict[str, Kind] = {table: kind for kind, tables in TABLES.items() for table in tables}
+RANK: dict[Kind, int] = {"place": 0, "person": 1, "thing": 2, "event": 3}  # a table refers to one of lower rank
+
+# Stored forms are told from the asked word only by looking: the code of a value is its usual abbreviation.
+CATEGORIES: dict[str, dict[str, str]] = {
+    "country": {"france": "FR", "spain": "ES", "japan": "JP", "brazil": "BR", "kenya": "KE"},
+    "city": {"paris": "PAR", "rome": "ROM", "lima": "LIM", "oslo": "OSL", "cairo": "CAI"},
+    "gender": {"male": "M", "female": "F"},
+    "status": {"active": "A", "closed": "C", "late": "L", "new": "N"},
+    "level": {"low": "1", "middle": "2", "high": "3"},
+    "language": {"english": "EN", "french": "FRA", "german": "DE", "polish": "PL"},
+    "type": {"public": "PU", "private": "PR", "basic": "BA", "special": "SP"},
+    "size": {"small": "S", "medium": "M", "large": "L"},
+    "color": {"red": "RD", "green": "GR", "blue": "BL", "black": "BK"},
+    "material": {"wood": "WO", "metal": "ME", "glass": "GL", "paper": "PA"},
+    "season": {"spring": "SPR", "summer": "SUM", "autumn": "AUT", "winter": "WIN"},
+    "day": {"monday": "MON", "friday": "FRI", "sunday": "SUN"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NumericColumn:
+    """A numeric column: its values are whole numbers in [low, high]; questions compare with multiples of `step`."""
+
+    low: int
+    high: int
+    step: int
+
+
+MEASURES: dict[str, NumericColumn] = {
+    "age": NumericColumn(18, 80, 10),
+    "height": NumericColumn(120, 210, 10),
+    "weight": NumericColumn(10, 100, 10),
+    "salary": NumericColumn(100, 900, 100),
+    "score": NumericColumn(1, 100, 10),
+    "rating": NumericColumn(1, 100, 10),
+    "year": NumericColumn(1960, 2024, 10),
+    "capacity": NumericColumn(50, 900, 100),
+    "price": NumericColumn(10, 500, 50),
+    "stock": NumericColumn(1, 300, 50),
+    "length": NumericColumn(10, 300, 50),
+    "budget": NumericColumn(100, 900, 100),
+}
+
+CATEGORIES_OF: dict[Kind, tuple[str, ...]] = {
+    "place": ("country", "city", "type", "status", "size", "level", "language", "color"),
+    "person": ("country", "city", "gender", "status", "level", "language", "type", "day"),
+    "thing": ("color", "type", "size", "material", "status", "language", "country", "level"),
+    "event": ("season", "day", "type", "city", "status", "level", "country", "size"),
+}
+MEASURES_OF: dict[Kind, tuple[str, ...]] = {
+    "place": ("rating", "year", "capacity", "budget", "price", "stock", "score"),
+    "person": ("age", "height", "weight", "salary", "score", "rating", "budget"),
+    "thing": ("price", "weight", "year", "stock", "length", "rating", "height"),
+    "event": ("price", "year", "length", "rating", "budget", "capacity", "score"),
+}
+
+NAMES: tuple[str, ...] = tuple(
+    start + end
+    for end in ("na", "ro", "mi", "lan", "dor", "vek")
+    for start in ("Al", "Be", "Cor", "Du", "El", "Fi", "Gra", "Ho")
+)  # 48 neutral names: never asked for, so they need not be single tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """A theme whose databases draw 2 to 4 of its tables.
+
+    Attributes:
+        test, dev: the pair of tables that occurs together only in databases of that split.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    test: tuple[str, str]
+    dev: tuple[str, str]
+
+
+DOMAINS: tuple[Domain, ...] = (
+    Domain("music", ("singer", "song", "concert", "club", "guest"), ("singer", "concert"), ("singer", "club")),
+    Domain("school", ("student", "school", "exam", "book", "club"), ("student", "exam"), ("student", "book")),
+    Domain("sport", ("player", "club", "game", "trip", "driver"), ("player", "game"), ("player", "trip")),
+    Domain("travel", ("guest", "hotel", "trip", "car", "driver"), ("hotel", "trip"), ("hotel", "car")),
+    Domain("trade", ("client", "shop", "sale", "tool", "worker"), ("client", "sale"), ("client", "tool")),
+    Domain("health", ("doctor", "clinic", "visit", "client", "worker"), ("doctor", "visit"), ("doctor", "client")),
+    Domain("reading", ("book", "student", "shop", "sale", "guest"), ("book", "sale"), ("book", "guest")),
+    Domain("screen", ("film", "gala", "guest", "singer", "worker"), ("film", "gala"), ("film", "singer")),
+    Domain("farming", ("farm", "worker", "tool", "sale", "meal"), ("farm", "tool"), ("farm", "meal")),
+    Domain("business", ("office", "worker", "client", "visit", "trip"), ("office", "worker"), ("office", "visit")),
+    Domain("air", ("plane", "driver", "trip", "guest", "office"), ("plane", "trip"), ("plane", "guest")),
+    Domain("art", ("museum", "gala", "guest", "visit", "worker"), ("museum", "visit"), ("museum", "gala")),
+    Domain("food", ("meal", "shop", "visit", "guest", "worker"), ("meal", "shop"), ("meal", "visit")),
+    Domain("racing", ("car", "driver", "game", "club", "worker"), ("car", "game"), ("car", "club")),
+)
+
+
+def held_out_pairs(split: Split) -> frozenset[frozenset[str]]:
+    """The table pairs that may occur together only in databases of this split."""
+    if split == "train":
+        return frozenset()
+    return frozenset(frozenset(domain.test if split == "test" else domain.dev) for domain in DOMAINS)
+
+
+def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
+    """The (category, measure) that this table carries only in databases of this split; None for train."""
+    if split == "train":
+        return None
+    kind = KINDS[table]
+    place = TABLES[kind].index(table) + (split == "dev")
+    categories, measures = CATEGORIES_OF[kind], MEASURES_OF[kind]
+    return categories[place % len(categories)], measures[place % len(measures)]
+
+
+def columns_of(table: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The categories and measures that this table may carry in databases of this split."""
+    others: tuple[Split, ...] = tuple(other for other in ("dev", "test") if other != split)
+    banned = {column for other in others for column in held_out_columns(table, other) or ()}
+    kind = KINDS[table]
+    return (
+        tuple(column for column in CATEGORIES_OF[kind] if column not in banned),
+        tuple(column for column in MEASURES_OF[kind] if column not in banned),
+    )
+
+
+Form = Literal["word", "upper", "title", "code"]
+FORMS: tuple[Form, ...] = ("word", "upper", "title", "code")
+FORM_WEIGHTS = (1, 2, 2, 2)  # of seven columns one stores its values as a question says them
+TABLE_COUNTS = {2: 5, 3: 4, 4: 1}  # number of tables: weight
+ROWS = (8, 40)
+Row = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MiniTable:
+    """One table: `id`, the link to its parent, `name`, categories, measures, in this order.
+
+    Attributes:
+        parent: the table that `<parent>_id` refers to; None for the first table.
+        categories: column -> the form in which this database stores its values.
+    """
+
+    name: str
+    parent: str | None
+    categories: dict[str, Form]
+    measures: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names in the order of the rows' values."""
+        link = (f"{self.parent}_id",) if self.parent else ()
+        return ("id", *link, "name", *self.categories, *self.measures)
+
+
+@dataclasses.dataclass(frozen=True)
+class MiniDatabase:
+    """One generated database, parents before children."""
+
+    id: str
+    domain: str
+    tables: tuple[MiniTable, ...]
+    rows: dict[str, list[Row]]
+
+    def children(self, table: str) -> list[MiniTable]:
+        """The tables that refer to this one."""
+        return [child for child in self.tables if child.parent == table]
+
+
+def stored(column: str, word: str, form: Form) -> str:
+    """The text that a database holds for a value that a question calls `word`."""
+    if form == "upper":
+        return word.upper()
+    if form == "title":
+        return word.title()
+    return CATEGORIES[column][word] if form == "code" else word
+
+
+def draw(split: Split, index: int, seed: int) -> MiniDatabase:
+    """Database number `index` of a split: the same for the same seed, whatever else is drawn."""
+    rng = random.Random(f"{seed}/{split}/{index}")
+    domain = DOMAINS[index % len(DOMAINS)]
+    names = _draw_names(domain, split, rng)
+    links = _draw_links(names, domain, split, rng)
+    tables = tuple(_draw_table(name, links[name], domain, split, rng) for name in names)
+    rows: dict[str, list[Row]] = {}
+    for table in tables:
+        rows[table.name] = _draw_rows(table, len(rows[table.parent]) if table.parent else 0, rng)
+    return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tables, rows)
+
+
+def build(database: MiniDatabase, path: Path) -> None:
+    """Write the database as an SQLite file; a file that is already there is replaced whole."""
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    connection = sqlite3.connect(partial, isolation_level=None)
+    connection.execute("PRAGMA page_size = 1024")
+    connection.execute("PRAGMA journal_mode = OFF")
+    connection.execute("PRAGMA synchronous = OFF")
+    fill(database, connection)
+    connection.close()
+    os.replace(partial, path)
+
+
+def fill(database: MiniDatabase, connection: sqlite3.Connection) -> None:
+    """Create and fill the tables over an open connection."""
+    connection.execute("BEGIN")
+    for create, insert, rows in statements(database):
+        connection.execute(create)
+        connection.executemany(insert, rows)
+    connection.execute("COMMIT")
+
+
+def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
+    """CREATE TABLE, INSERT and its rows for each table, parents first, in SQL that any engine takes.
+
+    Args:
+        mark: the driver's parameter mark.
+    """
+    for table in database.tables:
+        marks = ", ".join([mark] * len(table.columns))
+        yield _create(table), f"INSERT INTO {table.name} VALUES ({marks})", database.rows[table.name]
+
+
+def _create(table: MiniTable) -> str:
+    lines = ["id INTEGER PRIMARY KEY"]
+    if table.parent:
+        lines.append(f"{table.parent}_id INTEGER REFERENCES {table.parent} (id)")
+    lines.append("name TEXT")
+    lines += [f"{column} TEXT" for column in table.categories]
+    lines += [f"{column} INTEGER" for column in table.measures]
+    return f"CREATE TABLE {table.name} ({', '.join(lines)})"
+
+
+def _pair(domain: Domain, split: Split) -> tuple[str, str] | None:
+    return {"train": None, "dev": domain.dev, "test": domain.test}[split]
+
+
+def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
+    """Tables without any pair that another split holds for itself, and with the pair of this split.
+
+    Two tables from elsewhere may join in: a word that is met beside many others is learned as a word.
+    """
+    others: tuple[Split, ...] = ("dev", "test")
+    banned = {pair for other in others if other != split for pair in held_out_pairs(other)}
+    pair = _pair(domain, split)
+    count = rng.choices(list(TABLE_COUNTS), list(TABLE_COUNTS.values()))[0]
+    order = [*domain.tables, *rng.sample([name for name in KINDS if name not in domain.tables], 2)]
+    allowed: list[tuple[str, ...]] = []
+    while not allowed:
+        allowed = [
+            names
+            for names in itertools.combinations(order, count)
+            if (pair is None or set(pair) <= set(names))
+            and not any(frozenset(two) in banned for two in itertools.combinations(names, 2))
+        ]
+        count -= 1
+    names = list(rng.choice(allowed))
+    return sorted(names, key=lambda name: (RANK[KINDS[name]], order.index(name)))
+
+
+def _draw_links(names: list[str], domain: Domain, split: Split, rng: random.Random) -> dict[str, str | None]:
+    """A tree: every table after the first refers to an earlier one; the held-out pair is linked directly."""
+    links: dict[str, str | None] = {names[0]: None}
+    pair = _pair(domain, split) or ()
+    for place, name in enumerate(names[1:], 1):
+        partner = [other for other in names[:place] if {name, other} == set(pair)]
+        links[name] = partner[0] if partner else rng.choice(names[:place])
+    return links
+
+
+def _draw_table(name: str, parent: str | None, domain: Domain, split: Split, rng: random.Random) -> MiniTable:
+    categories, measures = columns_of(name, split)
+    chosen = rng.sample(categories, rng.choice((1, 2)))
+    numbers = rng.sample(measures, rng.choice((1, 1, 2)))
+    own = held_out_columns(name, split)
+    if own and name in (_pair(domain, split) or ()):
+        chosen[0], numbers[0] = own
+        chosen, numbers = list(dict.fromkeys(chosen)), list(dict.fromkeys(numbers))
+    forms: dict[str, Form] = {column: rng.choices(FORMS, FORM_WEIGHTS)[0] for column in chosen}
+    return MiniTable(name, parent, forms, tuple(numbers))
+
+
+def _draw_rows(table: MiniTable, parents: int, rng: random.Random) -> list[Row]:
+    """Names and measures do not repeat within a table, so that an order is never a matter of luck.
+
+    A quarter of the parents stay without children, so that their absence can be asked about.
+    """
+    count = rng.randint(*ROWS)
+    names = rng.sample(NAMES, count)
+    linked = rng.sample(range(1, parents + 1), max(1, parents * 3 // 4)) if table.parent else []
+    numbers = [rng.sample(range(MEASURES[m].low, MEASURES[m].high + 1), count) for m in table.measures]
+    rows: list[Row] = []
+    for place in range(count):
+        link = (rng.choice(linked),) if table.parent else ()
+        words = tuple(stored(c, rng.choice(list(CATEGORIES[c])), form) for c, form in table.categories.items())
+        rows.append((place + 1, *link, names[place], *words, *(column[place] for column in numbers)))
+    return rows

@@ -1,0 +1,288 @@
+"""Reads a user's own questions: one JSON object a line, or a CSV file whose header has the same names.
+
+    {"question": "...", "database": "sales.sqlite", "sql": "SELECT ...", "evidence": "...", "id": "..."}
+
+`database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
+`databases`, the name of a database in that folder. `evidence` and `id` may be left out, and `database` where the option
+of that name says what is asked. With the options `dev` and `test` one file is all that there is: `split` says which of
+its three parts is read (`data/cutting.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.benchmarks.base import Loaded, Rejected, check_file, collect, link, named, read_options, source_folder
+from pipelines.benchmarks.splitting import Shares, cut
+from pipelines.core.errors import DataError
+from pipelines.core.registry import reader
+from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, text_field
+from pipelines.recipe.config import Source
+from pipelines.recipe.section import Section, Share
+from pipelines.sql.dialects.dialect import file_suffixes, has_password, of_address, of_file
+from pipelines.sql.dialects.hiding import identity
+
+# The rows of a CSV file with a header, as the JSON objects that a JSONL file would have.
+
+DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
+HINT = "Its first line names the columns: question, sql and, where you have them, id, database and evidence."
+
+
+def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Each row by the names of the header's columns, in lower case, with the line that it ends in.
+
+    Args:
+        needed: columns that must be there, each with the other names that it may have.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or lacks a column; the message names it.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            records = _records(stream, max(DELIMITERS, key=first.count))
+            header = [name.strip().lower() for name in next(records, (1, []))[1]]
+            _check(file, header, needed)
+            yield from ((line, _csv_row(header, cells)) for line, cells in records if any(map(str.strip, cells)))
+    except UnicodeDecodeError:
+        raise DataError(f"{file.name} is not UTF-8", "Save it as “CSV UTF-8”.") from None
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from None
+    except csv.Error as error:
+        raise DataError(f"{file.name} is not CSV: {error}", HINT) from None
+
+
+def _records(stream: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row with the line that it ends in.
+
+    Raises:
+        csv.Error: the file ends within quotes: what follows the first of them was read as one cell.
+    """
+    lines: list[str] = []  # of the row that is read
+
+    def kept() -> Iterator[str]:
+        for line in stream:
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(kept(), delimiter=delimiter)
+    for cells in reader:
+        if "".join(lines).count('"') % 2 and _is_open(lines, delimiter):
+            raise csv.Error(f"a quote that opens in line {reader.line_num - len(lines) + 1} is never closed")
+        yield reader.line_num, cells
+        lines.clear()
+
+
+def _is_open(lines: Sequence[str], delimiter: str) -> bool:
+    try:
+        list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        return "unexpected end of data" in str(error)
+    return False
+
+
+def _check(file: Path, header: Sequence[str], needed: Sequence[Sequence[str]]) -> None:
+    missing = [names[0] for names in needed if not {name.lower() for name in names} & set(header)]
+    if missing:
+        has = ", ".join(filter(None, header)) or "none"
+        raise DataError(f"{file.name} has no column {' and no column '.join(missing)}; its columns: {has}", HINT)
+
+
+def _csv_row(header: Sequence[str], cells: Sequence[str]) -> dict[str, Any] | BadRow:
+    """The filled cells of a row by their columns."""
+    if len(cells) > len(header):
+        shown = ",".join(cells)[:200]
+        reason = f"{len(cells)} cells under {len(header)} columns: a text with a comma in it needs quotes: {shown}"
+        return BadRow("too_many_cells", reason)
+    return {name: cell for name, cell in zip(header, cells, strict=False) if cell.strip()}
+
+
+Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `BadRow` that it is
+
+
+class OwnOptions(Section):
+    """What a reader of own questions knows.
+
+    Attributes:
+        databases: the folder in which a name is looked up, relative to the file's folder.
+        database: what the rows ask that name no database; named as a row would.
+        dev, test: shares of the questions that are held out; with either, `split` names the part that is read.
+        invented: a second file, of JSON lines, whose questions are trained on and never held out.
+    """
+
+    databases: str | None = None
+    database: str | None = None
+    dev: Share = 0.0
+    test: Share = 0.0
+    invented: str | None = None
+
+
+@reader("csv", options=OwnOptions)
+@reader("jsonl", options=OwnOptions)
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """The questions of a file, in order; of a part, those of the part.
+
+    Raises:
+        DataError: the path is missing or is a folder, a CSV file lacks a column, or the questions ask too few different
+            things to be parted.
+    """
+    options = read_options(OwnOptions, source)
+    own = _load(source, root)
+    if not (options.dev or options.test):
+        return own
+    more = _load(_invented(source, options), root) if options.invented else Loaded([], [])
+    parts, repeats = cut(list(own.examples), list(more.examples), Shares(options.dev, options.test))
+    bad = [*own.quarantine, *more.quarantine] if source.split == "train" else []  # of the file, told once
+    reason = "it asks what a held-out question asks"
+    aside = [Rejected(example.id, "repeats_held_out", reason, chosen=False) for example in repeats]
+    return Loaded(parts[source.split], [*bad, *(aside if source.split == "train" else [])])
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The files, and those of the databases that they name; a server's databases have no file to look at."""
+    for file_source, options in _sources(source):
+        file = source_folder(file_source)
+        yield file
+        for name in _names(file_source, options):
+            with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name: the reader rejects its row
+                if "://" not in name:
+                    yield _find(name, file.parent, options)
+
+
+def addresses(source: Source) -> Iterator[str]:
+    """The servers' databases that the rows name."""
+    for file_source, options in _sources(source):
+        yield from (name for name in _names(file_source, options) if "://" in name)
+
+
+def _sources(source: Source) -> Iterator[tuple[Source, OwnOptions]]:
+    options = read_options(OwnOptions, source)
+    yield source, options
+    if options.invented:
+        yield _invented(source, options), options
+
+
+def _invented(source: Source, options: OwnOptions) -> Source:
+    return source.model_copy(update={"kind": "jsonl", "path": options.invented})
+
+
+def _names(source: Source, options: OwnOptions) -> list[str]:
+    """The databases that the rows, or the options, name."""
+    values = [row for _, (_, row) in _rows(source, options) if not isinstance(row, BadRow)]
+    return named([*values, {"database": options.database}], *DATABASE)
+
+
+def _load(source: Source, root: Path) -> Loaded:
+    options, file = read_options(OwnOptions, source), source_folder(source)
+
+    def make(numbered: Row) -> Example:
+        number, row = numbered
+        if isinstance(row, BadRow):
+            raise row
+        question, sql = text_field(row, "question"), text_field(row, *SQL)
+        name = _asked(row, file.parent, options)
+        id = _id(row) or f"{file.stem}_{number}"
+        evidence = text_field(row, "evidence", required=False)
+        return Example(id, question, _database(name, file.parent, options, root, source), sql, evidence, source="jsonl")
+
+    return collect(_rows(source, options), make)
+
+
+def _rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
+    """Each row of a file behind the place where it stands."""
+    file = source_folder(source)
+    if file.is_dir():
+        raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
+    if source.kind == "csv":
+        needed = [("question",), SQL, *([DATABASE] if options.database is None else [])]
+        yield from ((f"{file.name}:{number}", (number, row)) for number, row in rows(file, needed))
+    else:
+        yield from ((place, (number, _row(line))) for place, (number, line) in _lines(file))
+
+
+def _row(line: bytes) -> Any:
+    try:
+        return _parse(line)
+    except BadRow as bad:
+        return bad
+
+
+def _id(row: Any) -> str:
+    """A question's id as text: many files number their questions."""
+    id = row.get("id")
+    return str(id) if isinstance(id, int) and not isinstance(id, bool) else text_field(row, "id", required=False)
+
+
+def _lines(file: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from None
+    with stream:
+        for number, line in enumerate(stream, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if text.strip():
+                yield f"{file.name}:{number}", (number, text)
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError:
+        raise BadRow("not_utf8", "the line is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRow("not_json", f"not JSON: {error}") from None
+
+
+def _asked(row: Any, folder: Path, options: OwnOptions) -> str:
+    """What a row asks, by its own name or, where that is the same, by the option's."""
+    default = options.database
+    name = text_field(row, *DATABASE, required=default is None)
+    if default is None:
+        return name
+    with contextlib.suppress(ValueError, RuntimeError, OSError):  # no file's name is another one
+        place, other = (
+            address if "://" in address else str(_find(address, folder, options))
+            for address in (name or default, default)
+        )
+        return default if identity(place) == identity(other) else name
+    return name
+
+
+def _database(name: str, folder: Path, options: OwnOptions, root: Path, source: Source) -> Database:
+    if has_password(name):
+        detail = "a password in an address would be kept in datasets: use PGPASSWORD or a password file"
+        raise BadRow("password_in_address", detail)
+    engine = of_address(name)
+    if engine is not None:
+        return Database(name.rpartition("/")[2].partition("?")[0] or engine, engine, name)
+    try:
+        path = _find(name, folder, options)
+        id, apart = str(Path(name).with_suffix("")), str(Path(name).parent)
+        if name == options.database:  # however the rows write it, and wherever it lies
+            id, apart = path.stem, ""
+        there = path.is_file()
+    except (ValueError, RuntimeError, OSError):  # ".", "~nobody/x.sqlite", a name of 300 characters
+        raise BadRow("bad_database_id", f"{name!r} cannot be a file") from None
+    if not there:
+        raise BadRow("missing_database", f"no such file: {path}")
+    engine = of_file(path) or "sqlite"
+    if engine == "sqlite":
+        check_file(path)
+    return Database(id, engine, link(path, root, source, apart))
+
+
+def _find(name: str, folder: Path, options: OwnOptions) -> Path:
+    suffixes = file_suffixes()
+    if options.databases is None or Path(name).suffix in suffixes:
+        return folder / Path(name).expanduser()
+    home = folder / options.databases
+    places = [home / f"{name}{suffix}" for suffix in suffixes]
+    places += [home / name / f"{name}{suffix}" for suffix in suffixes]
+    return next((place for place in places if place.is_file()), places[0])

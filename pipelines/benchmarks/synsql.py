@@ -1,0 +1,167 @@
+"""Reads SynSQL-2.5M (Li et al., 2025) from its native layout, as a stream.
+
+    <path>/data.json                            one JSON list of 2.5 million rows: db_id, question, sql, cot,
+                                                external_knowledge, sql_complexity, question_style
+    <path>/databases/<db_id>/<db_id>.sqlite
+
+The list is never whole in memory: rows are given one at a time, and with a `count` a seeded sample of that size is kept
+while the file goes by.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import heapq
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from pipelines.benchmarks.base import Loaded, collect, database_file, link, read_options, source_folder
+from pipelines.core.errors import DataError
+from pipelines.core.registry import reader
+from pipelines.core.types import Database, Example, text_field
+from pipelines.recipe.config import Source
+from pipelines.recipe.section import Section
+
+HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
+CHUNK = 1 << 20  # characters read at once
+MOST_CHARS = 1 << 24  # of one row; a longer one is a torn file
+SPARE = 8  # rows drawn for each one wanted where levels are filtered after the draw
+KEPT = ("sql_complexity", "question_style")
+Complexity = Literal["Simple", "Moderate", "Complex", "Highly Complex"]
+
+
+class SynsqlOptions(Section):
+    """Which rows are looked at.
+
+    Attributes:
+        complexity: SynSQL's own levels of the SQL; null takes all.
+        styles: question styles ("Formal", "Colloquial", "Vague", ...); null takes all.
+    """
+
+    complexity: tuple[Complexity, ...] | None = None
+    styles: tuple[str, ...] | None = None
+
+
+@reader("synsql", options=SynsqlOptions)
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style.
+
+    Raises:
+        DataError: the file is missing, or is no JSON list.
+    """
+    options = read_options(SynsqlOptions, source)
+    folder = source_folder(source)
+    rows = _asked(stream(folder / "data.json"), options)
+    if source.count is not None:
+        rows = iter(draw(rows, source.count * (SPARE if source.hardness else 1), seed))
+
+    @functools.cache  # a few databases, millions of rows
+    def place(id: str) -> str:
+        return link(database_file(folder / "databases", id), root, source)
+
+    def make(row: Any) -> Example:
+        number, row = row
+        id = text_field(row, "db_id").removesuffix(".db")
+        question, sql = text_field(row, "question"), text_field(row, "sql")
+        database = Database(id, "sqlite", place(id))
+        meta = {
+            name: row[key]
+            for name, key in (("difficulty", "sql_complexity"), ("style", "question_style"))
+            if isinstance(row.get(key), str)
+        }
+        evidence = text_field(row, "external_knowledge", required=False)
+        return Example(f"synsql_{number}", question, database, sql, evidence, None, "synsql", meta)
+
+    return collect(((f"data.json[{number}]", (number, row)) for number, row in rows), make)
+
+
+def files(source: Source) -> Iterator[Path]:
+    """The file of questions and every database beside it: which of 16,583 are named is known at its end alone."""
+    folder = source_folder(source)
+    yield folder / "data.json"
+    yield from (folder / "databases").glob("*/*.sqlite")
+
+
+def _asked(rows: Iterator[tuple[int, Any]], options: SynsqlOptions) -> Iterator[tuple[int, Any]]:
+    return ((number, row) for number, row in rows if _wanted(row, options))
+
+
+def _wanted(row: Any, options: SynsqlOptions) -> bool:
+    """Whether a row is asked for; one that is no object goes on, to be rejected with its reason."""
+    if not isinstance(row, dict):
+        return True
+    filters = zip(KEPT, (options.complexity, options.styles), strict=True)
+    return all(wanted is None or row.get(key) in wanted for key, wanted in filters)
+
+
+def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[int, Any]]:
+    """`count` rows in their order, drawn by the smallest seeded digests of their numbers: memory of `count` rows."""
+    best: list[tuple[int, int, Any]] = []
+    for number, row in rows:
+        ticket = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+        entry = (-int.from_bytes(ticket, "big"), number, row)
+        if len(best) < count:
+            heapq.heappush(best, entry)
+        elif entry[0] > best[0][0]:
+            heapq.heapreplace(best, entry)
+    return sorted(((number, row) for _, number, row in best), key=lambda pair: pair[0])
+
+
+def stream(path: Path) -> Iterator[tuple[int, Any]]:
+    """The items of one JSON list with their places, holding no more than one chunk and one item.
+
+    Raises:
+        DataError: the file is missing, holds no list, or is torn; it says after which item.
+    """
+    try:
+        file = path.open(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", HINT) from None
+    with file:
+        try:
+            yield from _items(file, path)
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is not UTF-8", HINT) from None
+
+
+def _items(file: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
+    decoder, number = json.JSONDecoder(), 0
+    text = file.read(CHUNK)
+    place = _skip(text, 0)
+    if text[place : place + 1] != "[":
+        raise DataError(f"{path} does not begin with a JSON list", HINT)
+    place += 1
+    while True:
+        place = _skip(text, place)
+        if text[place : place + 1] == "]":
+            return
+        item, end = _item(decoder, text, place)
+        if end < len(text):
+            yield number, item
+            number, place = number + 1, end
+            continue
+        more = file.read(CHUNK)  # the item is cut off here, or may be
+        if not more:
+            raise DataError(f"{path} is torn: it ends within item {number}", "Download it again.")
+        text, place = text[place:] + more, 0
+        if len(text) > MOST_CHARS:
+            raise DataError(f"{path}: item {number} is not JSON, or longer than {MOST_CHARS} characters", HINT)
+
+
+def _item(decoder: json.JSONDecoder, text: str, place: int) -> tuple[Any, int]:
+    """The item that begins there and where it ends; the text's end when it is not whole."""
+    try:
+        item, end = decoder.raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None, len(text)
+    return item, end
+
+
+def _skip(text: str, place: int) -> int:
+    """Past the blanks and the commas before the next item."""
+    while text[place : place + 1] and text[place] in " \t\r\n,":
+        place += 1
+    return place

@@ -1,0 +1,145 @@
+"""Records as Polars frames and Parquet files: what a stage writes and the next one reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+
+from pipelines.core.errors import DataError
+from pipelines.core.types import Record, from_dict, to_dict
+
+# Nested values whose shape differs from row to row travel as JSON text: a Parquet column has one type.
+_AS_JSON = ("meta", "prompt", "turns")
+DATA = "data.parquet"  # the file of a stage's records, in its folder
+WINDOW = 4096  # rows of a Parquet row group: what is decoded to read any one of them
+LAYOUT: Mapping[str, Any] = {"compression": "zstd", "statistics": False, "row_group_size": WINDOW}
+
+
+def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None = None) -> pl.DataFrame:
+    """One row a record; `extra` adds columns (one mapping a record), such as the pool that an example is in."""
+    rows = []
+    for index, record in enumerate(records):
+        row = to_dict(record)
+        row |= {key: _dump(row[key]) for key in _AS_JSON if key in row}
+        rows.append({**row, **extra[index]} if extra is not None else row)
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def from_frame(frame: pl.DataFrame, kind: type[Record]) -> list[Record]:
+    """Records from a frame of `to_frame`; columns that are not the record's own are left out.
+
+    Raises:
+        DataError: a column is missing or of the wrong type.
+    """
+    names = {field.name for field in dataclasses.fields(cast(Any, kind))}
+    return [
+        from_dict(kind, {key: json.loads(value) if key in _AS_JSON else value for key, value in row.items()})
+        for row in frame.select([name for name in frame.columns if name in names]).iter_rows(named=True)
+    ]
+
+
+def write(path: Path, frame: pl.DataFrame) -> None:
+    """A Parquet file; the same frame gives the same bytes."""
+    frame.write_parquet(path, **LAYOUT)
+
+
+def read(path: Path, *columns: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
+    """A Parquet file; or these columns, for their memory and that of the row groups that are being read.
+
+    Raises:
+        DataError: it is missing or is not Parquet.
+    """
+    frame = pl.scan_parquet(path, glob=False)
+    if columns or named:
+        return _collect(path, frame.select(*columns, **named), streaming=True)
+    return _collect(path, frame)
+
+
+def _collect(path: Path, frame: pl.LazyFrame, streaming: bool = False) -> pl.DataFrame:
+    try:
+        return frame.collect(engine="streaming" if streaming else "auto")
+    except FileNotFoundError:
+        raise DataError(f"no such dataset: {path}") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is not a Parquet file, or a damaged one: {reason}") from None
+
+
+def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
+    """These rows of a Parquet file, in this order, for the memory of the row groups that they lie in.
+
+    Args:
+        rows: row numbers, 0-based; they may repeat.
+
+    Raises:
+        DataError: it is missing or is not Parquet.
+    """
+    if not len(rows):
+        return _collect(path, pl.scan_parquet(path, glob=False).head(0))
+    first, last = min(rows), max(rows)
+    frame = _collect(path, pl.scan_parquet(path, glob=False).slice(first, last - first + 1))
+    return frame[[row - first for row in rows]]
+
+
+def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
+    """Rows of a Parquet file, a row group at a time, so that a file of any size is read in little memory.
+
+    Args:
+        rows: rising row numbers; None for all.
+    """
+    count = _collect(path, pl.scan_parquet(path, glob=False).select(pl.len())).item()
+    wanted = np.arange(count) if rows is None else np.asarray(rows)
+    cuts = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
+    yield from (take(path, wanted[start:end].tolist()) for start, end in itertools.pairwise(cuts) if end > start)
+
+
+class Writer:
+    """Writes a Parquet file from frames that come one after the other and need not fit into memory together.
+
+    Args:
+        folder: for the parts until `close`; it must exist.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
+        self._parts: list[Path] = []
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """The next rows; all frames have the same columns."""
+        part = self._folder / f"{self._path.stem}-{len(self._parts):05d}.parquet"
+        write(part, frame)
+        self._parts.append(part)
+
+    def close(self) -> None:
+        """Put the parts together: the same rows give the same bytes, however they came."""
+        if not self._parts:
+            write(self._path, pl.DataFrame())
+            return
+        pl.scan_parquet(self._parts, glob=False).sink_parquet(self._path, **LAYOUT)
+        for part in self._parts:
+            part.unlink()
+
+
+def keep(path: Path, rows: Sequence[int] | pl.Series) -> None:
+    """Write a Parquet file anew with these of its rows alone, a row group at a time.
+
+    Args:
+        rows: rising row numbers.
+    """
+    beside = path.with_name(f"kept-{path.name}")
+    writer = Writer(beside, path.parent)
+    for frame in windows(path, rows):
+        writer.add(frame)
+    writer.close()
+    beside.replace(path)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,108 @@
+"""What made a stage: commit, versions of libraries, machine. It stands in manifests and in MLflow, and in no key."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = (
+    *("accelerate", "deepspeed", "duckdb", "numpy", "peft", "polars", "psycopg", "sqlglot", "tokenizers", "torch"),
+    *("transformers", "trl"),
+)
+GPUS = Path("/proc/driver/nvidia/gpus")
+PROCESSOR = Path("/proc/cpuinfo")
+# What PyTorch chooses its kernels by, the best first. They add up in different orders, which changes last digits.
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
+
+
+@functools.cache
+def facts() -> dict[str, Any]:
+    """The commit (null outside a checkout), whether its files were changed, versions and machine, as JSON values.
+
+    No host name and no user name: a store may be pushed to where others read it.
+    """
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "commit": commit,
+        "changed": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "libraries": {
+            "sqlite": sqlite3.sqlite_version,
+            **{name: installed for name in LIBRARIES if (installed := version(name)) is not None},
+        },
+        "machine": {
+            "system": platform.platform(),
+            "processors": os.cpu_count(),
+            "processor": _processor(),
+            "gpus": _gpus(),
+        },
+    }
+
+
+def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
+    """What `facts` tells, or a manifest's `made_by`, as short texts: commit, python, libraries, machine."""
+    commit, machine = made_by.get("commit"), made_by.get("machine", {})
+    gpus = Counter(machine.get("gpus", []))
+    devices = "".join(f", {count} x {name}" for name, count in gpus.items())
+    kind = f" ({machine['processor']})" if machine.get("processor") else ""
+    texts = {
+        "commit": commit and f"{commit}{' with changes' if made_by.get('changed') else ''}",
+        "python": made_by.get("python"),
+        "libraries": ", ".join(f"{name} {number}" for name, number in made_by.get("libraries", {}).items()),
+        "machine": machine and f"{machine.get('system')}, {machine.get('processors')} processors{kind}{devices}",
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def version(library: str) -> str | None:
+    """The installed version of a library; None where it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*words: str) -> str | None:
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    """The processor's model and the best of `INSTRUCTIONS` that it has; "" where the system does not tell."""
+    try:
+        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    fields: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in lines):
+        fields.setdefault(name.strip().lower(), value.strip())
+    flags = set(fields.get("flags", fields.get("features", "")).split())
+    best = next((name for name in INSTRUCTIONS if name in flags), None)
+    return ", ".join(filter(None, (fields.get("model name"), best)))
+
+
+def _gpus() -> list[str]:
+    """The models of NVIDIA's devices, as its driver names them."""
+    lines = [line for path in sorted(GPUS.glob("*/information")) for line in path.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]

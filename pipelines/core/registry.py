@@ -1,0 +1,435 @@
+"""The registries: each name that a recipe may use, and the code that stands behind it, our own or a plug-in's.
+
+Our own parts and those of a user's package are registered in the same way. A plug-in is found in one of two ways:
+
+- an installed package that declares an entry point, such as `[project.entry-points."sqltrain.rewards"]`;
+- `plugins: [FILE_OR_MODULE]` in a recipe.
+
+Either way its module is imported, and its decorators register what it adds:
+
+    from pipelines.core.registry import reward
+
+    @reward("short")
+    def short(outcome, characters: int = 200) -> float:
+        return float(len(outcome.trajectory.final_sql or "") <= characters)
+
+Only the standard library is imported here, so that a SQL worker can use a registry without the cost of pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pipelines.evaluation.metrics import Measure
+    from pipelines.recipe.config import Recipe
+    from pipelines.recipe.config_training import Optimizer
+    from pipelines.rollout.policies.base import Policy
+    from pipelines.sql.equalities.compare import Gold, Result
+
+
+import difflib
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from pipelines.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationInfo
+
+    from pipelines.core.types import Outcome
+    from pipelines.sql.dialects.dialect import Dialect
+
+
+# What a part of each kind is, where it is more than a function: the function together with its traits.
+
+# What an outcome may have taken apart for a reward term: tables and columns of both queries; the gold schema; token
+# pairs of both queries; Spider's level of the gold query.
+ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
+
+
+class RewardFunction(NamedTuple):
+    """A term of a reward panel.
+
+    Attributes:
+        pay: (outcome, **options) -> its value, before its weight; a value for each turn where `by_turn` says so.
+        wrong: lowest and highest value of a wrong answer; None for a case table, whose order is its own.
+        right: the same of a right answer.
+        by_turn: whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
+        reads: which of `ANALYSES` it needs: an outcome lacks what no term of the panel reads.
+    """
+
+    pay: Callable[..., Any]
+    wrong: tuple[float, float] | None = None
+    right: tuple[float, float] | None = None
+    by_turn: bool = False
+    reads: Collection[str] = ANALYSES
+
+
+class Equality(NamedTuple):
+    """A named equality of two results.
+
+    Attributes:
+        compare: the function on results.
+        rewrite: what is done to both queries before they run; None for nothing.
+        suite: whether every database of the directory must agree.
+        graded: whether the score is a number and not a yes or no.
+        timed: whether a right prediction is run against the gold query again and again, and paid by its speed.
+        by_units: whether it needs the value units of both SELECT lists, for which the database's names are read.
+        by_file: whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with
+            the result of a gold query.
+        by_outcome: whether it compares what whole scripts lead to, which only an engine tells that gives each episode a
+            copy to change (`Dialect.keeps_state`).
+        form: what two answers must share to be one vote: the set of their rows, or the bag.
+    """
+
+    compare: Callable[[Result, Result, Gold], float]
+    rewrite: Callable[[str], str] | None = None
+    suite: bool = False
+    graded: bool = False
+    timed: bool = False
+    by_units: bool = False
+    by_file: bool = False
+    by_outcome: bool = False
+    form: Literal["set", "bag"] = "bag"
+
+
+class Metric(NamedTuple):
+    """A figure of an evaluation, declared once for the summary, the tables, the page, the CSV files and the docs.
+
+    Attributes:
+        measure: (records, equality, seed) -> the figure of the unbroken greedy episodes, or of the sampled ones where
+            there are no others; None where nothing is known.
+        unit: how it is shown: a share in percent, a mean, or a count.
+        title: its heading.
+        about: what it says, in a few words.
+        table: where it stands; "" for the numbers of `metrics.json` alone.
+    """
+
+    measure: Callable[..., Measure | None]
+    unit: Literal["percent", "mean", "count"]
+    title: str
+    about: str
+    table: Literal["behaviour", "likeness", ""] = "behaviour"
+
+
+class PolicyMaker(NamedTuple):
+    """How a policy is made.
+
+    Attributes:
+        make: (checkpoint, recipe, **options) -> the policy, in each process that makes rollouts.
+        give: (checkpoint, recipe, step) -> the places that took them, or None where nobody says: brings the weights of
+            a checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO,
+            at each step, where it raises when no place took them. `give` is None where
+            there is no such place: GRPO cannot train what such a policy samples from.
+        can_serve: (recipe, trains) -> None: raises, before a run's first stage, what would keep `serve` from starting;
+            `trains` is for GRPO. None where there is nothing to look for.
+        takes_adapters: recipe -> whether what the policy asks takes low-rank adapters alone, where it has their base;
+            None where it never does.
+        serve: (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a
+            `Serving`; see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
+    """
+
+    make: Callable[..., Policy]
+    give: Callable[[str, Recipe, int | None], Sequence[str] | None] | None = None
+    serve: Callable[..., AbstractContextManager[Serving]] | None = None
+    can_serve: Callable[[Recipe, bool], None] | None = None
+    takes_adapters: Callable[[Recipe], bool] | None = None
+
+
+class Serving(NamedTuple):
+    """What a stage asks while what generates runs.
+
+    Attributes:
+        recipe: its own, with the addresses of what was started for it.
+        training: the GPUs that training may use beside it, as CUDA names them; None for all.
+    """
+
+    recipe: Recipe
+    training: tuple[str, ...] | None = None
+
+
+class OptimizerMaker(NamedTuple):
+    """How an optimiser is made.
+
+    Attributes:
+        make: (network, settings, **options) -> a `torch.optim.Optimizer`; None leaves it to transformers, which makes
+            AdamW of the settings.
+        whole_matrices: whether it must see whole matrices, which DeepSpeed cuts up.
+    """
+
+    make: Callable[..., Any]
+    whole_matrices: bool = False
+
+    def build(self, network: Any, settings: Optimizer) -> Any:
+        """The optimiser of a network, as a section of a recipe says; None leaves it to transformers."""
+        return self.make(network, settings, **settings.options)
+
+
+T = TypeVar("T")
+Function = TypeVar("Function")
+UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wrong_option"  # of validation errors
+
+
+@dataclass(frozen=True)
+class RegisteredPart(Generic[T]):
+    """One registered part.
+
+    Attributes:
+        value: the function or class, or a function together with its traits (`pipelines/core/registry.py`).
+        function: the function or class itself.
+        module: the name of the module that registered it.
+        options: the model of its options; None where the options are the function's own keyword parameters.
+    """
+
+    value: T
+    function: Any
+    module: str
+    options: type[BaseModel] | None
+
+
+class Registry(Generic[T]):
+    """Parts of one kind by name.
+
+    Args:
+        noun: what a part is called in messages ("reward term").
+        group: the group of entry points that plug-ins declare ("sqltrain.rewards").
+        home: our own module or package; all its modules are imported before the first look-up.
+        fields: where recipes name such parts, as dotted paths; `*` stands for every item of a list.
+        leading: how many parameters a function has before its options (its inputs).
+        part: makes the part of its function and its traits; None where the function is the part.
+    """
+
+    reads_installed: ClassVar[bool] = True  # a SQL worker is told its plug-ins, and looks for none
+
+    def __init__(
+        self,
+        noun: str,
+        group: str,
+        home: str,
+        fields: Sequence[str],
+        leading: int = 1,
+        part: Callable[..., T] | None = None,
+    ) -> None:
+        self.noun, self.group, self.fields = noun, group, tuple(fields)
+        self.home, self._leading, self._part = home, leading, part
+        self._entries: dict[str, RegisteredPart[T]] = {}
+        self._models: dict[str, type[BaseModel]] = {}
+        self._is_loaded = False
+
+    def __call__(
+        self, name: str, *, options: type[BaseModel] | None = None, **traits: Any
+    ) -> Callable[[Function], Function]:
+        """A decorator that registers a function or a class under a name, with its traits where parts have some.
+
+        Raises:
+            RecipeError: another module has taken the name.
+        """
+
+        def register(function: Function) -> Function:
+            value: Any = self._part(function, **traits) if self._part is not None else function
+            module = str(getattr(function, "__module__", ""))
+            entry = self._entries.get(name)
+            if entry is not None and entry.module != module:
+                raise RecipeError(
+                    f"{self.noun} {name!r} is registered twice: by {entry.module} and by {module}",
+                    "Give one of them another name.",
+                )
+            self._entries[name] = RegisteredPart(value, function, module, options)
+            self._models.pop(name, None)
+            return function
+
+        return register
+
+    def __getitem__(self, name: str) -> T:
+        """The part of that name.
+
+        Raises:
+            RecipeError: there is none; the message names the nearest one.
+        """
+        return self.entry(name).value
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._entries)
+
+    def entry(self, name: str) -> RegisteredPart[T]:
+        """All that is registered under a name.
+
+        Raises:
+            RecipeError: there is no such name; the message names the nearest one.
+        """
+        self._load()
+        if name not in self._entries:
+            close = difflib.get_close_matches(name, self._entries, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(self._entries)}."
+            raise RecipeError(f"there is no {self.noun} {name!r}", hint)
+        return self._entries[name]
+
+    def check(self, name: str) -> str:
+        """The name itself, for pydantic; an unknown one is a validation error that names the nearest one."""
+        from pydantic_core import PydanticCustomError
+
+        try:
+            self.entry(name)
+        except RecipeError as error:
+            raise PydanticCustomError(UNKNOWN_NAME, "{said}", {"said": str(error)}) from None
+        return name
+
+    def options_of(self, field: str) -> Callable[[dict[str, Any], ValidationInfo], dict[str, Any]]:
+        """A validator of the options of the part that a section names in `field` (a wrong name fails there)."""
+
+        def validate(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+            if field in info.data:
+                self._check_options(info.data[field], options)
+            return options
+
+        return validate
+
+    def _check_options(self, name: str, options: Mapping[str, Any]) -> None:
+        """Hold a part's options against their types; a wrong one is a validation error that names it."""
+        from pydantic import ValidationError
+        from pydantic_core import PydanticCustomError
+
+        model = self.options_model(name)
+        try:
+            model.model_validate(dict(options))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(map(str, first["loc"]))
+            names = ", ".join(model.model_fields) or "none"
+            if first["type"] == "extra_forbidden":
+                message = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
+            else:
+                message = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
+            raise PydanticCustomError(WRONG_OPTION, "{message}", {"message": message}) from None
+
+    def options_model(self, name: str) -> type[BaseModel]:
+        """The model of a part's options: the one it was registered with, or its keyword parameters with their types."""
+        entry = self.entry(name)
+        if name not in self._models:
+            self._models[name] = entry.options or _model_of(name, entry.function, self._leading)
+        return self._models[name]
+
+    def used(self, values: Mapping[str, Any]) -> set[str]:
+        """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""
+        return {name for field in self.fields for name in _at(values, field.split("."))}
+
+    def _load(self) -> None:
+        """Import our own parts and those of installed packages, once."""
+        if self._is_loaded:
+            return
+        self._is_loaded = True
+        home = importlib.import_module(self.home)
+        for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self.home}."):
+            importlib.import_module(module.name)
+        for point in _installed().select(group=self.group) if self.reads_installed else ():
+            try:
+                point.load()
+            except Exception as error:  # a stranger's module may raise anything
+                raise RecipeError(
+                    f"the plug-in {point.value!r} of {self.group} cannot be imported: {error}",
+                    "Mend that package, or uninstall it.",
+                ) from error
+
+
+@functools.cache
+def _installed() -> Any:  # EntryPoints; what Python 3.11 gives has its `select` and not its type
+    """What the installed packages declare; they are read once for all registries."""
+    return metadata.entry_points()
+
+
+def _model_of(name: str, function: Any, leading: int) -> type[BaseModel]:
+    """A model of a function's keyword parameters: strict types, nothing unknown."""
+    from pydantic import ConfigDict, create_model
+
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[leading:]
+    required = inspect.Parameter.empty
+    fields: dict[str, Any] = {
+        parameter.name: (
+            Any if parameter.annotation is required else parameter.annotation,
+            ... if parameter.default is required else parameter.default,
+        )
+        for parameter in parameters
+    }
+    return create_model(name, __config__=ConfigDict(extra="forbid", strict=True, protected_namespaces=()), **fields)
+
+
+def _at(value: Any, path: Sequence[str]) -> Iterator[str]:
+    """The texts at a dotted path of JSON values."""
+    if not path:
+        if isinstance(value, str):
+            yield value
+    elif path[0] == "*":
+        for item in value if isinstance(value, list) else ():
+            yield from _at(item, path[1:])
+    elif isinstance(value, Mapping) and path[0] in value:
+        yield from _at(value[path[0]], path[1:])
+
+
+REWARDS: Registry[RewardFunction] = Registry(
+    "reward term", "sqltrain.rewards", "pipelines.rewards.terms", ("rewards.*.term",), part=RewardFunction
+)
+READERS: Registry[Callable[..., Any]] = Registry(
+    "reader",
+    "sqltrain.readers",
+    "pipelines.benchmarks",
+    ["benchmark.kind", *(f"data.{pool}.kind" for pool in ("sft", "rl.*", "dev"))],
+)
+PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
+DIALECTS: Registry[type[Dialect]] = Registry("SQL dialect", "sqltrain.dialects", "pipelines.sql.dialects", ())
+EQUALITIES: Registry[Equality] = Registry(
+    "equality",
+    "sqltrain.equalities",
+    "pipelines.sql.equalities.compare",
+    ("execution.equality", "benchmark.equality", "benchmark.equalities.*", "evaluation.equalities.*"),
+    leading=3,
+    part=Equality,
+)
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    "sqltrain.metrics",
+    "pipelines.evaluation.metrics",
+    ("evaluation.metrics.*",),
+    leading=3,
+    part=Metric,
+)
+FILTER_RULES: Registry[Callable[[Outcome], bool]] = Registry(
+    "filter rule", "sqltrain.filter_rules", "pipelines.curation.filtering", ("filter.drop.*", "grpo.drop.*")
+)
+OPTIMIZERS: Registry[OptimizerMaker] = Registry(
+    "optimizer",
+    "sqltrain.optimizers",
+    "pipelines.training.optimizers",
+    ("sft.optimizer.kind", "grpo.optimizer.kind"),
+    leading=2,
+    part=OptimizerMaker,
+)
+POLICIES: Registry[PolicyMaker] = Registry(
+    "policy",
+    "sqltrain.policies",
+    "pipelines.rollout.policies.making",
+    ("rollout.policy",),
+    leading=2,
+    part=PolicyMaker,
+)
+ALL: tuple[Registry[Any], ...] = (
+    *(REWARDS, READERS, PROTOCOLS, DIALECTS),
+    *(EQUALITIES, METRICS, FILTER_RULES, OPTIMIZERS, POLICIES),
+)
+
+# As decorators: @reward("name")
+reward, reader, protocol, dialect = REWARDS, READERS, PROTOCOLS, DIALECTS
+equality, metric, filter_rule, optimizer, policy = EQUALITIES, METRICS, FILTER_RULES, OPTIMIZERS, POLICIES

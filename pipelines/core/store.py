@@ -1,0 +1,380 @@
+"""The content-addressed store: `<root>/<stage>/<key>/`, complete when, and only when, its manifest is there.
+
+A stage is made in a work folder beside its final place and renamed into it, manifest and all, in one step. A killed
+run leaves the work folder; the next one takes it up and the stage resumes inside. A lock that the kernel drops with
+its holder lets one run wait for another's stage, and outlives no kill -9.
+
+A stage's files are held against its manifest before another stage reads them: sizes each time, digests the first time
+in a process and whenever a file's time has changed. A damaged stage is set aside under another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines.core.errors import DataError, ResourceError, UserError
+
+MANIFEST = "manifest.json"
+MIN_FREE_MB = 200
+NO_ROOM = 1 << 20  # bytes: a disk with less is full
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+WORK = ".work-"  # before the key of a stage that is being made
+DAMAGED = ".damaged-"  # before the key of a stage that was set aside
+SHARDS = "shards"  # a folder of finished parts that only a resume needs
+# Wall-clock facts of one making, verdicts that other thresholds change, and what only a resume needs: no manifest lists
+# them, so they may change beside a sealed stage.
+NOT_CONTENT = frozenset(
+    {MANIFEST, "timing.jsonl", "timing.json", "plan.json", "child.log", "input.jsonl", "held_out.jsonl"}
+    | {"contract.json", "contract.html"}
+)
+
+
+class Store:
+    """Finished stages by (stage, key)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def folder(self, stage: str, key: str) -> Path:
+        """Where that stage is, or would be."""
+        return self.root / stage / key
+
+    def work(self, stage: str, key: str) -> Path:
+        """Where that stage is made; it holds what a killed run left."""
+        return self.root / stage / f"{WORK}{key}"
+
+    def has(self, stage: str, key: str) -> bool:
+        """Whether that stage is complete: it has a manifest."""
+        return (self.folder(stage, key) / MANIFEST).is_file()
+
+    def damage(self, stage: str, key: str, whole: bool) -> list[str]:
+        """Names of a finished stage's files that are not what its manifest says; the manifest's own if it is damaged.
+
+        Args:
+            whole: hold the bytes against their digests, of each file once in a process unless its time changes (some
+                0.4 to 2 GB a second); else only their sizes, for a look at each file's entry.
+        """
+        try:
+            files = self.manifest(stage, key)["files"]
+            folder = self.folder(stage, key)
+            return [name for name, facts in files.items() if not _is_sound(folder / name, facts, whole)]
+        except (DataError, KeyError, TypeError, AttributeError):
+            return [MANIFEST]
+
+    @contextlib.contextmanager
+    def locked(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Be alone with a stage, finished or not; the kernel drops the lock with its holder.
+
+        Args:
+            waiting: called once when another live run has the lock; what it raises ends the waiting.
+        """
+        work = self.work(stage, key)
+        path = work.with_name(f"{work.name}.lock")
+        with lock(path, waiting):
+            yield
+            path.unlink(missing_ok=True)
+
+    def set_aside(self, stage: str, key: str, whole: bool) -> Path | None:
+        """Rename a damaged stage, so that it is made again; None where another run has done so already.
+
+        Args:
+            whole: as `damage` takes it.
+        """
+        with self.locked(stage, key, lambda: None):
+            if not self.has(stage, key) or not self.damage(stage, key, whole):
+                return None
+            return self.folder(stage, key).rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+
+    def manifest(self, stage: str, key: str) -> dict[str, Any]:
+        """What a finished stage says of itself.
+
+        Raises:
+            DataError: there is no such stage, or its manifest is damaged.
+        """
+        path = self.folder(stage, key) / MANIFEST
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(value, dict):
+                return value
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+            pass
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        raise DataError(f"{path} is missing or damaged", "Remove that folder and run again.")
+
+    def note_use(self, stage: str, key: str) -> None:
+        """Let a finished stage count as used now (`sqltrain store gc` goes by that), where the store can be written."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder(stage, key))
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """The (stage, key) of all finished stages, in order."""
+        yield from self.made()
+
+    def made(self) -> dict[tuple[str, str], float]:
+        """When each finished stage was sealed, in seconds since 1970, by (stage, key), in order.
+
+        One look at each manifest's entry and none into it: a store may hold 100,000 stages.
+        """
+        sealed: dict[tuple[str, str], float] = {}
+        for stage in folders(self.root):
+            for key in folders(self.root / stage):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    facts = os.stat(f"{self.root}/{stage}/{key}/{MANIFEST}")
+                    if stat.S_ISREG(facts.st_mode):
+                        sealed[stage, key] = facts.st_mtime
+        return sealed
+
+    def make(
+        self, stage: str, key: str, build: Callable[[Path], None], about: Mapping[str, Any], waiting: Callable[[], None]
+    ) -> Path:
+        """The stage's folder, made by `build(work_folder)` and sealed with a manifest unless it is cached.
+
+        Args:
+            build: fills the work folder; it finds there what a killed run left.
+            about: what the manifest says besides the files; JSON values without wall-clock times.
+            waiting: called once when another live run is making the same stage.
+
+        Raises:
+            ResourceError: no room on the disk, or the store cannot be written.
+        """
+
+        def sealed(work: Path) -> None:
+            build(work)
+            _seal(work, {"stage": stage, "key": key, **about})
+
+        return self.place(stage, key, sealed, waiting)
+
+    def place(self, stage: str, key: str, fill: Callable[[Path], None], waiting: Callable[[], None]) -> Path:
+        """The stage's folder; unless it is cached, `fill` writes its files and its manifest into the work folder."""
+        if self.has(stage, key):
+            return self.folder(stage, key)
+        work = self.work(stage, key)
+        with writing(self.root):
+            work.mkdir(parents=True, exist_ok=True)
+            require_room(work, MIN_FREE_MB)
+            with self.locked(stage, key, waiting):
+                if not self.has(stage, key):
+                    work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
+                    self._make_way(stage, key)
+                    fill(work)
+                    self._publish(work, self.folder(stage, key))
+                    shutil.rmtree(self.folder(stage, key) / SHARDS, ignore_errors=True)
+        return self.folder(stage, key)
+
+    def _make_way(self, stage: str, key: str) -> None:
+        """Set aside what an interrupted `rm -r` or a half copied store left, with no manifest, in a stage's place."""
+        if os.path.lexists(final := self.folder(stage, key)) and not (final / MANIFEST).is_file():
+            final.rename(unused(self.root / stage / f"{DAMAGED}{key}"))
+
+    @staticmethod
+    def _publish(work: Path, final: Path) -> None:
+        """Rename into place; where another writer was first (a file system without locks), its copy stands."""
+        try:
+            work.rename(final)
+        except OSError:
+            if not (final / MANIFEST).is_file():
+                raise
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def unused(place: Path) -> Path:
+    """The first of the paths PLACE-0, PLACE-1, ... at which nothing is."""
+    paths = (place.with_name(f"{place.name}-{number}") for number in itertools.count())
+    return next(path for path in paths if not os.path.lexists(path))
+
+
+def folders(place: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, but those that begin with a dot; [] where it is not there."""
+    try:
+        with os.scandir(place) as entries:
+            return sorted(
+                entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def require_room(path: Path, megabytes: int) -> None:
+    """Fail before work starts when the disk under `path` has less room than that.
+
+    Raises:
+        ResourceError: too little space is free.
+    """
+    free = shutil.disk_usage(path).free // 2**20
+    if free < megabytes:
+        raise ResourceError(
+            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass --store DIR."
+        )
+
+
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Say in one line that a disk is full, or may not be written, whichever library noticed it first.
+
+    Args:
+        place: on the disk that is written to.
+
+    Raises:
+        ResourceError: no room on the disk, or `place` cannot be written.
+    """
+    try:
+        yield
+    except Exception as error:
+        if out_of_room(error, place):
+            raise no_room(place) from None
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
+        raise
+
+
+def no_room(place: Path) -> ResourceError:
+    """The error of a disk that is full."""
+    return ResourceError(
+        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
+    )
+
+
+def out_of_room(error: BaseException, place: Path) -> bool:
+    """Whether an error, or what it came from, says that a disk is full, each library in its own words.
+
+    Where it says something else, such as that a worker died, a disk without `NO_ROOM` bytes is the reason.
+
+    Args:
+        place: on the disk that was written to.
+    """
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if any(
+        getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS) for cause in causes
+    ):
+        return True
+    if isinstance(error, UserError):
+        return False
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(place).free < NO_ROOM
+    return False
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file that is either whole or absent, also after kill -9.
+
+    A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
+
+    Raises:
+        ResourceError: no room on the disk, or the folder cannot be written.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path.parent):
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys: the same value gives the same bytes."""
+    write_atomic(path, json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read what `write_json` wrote; {} where there is none.
+
+    Raises:
+        DataError: it is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        hint = "See which files of a store are damaged: sqltrain store verify"
+        raise DataError(f"{path} is damaged: it is not JSON", hint) from None
+
+
+def lock(path: Path, waiting: Callable[[], None]) -> IO[str]:
+    """The file at a path, with its lock. Its last holder unlinked it: who waited for that one locks the next one."""
+    waited = False
+    while True:
+        with contextlib.ExitStack() as undo:
+            file = undo.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waited:
+                    waiting()
+                waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    undo.pop_all()
+                    return file
+
+
+def _seal(folder: Path, about: Mapping[str, Any]) -> None:
+    """List every file with its digest in the manifest, written last. Who may read the folder may read its files, too:
+    libraries write weights for their own user alone.
+    """
+    for path in folder.rglob("*"):
+        mode = path.stat().st_mode if path.is_file() and not path.is_symlink() else 0o444
+        if (wanted := folder.stat().st_mode & 0o444) & ~mode:
+            with contextlib.suppress(OSError):  # another user's file, or a disk that knows no rights
+                path.chmod(mode | wanted)
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _noted(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink() and _is_content(path.relative_to(folder))
+    }
+    write_json(folder / MANIFEST, {**about, "files": files})
+
+
+def _is_content(path: Path) -> bool:
+    return path.name not in NOT_CONTENT and path.parts[0] != SHARDS
+
+
+_KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests that this process has made, by what tells a file's state
+
+
+def _noted(path: Path) -> str:
+    """A file's digest, made once in this process for a state of the file; a rename changes none."""
+    facts = path.stat()
+    state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    if state not in _KNOWN:
+        _KNOWN[state] = sha256(path)
+    return _KNOWN[state]
+
+
+def _is_sound(path: Path, facts: Mapping[str, Any], whole: bool) -> bool:
+    try:
+        size = path.lstat().st_size
+        return bool(size == facts["bytes"] and (not whole or _noted(path) == facts["sha256"]))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:  # it may well be sound: to call it damaged would have it made again
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(f"cannot read {path}: {error.strerror}", "Give this user the right to read it.")
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,428 @@
+"""The nouns that every stage passes on: frozen records that round-trip through JSONL and Parquet.
+
+No record holds a wall-clock time: the same recipe and seed must give the same bytes. Timings go to metrics files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import pydantic
+
+from pipelines.core.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+Scalar = str | int | float | bytes | None
+
+Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
+
+
+def _known_engine(name: str) -> str:
+    from pipelines.core.registry import DIALECTS
+
+    return DIALECTS.check(name)
+
+
+EngineName = Annotated[str, pydantic.AfterValidator(_known_engine)]
+Hardness = Literal["easy", "medium", "hard", "extra"]
+HARDNESS_LEVELS: tuple[Hardness, ...] = ("easy", "medium", "hard", "extra")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Database:
+    """Where a question's answer lives.
+
+    Attributes:
+        id: the benchmark's name for it ("concert_singer").
+        engine: which dialect reads it.
+        location: a file path (sqlite, duckdb) or a connection string (postgres).
+    """
+
+    id: str
+    engine: EngineName
+    location: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """One question with its gold SQL.
+
+    Attributes:
+        id: unique within a dataset; stable across runs.
+        evidence: external knowledge given with the question (BIRD); may be empty.
+        hardness: Spider's level; None until computed.
+        source: the benchmark or pool that it came from ("spider", "miniature", ...).
+        meta: whatever else the source says (difficulty, family, needs_probe, ...); JSON values only.
+    """
+
+    id: str
+    question: str
+    database: Database
+    gold_sql: str
+    evidence: str = ""
+    hardness: Hardness | None = None
+    source: str = ""
+    meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class ExecutionStatus(enum.StrEnum):
+    """How an execution ended. Only `UNAVAILABLE` is a broken boundary; the others are facts about the query."""
+
+    OK = "ok"
+    ERROR = "error"  # the engine refused to prepare or run it (unknown column, syntax, type)
+    REFUSED = "refused"  # the sandbox refused it (writes, ATTACH, PRAGMA, several statements, ...)
+    TIMEOUT = "timeout"  # the wall-clock limit
+    LIMIT = "limit"  # a row, byte, cell or memory limit that left no usable result
+    UNAVAILABLE = "unavailable"  # the database is missing, or no worker could run the query: never scored
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """What a query returned: rows in order, with their column names and duplicates.
+
+    Attributes:
+        rows: at most the row limit; `truncated` says whether there were more.
+        error: the message, without paths or host details; None when the status is OK.
+        error_class: a short stable word for it ("no_such_column", "syntax", "timeout", ...); None when OK.
+        elapsed_ms: wall-clock of the execution in the worker; never part of a dataset.
+        work: thousands of SQLite's virtual machine steps, which no load changes; 0 on other engines.
+    """
+
+    status: ExecutionStatus
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Scalar, ...], ...] = ()
+    truncated: bool = False
+    error: str | None = None
+    error_class: str | None = None
+    elapsed_ms: float = dataclasses.field(default=0.0, compare=False)
+    work: int = dataclasses.field(default=0, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the query ran to its end within the limits."""
+        return self.status is ExecutionStatus.OK
+
+
+class ActionKind(enum.StrEnum):
+    """What an agent turn asks for; a protocol maps its own tags onto these."""
+
+    SQL = "sql"  # run a query, look at the rows
+    EXPLORE = "explore"  # TRUST-SQL: a probe of metadata or values
+    PROPOSE = "propose"  # TRUST-SQL: commit to a schema
+    GENERATE = "generate"  # TRUST-SQL: a candidate query, executed
+    ASK = "ask"  # a question to the user
+    SOLUTION = "solution"  # the final SQL: ends the episode
+    INVALID = "invalid"  # a named format error; the episode goes on
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Action:
+    """What a model's text was read as; parsing is total, so any text gives one.
+
+    Attributes:
+        content: the SQL, the JSON of a proposed schema, or the question to the user; "" when invalid.
+        reasoning: the text of the thinking block; "" when there is none.
+        format_error: a short stable word ("missing_reasoning", "two_actions", ...); None when well-formed.
+            A turn can carry a usable action and still have a format error.
+    """
+
+    kind: ActionKind
+    content: str = ""
+    reasoning: str = ""
+    format_error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One action of the agent and what the environment answered.
+
+    Attributes:
+        text: the agent's text, exactly as generated.
+        observation: the environment's answer as the agent saw it; None after the final turn.
+        status: of the execution that the action caused; None when nothing was executed.
+        error_class: of that execution; None when it was fine.
+        n_rows: rows that the execution returned.
+    """
+
+    text: str
+    action: Action
+    observation: str | None = None
+    status: ExecutionStatus | None = None
+    error_class: str | None = None
+    n_rows: int = 0
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended."""
+
+    SOLUTION = "solution"  # the agent answered
+    TURN_LIMIT = "turn_limit"  # the cap was reached without an answer
+    TOKEN_LIMIT = "token_limit"  # the episode's token budget was spent
+    BROKEN = "broken"  # a boundary failed (worker, endpoint): excluded, never scored
+    UNASKED = "unasked"  # an evaluation gave the model up before this question: wrong, without a turn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The token-exact record of one episode.
+
+    Attributes:
+        example_id: the question it answers.
+        sample: index within the question's group, 0-based.
+        policy: the name of what generated it.
+        protocol: the name of the protocol it speaks.
+        prompt: the first messages, as (role, text).
+        turns: the agent's turns in order.
+        final_sql: the answer; None when there is none.
+        stop: why it ended.
+        failure: the class of the broken boundary when `stop` is BROKEN, else None.
+        forced: whether the last turn is the one forced at the turn cap (SQL-Trail, algorithm 1, line 29).
+        token_ids: (T,) prompt and all turns as the policy saw them; () for policies that speak text only.
+        agent_mask: (T,) 1 where the agent generated the token, else 0.
+        logprobs: (T,) the sampler's log-probability of each agent token, 0.0 elsewhere; () when not known.
+        turn_ends: for each turn, the index just past its last agent token: tracks are cut here.
+    """
+
+    example_id: str
+    sample: int
+    policy: str
+    protocol: str
+    prompt: tuple[tuple[str, str], ...]
+    turns: tuple[Turn, ...]
+    final_sql: str | None
+    stop: StopReason
+    failure: str | None = None
+    forced: bool = False
+    token_ids: tuple[int, ...] = ()
+    agent_mask: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    turn_ends: tuple[int, ...] = ()
+
+    @property
+    def well_formed(self) -> bool:
+        """Whether every turn is well-formed and a final SQL is present (the reward panels' meaning of format)."""
+        return self.final_sql is not None and all(t.action.format_error is None for t in self.turns)
+
+    @property
+    def n_agent_tokens(self) -> int:
+        """Tokens that the agent generated."""
+        return sum(self.agent_mask)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SchemaItems:
+    """Tables and columns that a query reads, lower-cased.
+
+    Attributes:
+        tables: table names.
+        columns: (table, column) pairs; the table is "" where it could not be resolved.
+    """
+
+    tables: frozenset[str]
+    columns: frozenset[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that a reward may look at: the final SQL and the gold SQL executed once, beside the episode's facts.
+
+    Analyses that no reward term reads are left out: then fields are None or empty.
+
+    Attributes:
+        correct: by the equality named in `equality`; False when there is no final SQL.
+        status: of the final SQL's execution; None when there is none.
+        n_rows: rows that the final SQL returned.
+        broken: a boundary failed for the final SQL or the gold SQL: no reward may be given.
+        hardness: Spider's level of the gold SQL; None where nobody asked for it.
+        max_turns: the turn cap T that the episode ran under.
+        predicted_schema, gold_items: tables and columns of the final SQL and the gold SQL; None when the SQL does not
+            parse or is absent.
+        gold_schema: by consensus; None where the example has none.
+        predicted_bigrams, gold_bigrams: sets of adjacent token pairs; empty when absent.
+        judge: a judge's grade in [0, 1]; None when it was not asked.
+    """
+
+    example_id: str
+    trajectory: Trajectory
+    equality: str
+    correct: bool
+    status: ExecutionStatus | None
+    n_rows: int
+    broken: bool
+    hardness: Hardness | None
+    max_turns: int
+    predicted_schema: SchemaItems | None
+    gold_items: SchemaItems | None
+    gold_schema: SchemaItems | None
+    predicted_bigrams: frozenset[tuple[str, str]]
+    gold_bigrams: frozenset[tuple[str, str]]
+    judge: float | None = None
+
+    @property
+    def executable(self) -> bool:
+        """Whether the final SQL ran."""
+        return self.status is ExecutionStatus.OK
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """A record as JSON-ready values."""
+    value: dict[str, Any] = _adapter(record.__class__).dump_python(record, mode="json")
+    return value
+
+
+def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
+    """A record from what `to_dict` gave.
+
+    Raises:
+        DataError: a field is missing, unknown or of the wrong type.
+    """
+    try:
+        record: Record = _adapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"a {kind.__name__.lower()} has a bad field {where!r}: {first['msg']}") from None
+    return record
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> int:
+    """Write one record a line and return how many."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(to_dict(record), ensure_ascii=False, separators=(",", ":")) + "\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
+    """Records from a JSONL file that `write_jsonl` wrote.
+
+    Raises:
+        DataError: the file is missing, or a line is not JSON, or lacks a field; it names the line.
+    """
+    for _, value in read_lines(path):
+        yield from_dict(kind, value)
+
+
+def is_sayable(text: str) -> bool:
+    """Whether a file or a database takes it: JSON's and YAML's escapes and a command line may hold half characters."""
+    return text.isascii() or not _HALF.search(text)
+
+
+LONGEST_INTEGER = 128  # bits; `str` refuses an integer of more than 4,300 digits
+
+
+def text_of(value: object) -> str:
+    """Any value of a database as text. Total: whatever a worker sent, nothing raises here."""
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+        return hex(value)
+    try:
+        return str(value)
+    except (ValueError, RecursionError):  # a value that no database has, with such an integer or depth in it
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def escaped(text: str) -> str:
+    r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a JSONL file with the numbers of their lines, from 1; blank lines hold none.
+
+    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
+
+    Args:
+        hint: of the errors.
+        torn: a last line without its line feed, which a kill cut short, is passed over.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not UTF-8 or not JSON; it names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and (line.endswith(b"\n") or not torn):
+                    yield number, _parse(line, f"{path}, line {number}", hint)
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}", hint) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
+
+
+def _parse(line: bytes, where: str, hint: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise DataError(f"{where} is not UTF-8", hint) from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
+        raise DataError(f"{where}: not JSON ({error})", hint) from None
+
+
+# Fields of a row that somebody else wrote: text that is text, names that are names, and what is said of the others.
+
+# Names of the fields that hold a row's SQL and its database, in the order in which they are looked at.
+SQL = ("sql", "query", "SQL", "gold_sql")
+DATABASE = ("database", "db", "db_id", "db_path")
+LONGEST_NAME = 200  # bytes of a database's name: file systems take 255, with suffixes
+
+
+class BadRow(Exception):
+    """A row that cannot become an example.
+
+    Args:
+        reason: a short stable word.
+        detail: one line for a person.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+def text_field(row: Any, *names: str, required: bool = True) -> str:
+    """The first of a row's fields that holds text, stripped; "" when none does and it is not required.
+
+    Spider's files have the parsed tree under `sql` and the text under `query`.
+
+    Raises:
+        BadRow: the row is no JSON object, no field is valid text, or it is required and missing or empty.
+    """
+    if not isinstance(row, dict):
+        raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")
+    values = {name: row[name] for name in names if row.get(name) is not None}
+    texts = [value.strip() for value in values.values() if isinstance(value, str)]
+    if values and not texts:
+        name, value = next(iter(values.items()))
+        raise BadRow("wrong_type", f"{name} is a {type(value).__name__}, not text")
+    text: str = next(filter(None, texts), "")
+    if not is_sayable(text):
+        raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
+    if required and not text:
+        raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
+    return text
+
+
+def is_plain_name(id: str) -> bool:
+    """Whether a database's name may be part of a path, and with a suffix is no longer than a file's name may be."""
+    return bool(re.fullmatch(r"[\w.+ -]+", id)) and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME

@@ -1,0 +1,370 @@
+"""What of a store is needed, by whom, and what may go: live runs, pins, champions and newest reports keep theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.store import (
+    DAMAGED,
+    MANIFEST,
+    MIN_FREE_MB,
+    WORK,
+    Store,
+    folders,
+    read_json,
+    require_room,
+    unused,
+    write_json,
+)
+from pipelines.nightly.ledger import ledgers
+from pipelines.stages.context import base_of
+from pipelines.stages.keys import stage_at
+
+RUNS, PINS, GONE = ".runs", "pins.json", ".gone-"
+KEPT_CHAMPIONS = 2  # the current one, and the one that a rollback goes back to
+Name = tuple[str, str]  # stage, key
+
+
+@dataclass(frozen=True)
+class GcCandidate:
+    """Something that nobody needs when one looks: a finished stage, or the work folder of a run that is gone."""
+
+    folder: Path
+    n_bytes: int
+    touched: int  # when the folder was changed or used last, in ns since 1970
+
+
+class _AtWork(Exception):
+    """Another process has the lock of a stage."""
+
+
+@contextlib.contextmanager
+def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> Iterator[None]:
+    """Say, as long as this process lives, that a run needs these stages, made or not.
+
+    The kernel drops the lock on the file with its holder: what a killed run claimed is free.
+
+    Args:
+        about: what `live` tells of the run, JSON values.
+
+    Raises:
+        ResourceError: the store cannot be written, or its disk is full.
+    """
+    folder = store.root / RUNS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        require_room(folder, MIN_FREE_MB)
+    except OSError as error:
+        raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass --store DIR.") from None
+    path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
+    row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
+    unnamed = path.with_suffix(".new")  # until it is locked: `live` would take it for the claim of a run that has ended
+    with unnamed.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(row, file)
+        file.flush()
+        unnamed.rename(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def live(store: Store) -> list[dict[str, Any]]:
+    """The claims of runs that are at work, the oldest first; those of runs that have ended are removed."""
+    claims = []
+    for path in sorted((store.root / RUNS).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                claims.append(json.load(file))
+            else:
+                path.unlink(missing_ok=True)
+    return sorted(claims, key=lambda row: float(row["since"]))
+
+
+def pins(store: Store) -> list[Name]:
+    """What a person keeps."""
+    return [(stage, key) for stage, key in read_json(store.root / PINS) or []]
+
+
+def pin(store: Store, name: str, keep: bool) -> Name:
+    """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer.
+
+    Raises:
+        DataError: there is no such stage, or there are several.
+    """
+    stage, _, start = name.partition("/")
+    pinned = pins(store)
+    among = list(store.names()) if keep else pinned
+    matches = [pair for pair in among if pair[0] == stage and start and pair[1].startswith(start)]
+    if len(matches) != 1:
+        how = "no" if not matches else "more than one"
+        raise DataError(f"{how} {'stage' if keep else 'pin'} {name!r} in {store.root}", "See: sqltrain store ls --all")
+    rest = [pair for pair in pinned if pair != matches[0]]
+    write_json(store.root / PINS, sorted([*rest, *(matches if keep else [])]))
+    return matches[0]
+
+
+def needed(
+    store: Store, sealed: Mapping[Name, float] | None = None, damaged: set[Name] | None = None
+) -> dict[Name, str]:
+    """Every stage that must stay, with the first reason for it.
+
+    Only manifests that could decide something are read: of reports, leakage, champions' evaluations, and what is kept.
+    One that cannot be read may need any stage, so all stay.
+
+    Args:
+        sealed: what `Store.made` tells, if it was asked already.
+        damaged: gets the stages whose manifest or reference cannot be read.
+    """
+    sealed = store.made() if sealed is None else sealed
+    damaged = set() if damaged is None else damaged
+    reasons: dict[Name, str] = {}
+    for why, roots in _roots(store, sealed, damaged):
+        for name in _closure(store, sealed, roots, damaged):
+            reasons.setdefault(name, why)
+    for name in (name for name in sealed if name[0] == "leakage"):  # no other stage reads it
+        inputs = [*_manifest(store, name, damaged).get("inputs", {}).items()]
+        if inputs and all(need in reasons for need in inputs):
+            reasons.setdefault(name, reasons[inputs[-1]])
+    if damaged:
+        why = f"perhaps needed by what is damaged: {_listed(damaged)}"
+        reasons = dict.fromkeys(sealed, why) | reasons
+    return reasons
+
+
+def _listed(names: Iterable[Name]) -> str:
+    return ", ".join("/".join(name) for name in sorted(names))
+
+
+def _roots(store: Store, sealed: Mapping[Name, float], damaged: set[Name]) -> Iterator[tuple[str, list[Name]]]:
+    for run in live(store):
+        yield f"run of {run.get('recipe', '?')} (process {run['pid']})", [(stage, key) for stage, key in run["stages"]]
+    yield "pinned", pins(store)
+    for recipe, ledger in ledgers(store).items():
+        champions = [(champion.stage, champion.key) for champion in ledger.champions()[-KEPT_CHAMPIONS:]]
+        yield f"champion of {recipe}", champions
+        evaluations = [
+            name
+            for stage, key in champions
+            for name in sealed
+            if name[0] == f"evaluate_{stage}" and _manifest(store, name, damaged).get("inputs", {}).get(stage) == key
+        ]
+        yield f"evaluation of the champion of {recipe}", evaluations  # the next night holds its challenger against it
+        nights = [row for row in ledger.lines() if row["event"] == "night"]
+        yield f"batches of {recipe}", [(stage, key) for row in nights for stage, key in row.get("stages", [])]
+    reports = sorted((name for name in sealed if name[0] == "report"), key=sealed.__getitem__)
+    newest: dict[tuple[str, str], Name] = {}
+    for name in reports:
+        about = _manifest(store, name, damaged).get("recipe", {})
+        newest[str(about.get("name")), str(about.get("benchmark.name"))] = name
+    for (recipe, benchmark), name in newest.items():
+        yield f"newest report of {recipe} on {benchmark}", [name]
+
+
+def _closure(store: Store, sealed: Container[Name], roots: Iterable[Name], damaged: set[Name]) -> Iterator[Name]:
+    """The roots and all that they were made of, as far as the store has it and what is not damaged says."""
+    todo, seen = list(roots), set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in sealed:
+            continue
+        seen.add(name)
+        yield name
+        manifest = _manifest(store, name, damaged)
+        todo += [(stage, key) for stage, key in manifest.get("inputs", {}).items()]
+        todo += [(stage, key) for stage, key in manifest.get("parts", [])]
+        # `sqltrain evaluate` has no stages of a recipe for inputs; null where there are no links to databases.
+        todo += [(stage, manifest[stage]) for stage in ("test", "test_schema") if isinstance(manifest.get(stage), str)]
+        if name[0] == "model":
+            try:
+                base = stage_at(base_of(store.folder(*name)) or "", store)
+            except (DataError, KeyError, TypeError):
+                damaged.add(name)
+            else:
+                if base is not None and base not in seen:  # its weights only: what it was made of is not read again
+                    yield base
+
+
+def _manifest(store: Store, name: Name, damaged: set[Name]) -> dict[str, Any]:
+    """What a stage says of itself; {} if that is damaged, which is noted."""
+    with contextlib.suppress(DataError, KeyError):
+        manifest = store.manifest(*name)
+        tables = [manifest.get(field, {}) for field in ("inputs", "recipe")]
+        if (manifest["stage"], manifest["key"]) == name and all(isinstance(table, dict) for table in tables):
+            return manifest
+    damaged.add(name)
+    return {}
+
+
+def doomed(store: Store, days: float, say: Callable[[str], None] = lambda line: None) -> list[GcCandidate]:
+    """What nobody needs and nobody touched for so many days, finished stages and work folders alike.
+
+    What a killed gc left comes first: it is nobody's any more.
+
+    Args:
+        say: takes a line that names the damaged stages for which all finished ones stay.
+    """
+    before = time.time() - days * 86400
+    sealed, damaged = store.made(), set[Name]()
+    needed_stages = needed(store, sealed, damaged)
+    if damaged:
+        names = _listed(damaged)
+        say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
+    old = [store.folder(*name) for name, when in sealed.items() if name not in needed_stages and when < before]
+    claims = {(stage, key) for run in live(store) for stage, key in run["stages"]}
+    beside = []  # work folders that nobody is at work in, what was set aside, and what an earlier gc was killed over
+    for kind in (entry for entry in os.scandir(store.root) if entry.is_dir(follow_symlinks=False)):
+        for entry in os.scandir(kind.path):
+            place = Path(entry.path)
+            if not (entry.name.startswith((WORK, DAMAGED, GONE)) and entry.is_dir(follow_symlinks=False)):
+                continue
+            if not entry.name.startswith(WORK) or (_name(place) not in claims and not _locked(place)):
+                beside.append(place)
+    entries = []
+    for folder in (*sorted(beside), *old):
+        with contextlib.suppress(FileNotFoundError):  # another gc was first
+            touched = folder.stat().st_mtime_ns  # of a finished stage: `Store.note_use`
+            if folder.name.startswith(GONE) or touched < before * 1e9:
+                entries.append(GcCandidate(folder, _size(folder), touched))
+    return sorted(entries, key=lambda entry: not entry.folder.name.startswith(GONE))
+
+
+def _name(folder: Path) -> Name:
+    """The stage that a folder is, or is to be."""
+    return folder.parent.name, folder.name.removeprefix(WORK)
+
+
+def collect(store: Store, entries: Iterable[GcCandidate]) -> Iterator[tuple[GcCandidate, bool]]:
+    """Remove what `doomed` listed one by one, each with whether it went: what is needed by now stays.
+
+    The list may be minutes old: a run may have claimed a stage, used it or begun to make it, and a person pinned it.
+    """
+    sealed = store.made()
+    roots: frozenset[Name] | None = None
+    kept, damaged = set[Name](), set[Name]()
+    for entry in entries:
+        now = frozenset([*((stage, key) for run in live(store) for stage, key in run["stages"]), *pins(store)])
+        if now != roots:
+            roots, kept = now, {*now, *_closure(store, sealed, now, damaged)}
+            kept |= set(sealed) if damaged else set()
+        yield entry, _collected(store, entry, kept)
+
+
+def _collected(store: Store, entry: GcCandidate, kept: Container[Name]) -> bool:
+    name = _name(entry.folder)
+    try:
+        if entry.folder.name.startswith((GONE, DAMAGED)):
+            remove(entry.folder)
+            return True
+        with store.locked(*name, _refuse):  # no run begins to make it, or sets it aside, meanwhile
+            if name in kept or entry.folder.stat().st_mtime_ns != entry.touched:
+                return False
+            away = _put_away(entry.folder)
+    except (FileNotFoundError, _AtWork):  # another gc was first, or a run is making it
+        return False
+    _clear(away)
+    return True
+
+
+def _refuse() -> None:
+    raise _AtWork
+
+
+def remove(folder: Path) -> None:
+    """Remove a stage so that no reader ever sees half of it: its folder is renamed first."""
+    _clear(_put_away(folder))
+
+
+def _put_away(folder: Path) -> Path:
+    """Rename to a name that nothing has: a gc that was killed may have left an older making of the same stage."""
+    return folder.rename(unused(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
+
+
+def _clear(folder: Path) -> None:
+    while folder.exists():
+        with contextlib.suppress(FileNotFoundError):  # another gc takes the same remains away
+            shutil.rmtree(folder)
+
+
+def usage(store: Store) -> dict[str, tuple[int, int]]:
+    """Finished stages and bytes by kind of stage, the largest first; folders of another kind count as one.
+
+    Each folder is opened once: a store may hold 100,000 stages.
+    """
+    count: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for kind in folders(store.root):
+        own, below = _look(f"{store.root}/{kind}")
+        total[kind] = sum(own.values())
+        for name in below:
+            files, deeper = _look(f"{store.root}/{kind}/{name}")
+            count[kind] += MANIFEST in files and not name.startswith(".")
+            total[kind] += sum(files.values()) + sum(_size(f"{store.root}/{kind}/{name}/{file}") for file in deeper)
+    return {name: (count[name], n_bytes) for name, n_bytes in total.most_common()}
+
+
+def sizes(store: Store) -> dict[Name, int]:
+    """Bytes of each finished stage, by stage and key."""
+    return {name: _size(store.folder(*name)) for name in store.made()}
+
+
+def _size(folder: str | Path) -> int:
+    """The bytes of all files under a folder."""
+    total, todo = 0, [str(folder)]
+    while todo:
+        place = todo.pop()
+        files, below = _look(place)
+        total += sum(files.values())
+        todo += [f"{place}/{name}" for name in below]
+    return total
+
+
+def _look(folder: str) -> tuple[dict[str, int], list[str]]:
+    """The bytes of each file in a folder, and the names of the folders in it; links are not followed.
+
+    Files are looked at from the folder that they are in: paths are slow to follow.
+    """
+    files: dict[str, int] = {}
+    below: list[str] = []
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it may go while the store is read
+        return files, below
+    try:
+        with contextlib.suppress(FileNotFoundError), os.scandir(descriptor) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(entry.name)
+                else:
+                    files[entry.name] = entry.stat(follow_symlinks=False).st_size
+    finally:
+        os.close(descriptor)
+    return files, below
+
+
+def _locked(work: Path) -> bool:
+    """Whether a live process is making what is in a work folder."""
+    lock = work.with_name(f"{work.name}.lock")
+    if not lock.is_file():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,161 @@
+"""Plug-ins: modules that a recipe names or a package declares, their import, and the digest of their code."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import ALL, DIALECTS, EQUALITIES, Registry
+
+OWN = ("pipelines", "tasks", "flows")  # packages whose code a stage's version stands for
+FILE = "sqltrain_plugin_"  # how the name of a module that is one file begins
+
+
+def load_plugins(names: Sequence[str]) -> None:
+    """Import a recipe's plug-ins, so that their decorators register what they add.
+
+    Args:
+        names: Python files (they end in `.py`; relative paths start from the working folder) or modules.
+
+    Raises:
+        RecipeError: a plug-in is missing, or raises while it is imported.
+    """
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                _import_file(Path(name).resolve())
+            else:
+                importlib.import_module(name)
+        except RecipeError:
+            raise
+        except Exception as error:  # a stranger's module may raise anything
+            reason = " ".join(str(error).split())
+            raise RecipeError(
+                f"the plug-in {name!r} cannot be imported: {type(error).__name__}: {reason}",
+                "A plug-in is a Python file, or a module that is installed.",
+            ) from error
+
+
+def _name(path: Path) -> str:
+    """What a file is called as a module."""
+    return f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+def _import_file(path: Path) -> ModuleType:
+    """A file as a module, imported once for each state of its text."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    name = _name(path)
+    module = sys.modules.get(name)
+    if module is not None and getattr(module, "PLUGIN_DIGEST", None) == digest:
+        return module
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.PLUGIN_DIGEST = digest  # type: ignore[attr-defined]
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is one of this project's."""
+    return module.partition(".")[0] in OWN
+
+
+def for_workers(engine: str) -> list[tuple[str, str]]:
+    """The plug-ins that a SQL worker needs: each module with its file or, of a package, the folder that holds it."""
+    modules = {EQUALITIES.entry(name).module for name in EQUALITIES}
+    if engine in DIALECTS:
+        modules.add(DIALECTS.entry(engine).module)
+    return [(name, _place(name)) for name in sorted(modules) if not is_ours(name)]
+
+
+def _place(module: str) -> str:
+    file = Path(str(sys.modules[module].__file__))
+    if module.startswith(FILE):
+        return str(file)
+    return str(file.parents[module.count(".") + (file.name == "__init__.py")])
+
+
+def import_in_worker(modules: Sequence[tuple[str, str]]) -> None:
+    """Import in a SQL worker what `for_workers` told its parent.
+
+    A part whose module is gone by now is missing in the worker: what needs it is then reported as broken.
+    """
+    Registry.reads_installed = False
+    for name, place in modules:
+        with contextlib.suppress(Exception):
+            if name.startswith(FILE):
+                _import_file(Path(place))
+            else:
+                sys.path.append(place)
+                importlib.import_module(name)
+
+
+def plugin_code(values: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of the code of every plug-in that a slice of a recipe uses, by "kind name".
+
+    A stage's key holds it, so that a change of a plug-in's code makes the stage again. The digest is of the file that
+    registered the part; for a package, of all its Python files.
+
+    Args:
+        values: dotted paths of the recipe and their JSON values, as `Recipe.slice` gives them.
+    """
+    digests, tree = {}, _tree(values)
+    for registry in ALL:
+        for name in sorted(registry.used(tree)):
+            module = registry.entry(name).module
+            if not is_ours(module):
+                digests[f"{registry.noun} {name}"] = _code_digest(module)
+    return digests
+
+
+def dialect_code(plugins: Sequence[str]) -> dict[str, str]:
+    """The digest of the code of each SQL dialect that these plug-ins or installed packages add.
+
+    Only a recipe's questions tell which engine they need, so all that it could use count.
+    """
+    named = {_name(Path(name).resolve()) for name in plugins if name.endswith(".py")}
+    modules = {name: DIALECTS.entry(name).module for name in sorted(DIALECTS)}
+    return {
+        f"{DIALECTS.noun} {name}": _code_digest(module)
+        for name, module in modules.items()
+        if not is_ours(module) and (module in named or not module.startswith(FILE))
+    }
+
+
+def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted paths as a tree."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def _code_digest(module: str) -> str:
+    """16 hex digits over the Python files of a module's package, or over its one file."""
+    top = sys.modules.get(module.partition(".")[0]) or sys.modules[module]
+    folders = list(getattr(top, "__path__", ()))
+    files = [path for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+    files = files or [Path(str(sys.modules[module].__file__))]
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]

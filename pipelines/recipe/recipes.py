@@ -1,0 +1,299 @@
+"""Reading recipes: YAML files composed by `include`, then variants and `key=value` overrides.
+
+A recipe file names the files it includes (`include: [models/tiny, data/miniature, ...]`, relative to `conf/`, later
+ones win), then sets its own keys. Overrides come last. Unknown keys and wrong types are errors that name the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from pipelines.core.errors import RecipeError
+from pipelines.core.registry import UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION
+from pipelines.core.types import is_sayable
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.yaml_files import parse_value, read_yaml
+
+OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # what these say of one kind is not true of another
+OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
+CONF = Path(__file__).resolve().parents[2] / "conf"
+# What this machine adds to it, under no version control: in a checkout beside ours; for a wheel, where it is run.
+LOCAL = CONF / "local" if (CONF.parent / "pyproject.toml").is_file() else Path("conf", "local").absolute()
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the project, by name."""
+    return sorted(path.stem for path in (CONF / "recipes").glob("*.yaml"))
+
+
+def _locate(name: str) -> Path:
+    """A recipe's file: a shipped name, or a path to the user's own."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    path = CONF / "recipes" / f"{name}.yaml"
+    if not os.path.isfile(path):  # `Path.is_file` raises where a name is too long
+        close = difflib.get_close_matches(name, recipe_names(), n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known recipes: {', '.join(recipe_names())}."
+        raise RecipeError(f"there is no recipe {name!r}", hint)
+    return path
+
+
+def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file's own keys over those of the files that it includes, in order."""
+    if path in trail:
+        raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
+    own = read_yaml(path)
+    if "plugins" in own:
+        plugins = _texts(own["plugins"], f"{path}: plugins")
+        own["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
+    merged: dict[str, Any] = {}
+    for name in _texts(own.pop("include", []), f"{path}: include"):
+        merged = _merge(merged, _compose(_part(name), (*trail, path)), path)
+    return _merge(merged, own, path)
+
+
+def _part(name: str) -> Path:
+    """The file that `include` names: one of `conf/`, or of this machine's `conf/local/`."""
+    path = CONF / f"{name}.yaml"
+    local = LOCAL.parent / f"{name}.yaml"
+    return local if name.startswith("local/") and not path.is_file() else path
+
+
+def _texts(value: Any, what: str) -> list[str]:
+    """A list of texts, as `include` and each variant hold one.
+
+    Raises:
+        RecipeError: it is something else.
+    """
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RecipeError(f"{what} must be a list of texts (it is {value!r})")
+    return value
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Mappings are merged key by key; anything else of `above` replaces what is below, and so does another `kind`.
+    A number of GRPO's steps ends a number of epochs that is below.
+
+    Raises:
+        RecipeError: a value that no recipe can hold, in the file at `path`.
+    """
+    try:
+        merged = laid_over(_of_one_kind(below, above), _plain(above))
+    except TypeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
+    grpo = above.get("grpo")
+    if isinstance(grpo, dict) and "steps" in grpo and "epochs" not in grpo and "epochs" in merged["grpo"]:
+        merged["grpo"] = {**merged["grpo"], "epochs": None}  # as `_set`
+    return merged
+
+
+def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A new mapping; neither of the two is changed."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = below.get(key)
+        merged[key] = laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    """A copy of what YAML holds: mappings with texts as keys, lists, texts, numbers, truth values and null.
+
+    Raises:
+        TypeError: it holds something else, such as a date.
+    """
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"{value!r} is a {type(value).__name__}; a recipe holds texts, numbers, lists and mappings")
+
+
+def _of_one_kind(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`below` without what belongs to another kind than `above` names: a reader's options mean nothing to another."""
+    if below.get("kind", above.get("kind")) != above.get("kind", below.get("kind")):
+        return {}
+    kept = dict(below)
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            kept[key] = _of_one_kind(below[key], value)
+    return kept
+
+
+def _set(tree: dict[str, Any], override: str) -> None:
+    """Set `a.b.c=value` in a recipe's tree; a number of steps ends a number of epochs, which would go before it."""
+    _assign(tree, override)
+    if override.partition("=")[0] == "grpo.steps":
+        _assign(tree, "grpo.epochs=null")
+
+
+def _assign(tree: Any, override: str) -> None:
+    """Set `a.b.c=value` in place; in a list, a part is an index or the `term` of an item."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"{override!r} is not an override", "Write key=value, such as grpo.steps=50.")
+    if not is_sayable(override):
+        raise RecipeError(f"{override!r} is not UTF-8")
+    value = parse_value(text)
+    *parents, last = key.split(".")
+    node = tree
+    for part in parents:
+        node = _child(node, part, key)
+    if isinstance(node, list):
+        node[_index(node, last, key)] = value
+    elif isinstance(node, dict):
+        if last in OWNERS and node.get(last, value) != value:
+            for name in OWN_OF_A_KIND if last == "kind" else ("options",):
+                node.pop(name, None)
+        node[last] = value
+    else:
+        raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
+
+
+def _child(node: Any, part: str, key: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, part, key)]
+    if not isinstance(node, dict):
+        raise RecipeError(f"cannot set {key!r}: {part!r} has no parts")
+    if node.get(part) is None:
+        node[part] = {}
+    return node[part]
+
+
+def _index(node: list[Any], part: str, key: str) -> int:
+    if part in map(str, range(len(node))):
+        return int(part)
+    for position, item in enumerate(node):
+        if isinstance(item, dict) and item.get("term") == part:
+            return position
+    terms = [str(item["term"]) for item in node if isinstance(item, dict) and "term" in item]
+    choices = f"Its items: {', '.join(terms)}." if terms else f"Its items are numbered from 0 to {len(node) - 1}."
+    raise RecipeError(
+        f"cannot set {key!r}: there is no item {part!r} in that list", choices if node else "It is empty."
+    )
+
+
+def _explain(name: str, error: pydantic.ValidationError) -> RecipeError:
+    """The first thing that is wrong, by its dotted key, with the nearest known key."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if where == "name":
+        hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
+        return RecipeError(f"recipe {name}: {first['input']!r} is no name of a recipe", hint)
+    if first["type"] in (UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION):
+        return RecipeError(f"recipe {name}: {where}: {first['msg']}")
+    if first["type"] != "extra_forbidden":
+        return RecipeError(f"recipe {name}: {where}: {first['msg']} (it is {first['input']!r})")
+    section: Any = Recipe
+    for part in first["loc"][:-1]:
+        field = getattr(section, "model_fields", {}).get(part)
+        section = field.annotation if field is not None else None
+    keys = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(first["loc"][-1]), keys, n=1)
+    nearest = ".".join([*map(str, first["loc"][:-1]), *close])
+    hint = f"Did you mean {nearest!r}?" if close else (f"Known keys there: {', '.join(keys)}." if keys else "")
+    return RecipeError(f"recipe {name}: unknown key {where!r}", hint)
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or path, with `variant=NAME`, `include=FILE` and `key=value` applied in the order given.
+
+    A variant is a named list of overrides in the recipe's own file: the paper's ablations. An include lays one more
+    file of `conf/` over the recipe (`include=scales/tiny`). `grpo.steps=N` also takes the recipe's `grpo.epochs` away.
+
+    Raises:
+        RecipeError: no such recipe or variant, an unknown key, a wrong type.
+    """
+    tree = resolve(name, overrides)
+    try:
+        return Recipe.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise _explain(_locate(name).stem, error) from None
+
+
+def resolve(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A recipe's tree of keys and values as `load` reads it, not yet checked; no plug-in is imported.
+
+    Raises:
+        RecipeError: no such recipe or variant, or text that is no override.
+    """
+    path = _locate(name)
+    tree = _compose(path)
+    variants = _variants(tree.pop("variants", None), path)
+    _put_benchmarks(tree)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == "variant":
+            if value not in variants:
+                raise RecipeError(
+                    f"recipe {name} has no variant {value!r}", f"It has: {', '.join(variants) or 'none'}."
+                )
+            for step in variants[value]:
+                _set(tree, step)
+        elif key == "include":
+            part = _part(value)
+            tree = _merge(tree, _compose(part), part)
+        else:
+            _set(tree, override)
+        _put_benchmarks(tree)
+    tree.setdefault("name", path.stem)
+    return tree
+
+
+def _put_benchmarks(tree: dict[str, Any]) -> None:
+    """In `data.test`, put in place of each text the benchmarks of the file of `conf/` that it names.
+
+    Raises:
+        RecipeError: it is no list, or a text names no file, or one without benchmarks.
+    """
+    data = tree.get("data")
+    listed = data.get("test") if isinstance(data, dict) else None
+    if listed is not None and not isinstance(listed, list):
+        hint = "Write data.test=[...]; a key of its first benchmark is set by data.test.0.KEY=VALUE."
+        raise RecipeError(f"data.test is a list of benchmarks (it is {listed!r})", hint)
+    if isinstance(listed, list) and any(isinstance(entry, str) for entry in listed):
+        tree["data"] = {**tree["data"], "test": [benchmark for entry in listed for benchmark in _benchmarks_of(entry)]}
+
+
+def _benchmarks_of(item: Any) -> list[Any]:
+    if not isinstance(item, str):
+        return [item]
+    hint = "An item of data.test is a mapping, or names a file of conf/ that has benchmarks, such as data/spider_dk."
+    if not re.fullmatch(r"[\w-]+/[\w-]+", item):
+        raise RecipeError(f"data.test: {item!r} is no file of conf/", hint)
+    data = _compose(_part(item)).get("data")
+    listed = data.get("test") if isinstance(data, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise RecipeError(f"data.test: {item} has no benchmarks", hint)
+    return listed
+
+
+def variants(name: str) -> dict[str, list[str]]:
+    """A recipe's named variants and the overrides that each stands for."""
+    path = _locate(name)
+    return _variants(_compose(path).get("variants"), path)
+
+
+def _variants(value: Any, path: Path) -> dict[str, list[str]]:
+    if value is not None and not isinstance(value, dict):
+        raise RecipeError(f"{path}: variants must be a mapping of names to lists of overrides")
+    return {str(name): _texts(steps, f"{path}: variant {name}") for name, steps in (value or {}).items()}
+
+
+def digest(value: Any) -> str:
+    """A short stable name for JSON values: the first 16 hex digits of a SHA-256."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]  # half a character has no UTF-8

@@ -1,0 +1,66 @@
+"""What the sections of a recipe are made of: their base, bounded numbers, and names that a registry checks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pydantic
+from pydantic_core import PydanticCustomError
+
+from pipelines.core.registry import EQUALITIES, FILTER_RULES, UNSUITED_NAME
+
+Positive = Annotated[int, pydantic.Field(gt=0)]
+Count = Annotated[int, pydantic.Field(ge=0)]
+Amount = Annotated[float, pydantic.Field(ge=0.0)]
+Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
+
+
+class Section(pydantic.BaseModel):
+    """Base of every part of a recipe: frozen, finite, and a key it does not know is an error."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+def _refused(reason: str) -> PydanticCustomError:
+    return PydanticCustomError(UNSUITED_NAME, "{said}", {"said": reason})
+
+
+def _decides(name: str) -> str:
+    """An equality that says yes or no."""
+    if EQUALITIES[name].graded:
+        raise _refused(f"{name} gives grades, and what decides must say yes or no")
+    return name
+
+
+def _is_untimed(name: str) -> str:
+    if EQUALITIES[name].timed:
+        raise _refused(f"{name} measures time, which differs with every run: set evaluation.r_ves=true")
+    return name
+
+
+def _compares_results(name: str) -> str:
+    if EQUALITIES[name].by_file:
+        raise _refused(f"{name} compares with result files, which training has none of")
+    return name
+
+
+EqualityName = Annotated[str, pydantic.AfterValidator(EQUALITIES.check), pydantic.AfterValidator(_is_untimed)]
+DecidingEquality = Annotated[EqualityName, pydantic.AfterValidator(_decides)]
+TrainingEquality = Annotated[DecidingEquality, pydantic.AfterValidator(_compares_results)]
+FilterRule = Annotated[str, pydantic.AfterValidator(FILTER_RULES.check)]
+
+
+class Sampling(Section):
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: draw among the likeliest tokens that together have this probability.
+        turn_tokens: most tokens of one turn.
+        episode_tokens: most tokens of a whole episode, its prompt and observations included.
+    """
+
+    temperature: Annotated[float, pydantic.Field(ge=0)] = 1.0
+    top_p: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0
+    turn_tokens: Positive = 1024
+    episode_tokens: Positive = 8192

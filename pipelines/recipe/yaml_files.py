@@ -1,0 +1,156 @@
+"""YAML as this project reads it: no key twice, `1e-6` is a number, aliases have a bound, and errors are plain."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipelines.core.errors import RecipeError
+from pipelines.core.types import is_sayable
+
+MOST_VALUES = 100_000  # where the text has no more signs; ten aliases of ten, nine levels deep, stand for a billion
+DEEPEST = 500  # that a text may nest for libyaml, which is eight times as fast, and dies of some ten thousand
+
+
+class _Strict:
+    """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string).
+
+    What PyYAML lets through as an error of Python's own (the date 2024-13-45, `!!int ""`) names its line, too.
+    """
+
+    def construct_mapping(self: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, list | dict | set):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a plain value", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            seen.add(key)
+        mapping: dict[Any, Any] = yaml.SafeLoader.construct_mapping(self, node, deep)
+        return mapping
+
+    def construct_object(self: Any, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = yaml.SafeLoader.construct_object(self, node, deep)
+        except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+            reason = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
+        if isinstance(value, str) and not is_sayable(value):
+            raise yaml.constructor.ConstructorError(None, None, "half a character", node.start_mark)
+        return value
+
+
+class _Loader(_Strict, yaml.SafeLoader):
+    """In Python: it takes any text."""
+
+
+class _FastLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """In C where PyYAML has it: for texts that nest little."""
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """In C where PyYAML has it: a card of three thousand tables takes Python some seconds."""
+
+
+for _each in (_Loader, _FastLoader, _Dumper):  # what a loader takes for a number, the dumper must quote as a text
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
+        list("-+.0123456789"),
+    )
+
+
+def yaml_text(value: Any, width: int = 120) -> str:
+    """JSON values as YAML that these loaders read back as they were, keys in their order."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
+
+
+def _is_shallow(text: str) -> bool:
+    """Whether a text surely nests less than `DEEPEST` levels: by its brackets, and a line's dashes and indentation."""
+    brackets = text.count("[") + text.count("{")
+    lines = (line.count("- ") + line.count("? ") + len(line) - len(line.lstrip()) for line in text.splitlines())
+    return brackets + max(lines, default=0) < DEEPEST
+
+
+def _loaded(text: str) -> Any:
+    """What a text says; its mistakes in PyYAML's own words."""
+    if _is_shallow(text):
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.load(text, Loader=_FastLoader)
+    return yaml.load(text, Loader=_Loader)
+
+
+def _parse(text: str) -> Any:
+    """A YAML value.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, nests too deep, or grows too large where aliases repeat its parts.
+    """
+    try:
+        value = _loaded(text)
+        if _size(value, {}) > max(MOST_VALUES, len(text)):
+            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values with its aliases written out")
+        return value
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deep, or holds itself") from None
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str) -> Any:
+    """The same for the text of a file, which the cells of a sweep share; the caller copies it."""
+    return _parse(text)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        raise yaml.YAMLError("it nests too deep") from None
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are when every alias is written out, each object counted once and looked up after that."""
+    if not isinstance(value, dict | list | set):
+        return 1
+    if id(value) not in known:
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(value)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        RecipeError: the file is missing, is not YAML, or is not a mapping; it names the line.
+    """
+    try:
+        value = _copied(_parsed(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not UTF-8 (byte {error.start})") from None
+    except ValueError:
+        raise RecipeError(f"{str(path)!r} is no file's name") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RecipeError(f"{path} must hold a mapping of keys to values")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """The value of `key=TEXT`: YAML, or the text as it stands where it is not YAML; null for none."""
+    try:
+        return _parse(text) if text else None
+    except yaml.YAMLError:
+        return text

@@ -1,1 +1,0 @@
-"""Batched decoding of many conversations over one in-process model."""

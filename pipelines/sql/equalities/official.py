@@ -1,0 +1,204 @@
+"""EHRSQL's own evaluation (Lee et al. 2022, `evaluate.py`): what is done to queries, and when two answers are the same.
+
+Workers import this module, so it needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from pipelines.sql.dialects.base import BETWEEN
+from pipelines.sql.dialects.sqlite_stateful import COLUMNS
+from pipelines.sql.lexical import ORDERED, OUTCOME, without_comments, writes
+
+ABSTAINED = "null"  # the prediction of a system that does not answer
+NOW = "2105-12-31 23:59:00"  # the official script's --current_time
+VITALS = {
+    "temperature": (35.5, 38.1),
+    "sao2": (95.0, 100.0),
+    "heart rate": (60.0, 100.0),
+    "respiration": (12.0, 18.0),
+    "systolic bp": (90.0, 120.0),
+    "diastolic bp": (60.0, 90.0),
+    "mean bp": (60.0, 110.0),
+}
+_LOWER, _UPPER = (re.compile(rf"[ \n]+([a-zA-Z0-9_]+_{end})") for end in ("lower", "upper"))
+
+
+def repaired(sql: str) -> str:
+    """What the official script makes of a query before it runs it (`post_process_sql`): lower case, a fixed current
+    time, the usual ranges of vital signs, and single quotes.
+    """
+    sql = sql.lower().replace("current_time", f"'{NOW}'")
+    lowest, highest = _LOWER.findall(sql), _UPPER.findall(sql)
+    if lowest and highest:
+        vital = lowest[0].removesuffix("_lower")
+        bounds = VITALS.get(vital.replace("_", " "))
+        if bounds is not None and highest[0].removesuffix("_upper") == vital:
+            sql = sql.replace(lowest[0], str(bounds[0])).replace(highest[0], str(bounds[1]))
+    return sql.replace("''", "'").replace("< =", "<=").replace("%y", "%Y").replace("%j", "%J")
+
+
+def same_answer(gold: Sequence[Sequence[Any]], predicted: Sequence[Sequence[Any]]) -> bool:
+    """Whether the first columns are the same bag of texts (`process_answer`); the other columns are not looked at."""
+    return sorted(str(row[0]) for row in gold) == sorted(str(row[0]) for row in predicted)
+
+
+def is_unanswerable(row: Any) -> bool:
+    """Whether a record of a question file says that the database has no answer to its question."""
+    if not isinstance(row, dict):
+        return False
+    return bool(row.get("is_impossible")) or str(row.get("query", "")).strip().lower() in (ABSTAINED, "nan")
+
+
+def is_abstention(predicted: str) -> bool:
+    """Whether a prediction is none."""
+    return predicted.strip().lower() == ABSTAINED
+
+
+def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
+    """The official six figures, in percent: does a system answer what can be answered, and is the answer right?
+
+    Args:
+        cases: of each question (it has an answer, the system answered, the answer is right).
+    """
+    answered = [case for case in cases if case[1]]
+    answerable = [case for case in cases if case[0]]
+
+    def pair(name: str, right: int) -> dict[str, float]:
+        precision = sum(case[right] for case in answered) / len(answered) if answered else 0.0
+        recall = sum(case[1] and case[right] for case in answerable) / len(answerable) if answerable else 0.0
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        return {
+            f"{key}_{name}": 100 * value for key, value in (("precision", precision), ("recall", recall), ("f1", f1))
+        }
+
+    return {**pair("ans", 0), **pair("exec", 2)}
+
+
+# LiveSQLBench's and BIRD-Interact's own comparison of an answer with the gold SQL (`evaluation/src/test_utils.py`).
+
+IN_ORDER = "-- the order of its rows counts\n"  # before a gold query whose conditions say so
+MOST_ROUNDS = 1000  # calls of ROUND in one query that are taken out
+_ROUND = re.compile(r"ROUND\s*\(", re.IGNORECASE)
+
+
+def prepared(sql: str) -> str:
+    """What runs in place of a gold query or an answer: a query cleaned, a script that writes as it is; either asks for
+    its outcome.
+    """
+    text = sql if writes(sql) else cleaned(sql)
+    return f"{text}{BETWEEN}{ORDERED if sql.startswith(IN_ORDER) else OUTCOME}"
+
+
+def cleaned(sql: str) -> str:
+    """The query without comments, DISTINCT and ROUND (`remove_comments`, `remove_distinct` as the evaluators for SQLite
+    have it, `remove_round`).
+
+    As there, only a DISTINCT between blanks is taken out, and `COUNT(DISTINCT x)` stays. The official code also takes a
+    comment's signs in a quoted text for a comment; that is a defect, and not followed.
+    """
+    words = without_comments(sql).strip().split(" ")
+    text = " ".join(word for word in words if word.lower() != "distinct")
+    for _ in range(MOST_ROUNDS):
+        call = _ROUND.search(text)
+        ends = call and _ends(text, call.end())
+        if not call or not ends:
+            return text
+        argument, end = ends
+        text = text[: call.start()] + text[call.end() : argument].strip() + text[end + 1 :]
+    return text
+
+
+def _ends(text: str, start: int) -> tuple[int, int] | None:
+    """Where the first argument of a call ends, and its bracket; None where the bracket is never closed."""
+    depth, argument = 0, -1
+    for place in range(start, len(text)):
+        sign = text[place]
+        if sign == "(":
+            depth += 1
+        elif sign in ",)" and depth == 0 and argument < 0:
+            argument = place
+        if sign == ")":
+            depth -= 1
+            if depth < 0:
+                return argument, place
+    return None
+
+
+def same_outcome(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether two outcomes are the same; see the head of this module.
+
+    A gold script that changes nothing and is no query is never met: a wrong answer could not be told from a right one.
+    """
+    right, answer = (_named(rows) for rows in (gold, predicted))
+    if right["changed"]:
+        return bool(answer["state"] == right["state"])
+    if not right["query"] or not right["rows"] or not answer["query"]:
+        return False
+    form = "in_order" if right["ordered"] else "as_set"
+    return bool(answer[form] == right[form])
+
+
+def vote(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """An outcome without what tells two answers apart that are the same: the order of their rows."""
+    order = COLUMNS.index("in_order")
+    return tuple((*row[:order], *row[order + 1 :]) for row in rows)
+
+
+def _named(rows: Sequence[tuple[Any, ...]]) -> Mapping[str, Any]:
+    return dict(zip(COLUMNS, rows[0], strict=True))
+
+
+# R-VES, BIRD's reward for the speed of a right query (mini-dev, `evaluation_ves.py`).
+
+REPEATS = 100  # `iterate_num` of the official script
+_STEPS = ((2.0, 1.25), (1.0, 1.0), (0.5, 0.75), (0.25, 0.5))
+
+
+def timed(predicted: Callable[[], float | None], gold: Callable[[], float | None], timeout_s: float) -> float:
+    """The reward of a right query, timed in turn with the gold query (`iterated_execute_sql`).
+
+    Each is run `REPEATS` times; one that fails then, or more than `REPEATS` time limits in all, earns 0.
+
+    Args:
+        predicted, gold: run the query as if for the first time and give its milliseconds, None if it fails.
+        timeout_s: the time limit of one query, in seconds.
+    """
+    ratios: list[float] = []
+    end = perf_counter() + timeout_s * REPEATS
+    while len(ratios) < REPEATS:
+        ours, theirs = predicted(), gold()
+        if ours is None or theirs is None or perf_counter() > end:
+            return 0.0
+        ratios.append(theirs / max(ours, 1e-6))
+    return reward(ratios)
+
+
+def reward(ratios: Sequence[float]) -> float:
+    """The reward of a right query from the ratios of gold time to predicted time, one a repetition; at least one.
+
+    Ratios beyond three standard deviations are left out; the mean of the rest pays 1.25 from 2 on, 1 from 1, 0.75 from
+    a half, 0.5 from a quarter, else 0.25. (The official code divides by zero when all ratios are alike; here none is
+    left out then.)
+    """
+    mean = sum(ratios) / len(ratios)
+    spread = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / len(ratios))
+    inliers = [ratio for ratio in ratios if mean - 3 * spread < ratio < mean + 3 * spread] or ratios
+    ratio = sum(inliers) / len(inliers)
+    return next((pay for bound, pay in _STEPS if ratio >= bound), 0.25)
+
+
+def r_ves(rewards: Sequence[float]) -> float:
+    """The published figure: the mean over all questions of the reward's square root, in percent; a wrong answer has 0.
+
+    Raises:
+        ValueError: there are no questions.
+    """
+    if not rewards:
+        raise ValueError("R-VES needs questions")
+    return 100 * math.fsum(map(math.sqrt, rewards)) / len(rewards)

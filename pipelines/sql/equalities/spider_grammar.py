@@ -1,0 +1,455 @@
+"""Spider's own small SQL grammar, read the way its official parser reads it (Yu et al. 2018, `process_sql.py`).
+
+Hardness labels and the execution match of 2018 are defined on what that parser sees, which is not always what the
+query says: it skips from a column value to the next AND, and drops whatever follows the part that it understood. So
+this reader follows it token by token. It needs no schema: a word that is no keyword passes for a name. With a schema,
+as the official parser has one, a name is what the schema has, be it a keyword.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipelines.core.errors import DataError
+
+if TYPE_CHECKING:
+    from pipelines.core.types import Database
+
+_CLAUSES = "select from where group order limit intersect union except"
+_COMPARISONS = "not between = > < >= <= != in like is exists"
+_OTHER_KEYWORDS = """
+    and or distinct having by asc desc null case when then else end over left right inner outer full cross natural
+    using all any with cast values
+"""
+CLAUSES = frozenset(_CLAUSES.split())
+JOINS = frozenset(("join", "on", "as"))
+COMPARISONS = frozenset(_COMPARISONS.split())
+AGGREGATES = frozenset(("none", "max", "min", "count", "sum", "avg"))
+ARITHMETIC = frozenset(("none", "-", "+", "*", "/"))
+COMBINATIONS = frozenset(("intersect", "union", "except"))
+NO_NAMES = CLAUSES | JOINS | COMPARISONS | AGGREGATES | frozenset(_OTHER_KEYWORDS.split())
+
+ENDS = CLAUSES | {")", ";"}
+VALUE_STOPS = CLAUSES | JOINS | {",", ")", "and", ""}
+END = ("", "", "", "")  # behind the tokens, so that looking ahead needs no check
+
+Columns = Mapping[str, Collection[str]]  # lower-cased columns by lower-cased table
+
+_QUOTED = re.compile(r'"[^"]*"')
+_TOKEN = re.compile(r"\x00\d+\x00|[()\[\]{}<>;@#$%&?!]|--|,(?!\d)|(?:,(?=\d)|[^\s()\[\]{}<>;@#$%&?!,\x00])+")
+_NAME = re.compile(r"\w+(\.\w+)?$")
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|[+-]?(inf|infinity|nan)$")
+
+
+class UnreadableQuery(Exception):
+    """The official parser does not read this query."""
+
+
+class ColumnUnit(NamedTuple):
+    """A `col_unit`: an aggregate or "none", a column, and whether DISTINCT stands before it."""
+
+    aggregate: str
+    name: str
+    distinct: bool
+
+
+class Value(NamedTuple):
+    """A `val_unit`: a column, or two of them and an operator."""
+
+    operator: str
+    left: ColumnUnit
+    right: ColumnUnit | None
+
+
+class ConditionUnit(NamedTuple):
+    """A `cond_unit`."""
+
+    joined_by: str
+    negated: bool
+    operator: str
+    nested: int
+
+
+class ParsedQuery(NamedTuple):
+    """What the parser keeps of a query; of a set operation, its first SELECT, and that it is `combined`."""
+
+    select: Sequence[tuple[str, Value]]
+    tables: Sequence[str]
+    units: int
+    on: Sequence[ConditionUnit]
+    where: Sequence[ConditionUnit]
+    group: Sequence[ColumnUnit]
+    having: Sequence[ConditionUnit]
+    order: Sequence[Value]
+    limited: bool
+    combined: bool
+
+
+def read(sql: str, columns: Columns | None = None) -> ParsedQuery | None:
+    """The query as the official parser sees it; None if it would fail on it."""
+    try:
+        return _Reader(tokenize(sql), columns).query()
+    except (UnreadableQuery, IndexError, RecursionError):
+        return None
+
+
+def tokenize(sql: str) -> list[str]:
+    """The official tokens (NLTK's word_tokenize), with quoted text kept whole.
+
+    Raises:
+        Unreadable: a quote has no partner.
+    """
+    text = sql.replace("'", '"').replace("\x00", " ")
+    if text.count('"') % 2:
+        raise UnreadableQuery
+    values = _QUOTED.findall(text)
+    numbers = iter(range(len(values)))
+    text = _QUOTED.sub(lambda _: f"\x00{next(numbers)}\x00", text)
+    tokens: list[str] = []
+    for token in _TOKEN.findall(text.lower()):
+        if token == "=" and tokens and tokens[-1] in ("!", ">", "<"):
+            tokens[-1] += "="
+        else:
+            tokens.append(values[int(token[1:-1])] if token[0] == "\x00" else token)
+    return tokens
+
+
+@functools.lru_cache(8192)
+def is_name(word: str) -> bool:
+    """Whether a token can name a table or a column."""
+    return word not in NO_NAMES and _NAME.match(word) is not None
+
+
+class _Reader:
+    """A cursor over the tokens; each method reads one thing of the grammar and moves on."""
+
+    def __init__(self, tokens: Sequence[str], columns: Columns | None) -> None:
+        self._tokens = [*tokens, *END]
+        self._at = 0
+        self._columns = columns
+        triples = zip(tokens, tokens[2:], tokens[1:], strict=False)
+        self._aliases = {alias: table for table, alias, word in triples if word == "as"}
+        if columns is not None and not self._aliases.keys().isdisjoint(columns):
+            raise UnreadableQuery
+
+    def query(self) -> ParsedQuery:
+        start = self._at
+        bracketed = self._skip("(")
+        select_at = self._at
+        self._at = self._find("from", start) + 1
+        tables, units, on = self._from()
+        after, self._at = self._at, select_at
+        select = self._select(tables)
+        self._at = after
+        where = self._conditions(tables) if self._skip("where") else []
+        group = self._group(tables)
+        having = self._conditions(tables) if self._skip("having") else []
+        order = self._order(tables)
+        limited = self._limit()
+        self._close(bracketed)
+        combined = self._peek() in COMBINATIONS
+        if combined:
+            self._at += 1
+            self.query()
+        return ParsedQuery(select, tables, units, on, where, group, having, order, limited, combined)
+
+    def _close(self, bracketed: bool) -> None:
+        while self._skip(";"):
+            pass
+        if bracketed:
+            self._expect(")")
+        while self._skip(";"):
+            pass
+
+    def _select(self, tables: Sequence[str]) -> list[tuple[str, Value]]:
+        self._expect("select")
+        self._skip("distinct")
+        items = []
+        while self._more() and self._peek() not in CLAUSES:
+            aggregate = self._take() if self._peek() in AGGREGATES else "none"
+            items.append((aggregate, self._value_unit(tables)))
+            self._skip(",")
+        return items
+
+    def _from(self) -> tuple[list[str], int, list[ConditionUnit]]:
+        tables: list[str] = []
+        conditions: list[ConditionUnit] = []
+        units = 0
+        while self._more():
+            bracketed = self._skip("(")
+            if self._peek() == "select":
+                self.query()
+            else:
+                if not self._skip("join") and units and self._columns is None:
+                    raise UnreadableQuery  # with a schema, a name that follows without JOIN is read if it is a table's
+                tables.append(self._table())
+            units += 1
+            if self._skip("on"):
+                own = self._conditions(tables)
+                conditions += [own[0]._replace(joined_by="and" if conditions else ""), *own[1:]]
+            if bracketed:
+                self._expect(")")
+            if self._more() and self._ends():
+                break
+        return tables, units, conditions
+
+    def _table(self) -> str:
+        word = self._take()
+        table = self._aliases.get(word, word)
+        if not is_name(table) if self._columns is None else table not in self._columns:
+            raise UnreadableQuery
+        if self._peek() == "as":
+            self._at += 2
+        return table
+
+    def _group(self, tables: Sequence[str]) -> list[ColumnUnit]:
+        keys: list[ColumnUnit] = []
+        if self._skip("group"):
+            self._expect("by")
+            while self._more() and not self._ends():
+                keys.append(self._column_unit(tables))
+                if not self._skip(","):
+                    break
+        return keys
+
+    def _order(self, tables: Sequence[str]) -> list[Value]:
+        keys: list[Value] = []
+        if self._skip("order"):
+            self._expect("by")
+            while self._more() and not self._ends():
+                keys.append(self._value_unit(tables))
+                if self._peek() in ("asc", "desc"):
+                    self._at += 1
+                if not self._skip(","):
+                    break
+        return keys
+
+    def _limit(self) -> bool:
+        if not self._skip("limit"):
+            return False
+        try:
+            int(self._take())
+        except ValueError:  # "1" in quotes, 1.0, an expression
+            raise UnreadableQuery from None
+        return True
+
+    def _conditions(self, tables: Sequence[str]) -> list[ConditionUnit]:
+        conditions: list[ConditionUnit] = []
+        joined_by = ""
+        while self._more():
+            self._value_unit(tables)
+            negated = self._skip("not")
+            operator = self._take()
+            if operator not in COMPARISONS:
+                raise UnreadableQuery
+            nested = self._value(tables)
+            if operator == "between":
+                self._expect("and")
+                nested += self._value(tables)
+            conditions.append(ConditionUnit(joined_by, negated, operator, nested))
+            if self._more() and (self._ends() or self._peek() in JOINS):
+                break
+            joined_by = self._take() if self._peek() in ("and", "or") else ""
+        return conditions
+
+    def _value(self, tables: Sequence[str]) -> int:
+        """Read what a column is held against; 1 if it is a query."""
+        start = self._at
+        bracketed = self._skip("(")
+        nested = self._peek() == "select"
+        if nested:
+            self.query()
+        elif '"' in self._tokens[self._at] or _FLOAT.match(self._tokens[self._at]):
+            self._at += 1
+        else:
+            end = self._at
+            while self._tokens[end] not in VALUE_STOPS:
+                end += 1
+            self._within(start, end, tables)
+            self._at = end
+        if bracketed:
+            self._expect(")")
+        return int(nested)
+
+    def _within(self, start: int, end: int, tables: Sequence[str]) -> None:
+        """Read one column from a slice; whatever else the slice holds is lost."""
+        whole, self._tokens, self._at = self._tokens, [*self._tokens[:end], *END], start
+        try:
+            self._column_unit(tables)
+        finally:
+            self._tokens = whole
+
+    def _value_unit(self, tables: Sequence[str]) -> Value:
+        bracketed = self._skip("(")
+        left = self._column_unit(tables)
+        operator, right = "none", None
+        if self._peek() in ARITHMETIC:
+            operator, right = self._take(), self._column_unit(tables)
+        if bracketed:
+            self._expect(")")
+        return Value(operator, left, right)
+
+    def _column_unit(self, tables: Sequence[str]) -> ColumnUnit:
+        bracketed = self._skip("(")
+        aggregate = "none"
+        if self._tokens[self._at] in AGGREGATES:
+            aggregate = self._take()
+            self._expect("(")
+        distinct = self._skip("distinct")
+        name = self._column(tables)
+        if bracketed or aggregate != "none":
+            self._expect(")")
+        return ColumnUnit(aggregate, name, distinct)
+
+    def _column(self, tables: Sequence[str]) -> str:
+        word = self._take()
+        if word == "*":
+            return "*"
+        if self._columns is None and not is_name(word):
+            raise UnreadableQuery
+        if "." in word:
+            alias, _, name = word.partition(".")
+            table = self._aliases.get(alias, alias)
+            if self._columns is not None and name not in self._columns.get(table, ()):
+                raise UnreadableQuery
+            return f"{table}.{name}"
+        if self._columns is None:
+            return word
+        table = next((table for table in tables if word in self._columns[table]), "")
+        if not table:
+            raise UnreadableQuery
+        return f"{table}.{word}"
+
+    def _find(self, word: str, start: int) -> int:
+        try:
+            return self._tokens.index(word, start)
+        except ValueError:
+            raise UnreadableQuery from None
+
+    def _ends(self) -> bool:
+        return self._tokens[self._at] in ENDS
+
+    def _more(self) -> bool:
+        return self._tokens[self._at] != ""
+
+    def _peek(self) -> str:
+        return self._tokens[self._at]
+
+    def _take(self) -> str:
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _skip(self, word: str) -> bool:
+        if self._tokens[self._at] == word:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, word: str) -> None:
+        if not self._skip(word):
+            raise UnreadableQuery
+
+
+# What Spider's execution match of 2018 calls the columns of a result: the official parser's value units.
+
+Unit = tuple[Any, ...]
+Units = tuple[tuple[Unit, ...] | None, tuple[Unit, ...] | None]
+
+
+class Names(NamedTuple):
+    """What the official parser knows of a database.
+
+    Attributes:
+        columns: lower-cased columns by lower-cased table.
+        keys: what a column of a foreign key is called; None to leave names as they are.
+    """
+
+    columns: Columns
+    keys: Mapping[str, str] | None
+
+
+class NamesOf:
+    """The names that value units are read by, of each database.
+
+    Args:
+        tables: Spider's tables.json; None to leave names as they are.
+    """
+
+    def __init__(self, tables: Path | None = None) -> None:
+        self._keys = None if tables is None else _read_tables(tables)
+        self._names: dict[Database, Names] = {}
+
+    def __call__(self, database: Database) -> Names:
+        """The names of a database."""
+        if database not in self._names:
+            keys = None if self._keys is None else self._keys.get(database.id, {})
+            self._names[database] = Names(_columns(database), keys)
+        return self._names[database]
+
+
+def value_units(names: Names, gold_sql: str, predicted_sql: str) -> Units:
+    """Units of both queries; None where the official parser cannot read one. For a worker: it parses."""
+    return _units(gold_sql, *names), _units(predicted_sql, *names)
+
+
+def _columns(database: Database) -> Columns:
+    from pipelines.sql.schema import introspect
+
+    try:
+        schema = introspect(database)
+    except DataError:  # the worker reports it; here there is just nothing to name
+        return {}
+    return {table.name.lower(): [column.name.lower() for column in table.columns] for table in schema.tables}
+
+
+def _units(sql: str, columns: Columns, keys: Mapping[str, str] | None) -> tuple[Unit, ...] | None:
+    query = read(sql, columns)
+    if query is None:
+        return None
+
+    def unit(column: ColumnUnit) -> Unit:
+        if keys is None:
+            return tuple(column)
+        is_in_query = column.name.partition(".")[0] in query.tables
+        return column.aggregate, keys.get(column.name, column.name) if is_in_query else column.name
+
+    # The aggregate that an item starts with is no part of its name: "max(a)" and "min(a)" are told apart by their
+    # values.
+    return tuple(
+        unit(value.left) if value.right is None else (value.operator, unit(value.left), unit(value.right))
+        for _, value in query.select
+    )
+
+
+def _key_map(names: Sequence[str], pairs: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Each column of a foreign key by the name of the first column that it is joined with."""
+    groups: list[set[int]] = []
+    for left, right in pairs:
+        group = next((group for group in groups if left in group or right in group), None)
+        if group is None:
+            groups.append(group := set())
+        group |= {left, right}
+    return {names[index]: names[min(group)] for group in groups for index in sorted(group)}
+
+
+def _read_tables(path: Path) -> dict[str, dict[str, str]]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return {entry["db_id"]: _entry_keys(entry) for entry in entries}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{path} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
+
+
+def _entry_keys(entry: Mapping[str, Any]) -> dict[str, str]:
+    tables = entry["table_names_original"]
+    names = [
+        "*" if table < 0 else f"{tables[table]}.{column}".lower() for table, column in entry["column_names_original"]
+    ]
+    return _key_map(names, entry["foreign_keys"])

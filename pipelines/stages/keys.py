@@ -1,0 +1,332 @@
+"""What decides a stage's result and stands outside the recipe: files, weights, prompts, and models behind endpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.benchmarks import base
+from pipelines.benchmarks.prompt_schema import GOLD
+from pipelines.core.errors import DataError, RecipeError, ResourceError
+from pipelines.core.registry import PROTOCOLS
+from pipelines.core.store import MANIFEST, Store, folders, read_json, sha256, write_atomic
+from pipelines.databases import card, named
+from pipelines.protocols.one_action import SCRIPTED, Ask
+from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Source
+from pipelines.recipe.recipes import digest
+from pipelines.rewards.panel import RUBRIC, endpoint_of
+from pipelines.sql.dialects.hiding import identity
+
+CACHE = "digests.json"
+SETTLED_S = 2.0  # a file changed later than that may change again within one tick of its file system's clock
+ANSWER_FIELDS = {"model", "omit", "extra", "system", "reasoning"}  # of an endpoint: what decides its answers
+MISSING = "missing"
+
+
+class Digests:
+    """Digests of files, remembered in a store by (path, size, modification time): gigabytes are read once."""
+
+    def __init__(self, store: Path | None) -> None:
+        self._path = None if store is None else store / CACHE
+        self._known: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        if self._path is not None:
+            with contextlib.suppress(DataError):  # a damaged memory is none
+                self._known = read_json(self._path)
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's bytes; `MISSING` where there is none."""
+        try:
+            key, settled = self._key(path)
+            value = self._known.get(key) or self._new.get(key)
+            if value is None:
+                value = sha256(path)
+                if settled:
+                    self._new[key] = value
+        except (OSError, ValueError):  # not there, a folder, no file's name
+            return MISSING
+        return str(value)
+
+    def files(self, source: Source, path: Path) -> list[Path]:
+        """The files that a source's reader reads; of a single file, which may be long, they are remembered too."""
+        if not path.is_file():
+            return _named(source, path)
+        key, settled = self._key(path)
+        name = f"files|{digest([source.kind, source.options])}|{key}"
+        names = self._known.get(name)
+        if names is None:
+            names = [str(file) for file in _named(source, path)]
+            if settled:
+                self._new[name] = names
+        return [Path(file) for file in names]
+
+    def save(self) -> None:
+        """Keep what is new; a store that cannot be written is only read, so the files are read again the next time."""
+        if self._new and self._path is not None:
+            with contextlib.suppress(OSError, ResourceError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
+
+    @staticmethod
+    def _key(path: Path) -> tuple[str, bool]:
+        facts = path.stat()
+        return f"{path}|{facts.st_size}|{facts.st_mtime_ns}", time.time() - facts.st_mtime > SETTLED_S
+
+
+def _named(source: Source, path: Path) -> list[Path]:
+    """The files that a reader names, and the file itself; every file there is where its module names none."""
+    files = base.files(source)
+    return sorted(set(walk(path) if files is None else files))
+
+
+def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
+    """For each path of some sources, a digest of the files there that their readers read; unrelated ones don't count.
+
+    Links are followed. What a reader names and is not there counts, too: it may come.
+
+    Raises:
+        DataError: a source's path is not there, or its questions cannot be read.
+    """
+    digests = Digests(store)
+    by_folder: dict[str, dict[str, str]] = {}
+    for source in sources:
+        if source.path:
+            path = _path(source)
+            files = digests.files(source, path)
+            by_folder.setdefault(str(path), {}).update(
+                {os.path.relpath(file, path): digests.of(file) for file in files}
+            )
+    digests.save()
+    return {path: digest(files) for path, files in by_folder.items()}
+
+
+def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
+    """The digests of the cards that describe databases of some sources, by the databases' names; {} for no card.
+
+    Raises:
+        DataError: a card or a source cannot be read.
+    """
+    described = card.by_database()
+    if not described:
+        return {}
+    digests = Digests(store)
+    places_named = {
+        identity(str(file))
+        for source in sources
+        if source.path
+        for path in [_path(source)]
+        for file in digests.files(source, path)
+    }
+    digests.save()
+    places = [identity(address) for source in sources for address in base.addresses(source)]
+    servers = tuple(place for place in places if place.endswith("/"))
+    places_named |= set(places)
+    by_name: dict[str, list[str]] = {}
+    for place, described_card in sorted(described.items()):
+        if place in places_named or place.startswith(servers):
+            by_name.setdefault(named.name_of(place), []).append(digest(described_card.deciding()))
+    return {
+        name: digest(file_digests) for name, file_digests in by_name.items()
+    }  # files of one name may lie in several folders
+
+
+def prompt_digest(protocol: ProtocolSection) -> str:
+    """A digest of the prompt's text: an edited prompt makes what it was put to anew."""
+    path = PROTOCOLS[protocol.name].prompts / f"{protocol.name}_{protocol.prompt}.txt"
+    return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+
+def folder_digest(folder: Path, store: Path | None = None) -> str:
+    """A digest of every file in a folder, by content; links are followed.
+
+    Args:
+        store: remembers the digests of the files.
+    """
+    digests = Digests(store)
+    files = digest([[os.path.relpath(file, folder), digests.of(file)] for file in walk(folder)])
+    digests.save()
+    return files
+
+
+def weights(source: str, store: Store) -> str | None:
+    """A digest of the weights under a local `model.source`; None for the tiny model and for a hub's name."""
+    path = Path(source).expanduser()
+    if source == "tiny" or not path.exists():
+        return None
+    stage = stage_at(source, store)
+    if stage is not None:  # its manifest has the digests
+        files = store.manifest(*stage)["files"]
+        return digest({name: facts["sha256"] for name, facts in files.items()})
+    return folder_digest(path.resolve(), store.root)
+
+
+def stage_at(source: str, store: Store) -> tuple[str, str] | None:
+    """The finished stage of this store that a model's source lies in; None for any other."""
+    path = Path(source).expanduser().resolve()
+    if not source or not path.is_relative_to(store.root):
+        return None
+    stage, key, *_ = (*path.relative_to(store.root).parts, "", "")
+    return (stage, key) if key and store.has(stage, key) else None
+
+
+def walk(path: Path) -> Iterator[Path]:
+    """Every file below a path, links followed; a folder that links lead back to is walked once on the way down."""
+    yield from _walk(path, frozenset())
+
+
+def _walk(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        facts = path.stat()
+        place = (facts.st_dev, facts.st_ino)
+        if place not in above:
+            for entry in sorted(path.iterdir()):
+                yield from _walk(entry, above | {place})
+
+
+def asked(recipe: Recipe, stage: str) -> Iterator[str | None]:
+    """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
+    if stage in ("data", "test"):
+        yield from recipe.data.cleaners if stage == "data" else ()
+        if recipe.data.linker not in (None, GOLD):
+            yield recipe.data.linker
+    elif stage == "synthesize":
+        yield from (teacher.endpoint for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint")
+    elif stage in ("gold_schema", "test_schema"):
+        yield from recipe.gold_schema.extractors
+    elif stage == "grpo":
+        judge = endpoint_of(recipe.rewards)
+        yield from () if judge is None else (judge,)
+    elif stage.startswith("evaluate") and recipe.evaluation.selector:
+        yield recipe.evaluation.selector.removeprefix(MERGE)
+    if recipe.protocol.name == Ask.name and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
+        user = recipe.protocol.options.get("user", SCRIPTED)
+        yield from (user,) if user != SCRIPTED else ()
+
+
+def endpoints(recipe: Recipe, stage: str) -> Mapping[str, Any]:
+    """The model behind each endpoint that a stage asks, and what else of its entry decides its answers.
+
+    The address is not part of it: the same model behind another port answers the same. A name without an entry has
+    no facts here; whether it is needed is found before a run begins.
+    """
+    names = sorted({name for name in asked(recipe, stage) if name is not None})
+    facts: dict[str, Any] = {name: _entry(name) for name in names}
+    judge = endpoint_of(recipe.rewards)
+    return facts | ({"rubric": digest(RUBRIC)} if judge is not None and judge in names else {})
+
+
+def _entry(name: str) -> dict[str, Any] | None:
+    from pipelines.endpoints.client import endpoint
+
+    try:
+        return endpoint(name).model_dump(mode="json", include=ANSWER_FIELDS)
+    except RecipeError:
+        return None
+
+
+def _path(source: Source) -> Path:
+    path = Path(str(source.path)).expanduser().resolve()
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}", f"It is the path of a {source.kind} source in the recipe.")
+    return path
+
+
+# Why a stage must run: what differs between what decides its result now and what decided the nearest one there is.
+
+LOOKED_AT = 20  # finished stages of a kind, the newest ones, that a plan is compared with
+SHOWN = 4  # causes of one stage
+ABSENT = "nothing"
+KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "version", "plugins", "libraries", "inputs")
+
+
+def nearest(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
+    """What changed since the finished stage of a kind that differs in the fewest points; None where there is none.
+
+    Args:
+        folder: of that kind of stage in the store.
+        about: what decides the stage's result.
+    """
+    places = [folder / name for name in folders(folder)]
+    newest = sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)[:LOOKED_AT]
+    candidates = [changes(old, about) for place in newest if (old := _read(place / MANIFEST)) is not None]
+    return min(candidates, key=len, default=None)
+
+
+def shown(causes: list[str]) -> str:
+    """A few causes on one line: "changed: grpo.steps (170 -> 50), sft (its input)"."""
+    more = f", and {len(causes) - SHOWN} more" if len(causes) > SHOWN else ""
+    return f"changed: {', '.join(causes[:SHOWN])}{more}"
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The points in which two stages' deciding facts differ, in words; inputs last, for they change elsewhere."""
+    before, after = dict(_points(old)), dict(_points(new))
+    points = {**after, **before}
+    differing = [point for point in points if before.get(point, ABSENT) != after.get(point, ABSENT)]
+    differing.sort(key=lambda point: KINDS.index(point[0]))
+    return [_words(point, before.get(point, ABSENT), after.get(point, ABSENT)) for point in differing]
+
+
+def _points(about: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for kind in KINDS:
+        if kind in about:
+            yield from _leaves((kind,), about[kind])
+
+
+def _leaves(place: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The plain values of a tree with their places; items of a list that name their `term` go by that name."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves((*place, str(name)), inner)
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for index, inner in enumerate(value):
+            name = inner.get("term", index) if isinstance(inner, Mapping) else index
+            yield from _leaves((*place, str(name)), inner)
+    else:
+        yield place, value
+
+
+def _words(point: tuple[str, ...], before: Any, after: Any) -> str:
+    kind, *rest = point
+    name = ".".join(rest)
+    turn = f"{_brief(before)} -> {_brief(after)}"
+    match kind:
+        case "recipe":
+            return f"{name} ({turn})"
+        case "sources":
+            return f"the files of {name}"
+        case "cards":
+            return f"the card of {name}"
+        case "weights":
+            return "the weights of model.source"
+        case "prompt":
+            return "the prompt's text"
+        case "endpoints":
+            return f"endpoint {name} ({turn})"
+        case "version":
+            return f"the stage's code (version {turn})"
+        case "plugins":
+            return f"the code of the plug-in's {name}"
+        case "libraries":
+            return f"{name} ({turn})"
+    return f"{name} (its input)"
+
+
+def _brief(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # damaged: another check names it
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,1 @@
+"""Sweeps: tables whose cells are evaluations, the claims they test, and their pages."""

@@ -1,0 +1,185 @@
+"""Claims of papers, tested: what a claim contrasts, and the rule by which an interval decides on it.
+
+The rule, in one place. `d` is the contrast's difference in the direction that the claim says, with its 95 % interval
+[low, high] over databases and seeds (`seeds.py`):
+
+- "is better" (no margin): holds if low > 0. Does not hold if high < 0, or if high is below the smallest difference
+  that matters. Else it cannot be told.
+- "loses nothing" (a margin m of non-inferiority): holds if low > -m. Does not hold if high < 0. Else it cannot be told.
+
+A claim of several contrasts holds if all of them do, and does not hold if one of them does not. Beside each stands the
+smallest difference that so many questions and seeds would have shown with 80 % power.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Annotated, Literal
+
+import pydantic
+
+from pipelines.evaluation import stats
+from pipelines.evaluation.measures import FinishedEvaluation, measure
+from pipelines.evaluation.stats import ALPHA, POWER, Paired, Scores
+from pipelines.recipe.section import Section
+
+RULE = 2  # of the intervals and of what they decide; raised when either changes, so that no old verdict is kept
+Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
+Runs = Mapping[str, Mapping[str, FinishedEvaluation]]  # by row and seed
+MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).name)]
+
+
+class Contrast(Section):
+    """One difference that a claim speaks of.
+
+    Attributes:
+        says: the contrast in words.
+        row, over: the difference is of the first from the second.
+        measure: of both rows (`measures.py`).
+        over_measure: of the second row, where it is another one.
+        less: whether the claim says that the first is lower.
+        margin: the claim is that the first is not worse by so much or more; None where it claims to be better.
+        matters: the smallest difference that matters; both are in points for shares, else in the measure's own unit.
+        beyond: the measure whose own difference of the same rows is subtracted: "gains less at pass@4 than at pass@1".
+    """
+
+    says: str
+    row: str
+    over: str
+    measure: MeasureName
+    over_measure: MeasureName | None = None
+    less: bool = False
+    margin: Annotated[float, pydantic.Field(gt=0)] | None = None
+    matters: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    beyond: MeasureName | None = None
+
+    @property
+    def unit(self) -> float:
+        """What one of its numbers is in the measure's values: a point is a hundredth."""
+        return 0.01 if measure(self.measure).kind == "percent" else 1.0
+
+
+class Claim(Section):
+    """A claim of one or more papers.
+
+    Attributes:
+        number: its place in docs/laboratory.md.
+        text: the claim.
+        source: where it is made.
+        contrasts: what must hold for the claim to hold.
+        seconds: of processor time for all seeds, where nothing of it is there yet; an estimate.
+        reading: what a reader may conclude from the verdict, and what not.
+        untold: why this world cannot show it; such a claim has no contrasts.
+    """
+
+    number: Annotated[int, pydantic.Field(gt=0)]
+    text: str
+    source: str
+    contrasts: tuple[Contrast, ...] = ()
+    seconds: int = 0
+    reading: str
+    untold: str = ""
+
+    @pydantic.model_validator(mode="after")
+    def _can_be_decided(self) -> Claim:
+        if bool(self.contrasts) == bool(self.untold):
+            raise ValueError("a claim has contrasts, or says in `untold` why it has none")
+        return self
+
+    @property
+    def rows(self) -> set[str]:
+        """The rows that its contrasts name."""
+        return {row for contrast in self.contrasts for row in (contrast.row, contrast.over)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decided:
+    """What came of one contrast.
+
+    Attributes:
+        difference: in the direction of `row - over`, whatever the claim says; None where a row was not made.
+        by_seed: the mean difference of each seed.
+        questions: pairs of answers, those of all seeds together.
+        detectable: the smallest difference that would have been shown with 80 % power; None where nothing was made.
+    """
+
+    contrast: Contrast
+    difference: Paired | None
+    by_seed: tuple[float, ...]
+    questions: int
+    verdict: Verdict
+    detectable: float | None
+
+
+def decide(low: float, high: float, margin: float | None = None, matters: float = 0.0) -> Verdict:
+    """The rule of this page for an interval in the direction that a claim says."""
+    if low > (0.0 if margin is None else -margin):
+        return "holds"
+    if high < (matters if margin is None else 0.0):
+        return "does not hold"
+    return "cannot be told"
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on a claim of several contrasts."""
+    if not verdicts or "not measured" in verdicts:
+        return "not measured"
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "holds" if set(verdicts) == {"holds"} else "cannot be told"
+
+
+def detectable(difference: Paired, runs: int = 1) -> float:
+    """The difference that a comparison with an interval as wide as this one shows with about 80 % power.
+
+    The interval's half width is a quantile (97.5 %) times the standard error, of the normal distribution, or of
+    Student's t over so many runs; a two-sided test at 5 % shows a difference of that quantile plus the normal one of
+    80 % times the standard error.
+    """
+    normal = NormalDist()
+    by_t = difference.method == "Student's t over seeds"
+    quantile = stats.student(runs) if by_t else normal.inv_cdf(1 - ALPHA / 2)
+    error = (difference.high - difference.low) / (2 * quantile)
+    return (quantile + normal.inv_cdf(POWER)) * error
+
+
+def outcome(claim: Claim, runs: Runs, wanted: Sequence[str]) -> list[Decided]:
+    """Each contrast of a claim, over the seeds that all its rows have.
+
+    Args:
+        wanted: the seeds of the sweep: a contrast that lacks one is not measured.
+    """
+    return [_decided(contrast, runs, wanted) for contrast in claim.contrasts]
+
+
+def _decided(contrast: Contrast, runs: Runs, wanted: Sequence[str]) -> Decided:
+    first, second = runs.get(contrast.row, {}), runs.get(contrast.over, {})
+    shared = [seed for seed in wanted if seed in first and seed in second]
+    if not shared or len(shared) < len(wanted):
+        return Decided(contrast, None, (), 0, "not measured", None)
+    after = [measure(contrast.measure).scores(first[seed]) for seed in shared]
+    before = [measure(contrast.over_measure or contrast.measure).scores(second[seed]) for seed in shared]
+    if contrast.beyond is not None:
+        other = measure(contrast.beyond)
+        after = [_minus(scores, other.scores(first[seed])) for scores, seed in zip(after, shared, strict=True)]
+        before = [_minus(scores, other.scores(second[seed])) for scores, seed in zip(before, shared, strict=True)]
+    difference = stats.difference(before, after, first[shared[0]].seed)
+    if difference is None:
+        return Decided(contrast, None, (), 0, "not measured", None)
+    singles = [stats.difference([old], [new]) for old, new in zip(before, after, strict=True)]
+    low, high = (difference.low, difference.high) if not contrast.less else (-difference.high, -difference.low)
+    margin = None if contrast.margin is None else contrast.margin * contrast.unit
+    return Decided(
+        contrast,
+        difference,
+        tuple(part.difference for part in singles if part is not None),
+        sum(part.n for part in singles if part is not None),
+        decide(low, high, margin, contrast.matters * contrast.unit),
+        detectable(difference, len(shared)),
+    )
+
+
+def _minus(scores: Scores, others: Scores) -> Scores:
+    return {name: (place, value - others[name][1]) for name, (place, value) in scores.items() if name in others}

@@ -1,0 +1,128 @@
+"""The papers' tables and figures as sweeps: `conf/tables/PAPER/NAME.yaml`, each with the paper's own figures.
+
+A file names a recipe, the rows (each a list of words as `sqltrain sweep` takes them), the axes that every row has, the
+baseline, what is measured, and what the paper reports. Its `miniature` says what the same table is on a CPU.
+
+`conf/tables/claims/NAME.yaml` are tables that test a claim of theirs in miniature: `claim` says it, and which rows must
+differ how (`pipelines/sweeps/claims.py`). docs/laboratory.md shows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pydantic
+
+from pipelines.core.errors import RecipeError
+from pipelines.evaluation.measures import measure
+from pipelines.recipe import recipes
+from pipelines.recipe.section import Section
+from pipelines.recipe.yaml_files import read_yaml
+from pipelines.sweeps.claims import Claim
+from pipelines.sweeps.sweep_table import CURVES, Reported
+
+FOLDER = recipes.CONF / "tables"
+Rows = Mapping[str, tuple[str, ...]]
+
+
+class Form(Section):
+    """The cells of a table."""
+
+    recipe: str  # a file of `conf/recipes`
+    rows: Rows  # the name of each row, and its words: `variant=no_turns`, `after=sft`, any key=value
+    axes: tuple[str, ...] = ()  # words for all rows; one with several values makes as many cells of each row
+
+
+class Miniature(Form):
+    """The same table in miniature; rows that are not given are the paper's."""
+
+    rows: Rows = pydantic.Field(default_factory=dict)
+
+
+class PaperTable(Form):
+    """One table or figure of a paper."""
+
+    paper: str  # which it is: "SQL-Trail, table 6"
+    title: str
+    baseline: str  # the row that the others are held against
+    against: Mapping[str, str] = {}  # row -> the row that this one is held against in the baseline's place
+    measures: tuple[str, ...]  # its columns (`pipelines/evaluation/measures.py`); the difference is of the first
+    curves: tuple[str, ...] = CURVES  # what the page's charts show first
+    reported: Reported = pydantic.Field(
+        default_factory=dict
+    )  # row -> benchmark -> measure -> the paper's figure, in percent for shares
+    absent: Mapping[str, str] = {}  # rows of the paper's that no cell fills, and why
+    note: str = ""  # what a reader of both should know
+    miniature: Miniature | None = None
+    claim: Claim | None = None  # what the table tests; None where it only shows
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> PaperTable:
+        """Every row that the file speaks of is one, also in miniature, and every measure is known."""
+        small = self.miniature.rows if self.miniature is not None else {}
+        paired = (*self.against, *self.against.values())
+        for name in (
+            self.baseline,
+            *paired,
+            *self.reported,
+            *small,
+            *(self.claim.rows if self.claim is not None else ()),
+        ):
+            if name not in self.rows:
+                raise ValueError(f"there is no row {name!r}")
+        if small and self.baseline not in small:
+            raise ValueError(f"the miniature has no row {self.baseline!r}, which is the baseline")
+        for name in self.measures:
+            measure(name)
+        shown = {
+            figure for benchmarks in self.reported.values() for figures in benchmarks.values() for figure in figures
+        }
+        if shown - set(self.measures):
+            raise ValueError(f"figures are reported of {sorted(shown - set(self.measures))}, which no column shows")
+        return self
+
+    def form(self, miniature: bool) -> Form:
+        """The cells at the paper's scale, or in miniature."""
+        if not miniature:
+            return self
+        if self.miniature is None:
+            raise RecipeError(f"{self.paper} has no miniature")
+        return self.miniature.model_copy(update={"rows": self.miniature.rows or self.rows})
+
+
+def names() -> list[str]:
+    """All tables: "sql_trail/table6"."""
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml"))
+
+
+def claims() -> dict[str, PaperTable]:
+    """The tables that test a claim, by name, in the order of the claims' numbers."""
+    tables = {name: load(name) for name in names() if name.startswith("claims/")}
+    return dict(sorted(tables.items(), key=lambda item: item[1].claim.number if item[1].claim is not None else 0))
+
+
+def is_table(name: str) -> bool:
+    """Whether a name is one of a table and none of a recipe: "sql_trail/table6"."""
+    return "/" in name and not name.endswith((".yaml", ".yml"))
+
+
+def load(name: str) -> PaperTable:
+    """A table by its name."""
+    if name not in names():
+        close = difflib.get_close_matches(name, names(), n=1)
+        raise RecipeError(
+            f"there is no table {name!r}", f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names())}."
+        )
+    return read(FOLDER / f"{name}.yaml")
+
+
+def read(path: Path) -> PaperTable:
+    """A table's file."""
+    try:
+        return PaperTable.model_validate(read_yaml(path))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise RecipeError(f"{path}: {where}: {first['msg']}") from None

@@ -1,0 +1,309 @@
+"""What a sweep came to: its cells as rows that average over seeds, one table, and curves of several runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipelines.evaluation import measures, stats
+from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, moving_average, series
+from pipelines.evaluation.stats import Estimate, Paired, wilson
+from pipelines.report import formats
+from pipelines.report import formats as digits
+from pipelines.report.formats import Cell, ReportTable, TableColumn
+from pipelines.sweeps import claims
+from pipelines.sweeps.claims import Claim, Contrast, Decided
+
+SEED = "seed"  # the axis that a row averages over
+BENCHMARK, ROW = "benchmark", "row"
+MEASURES = ("greedy", "majority", "turns")  # of a sweep that names none
+CURVES = ("reward", "ex", "turns")  # that the page shows first
+HELD_OUT, ASKED = "ex_held_out", "questions_held_out"  # curves: accuracy on held-out questions, and of how many
+Reported = Mapping[str, Mapping[str, Mapping[str, float]]]  # row -> benchmark -> measure -> the paper's own figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A cell that was made, or the error that it ended with."""
+
+    values: Mapping[str, str]  # on each axis
+    run: FinishedEvaluation | None = None  # its evaluation; None where it failed
+    curves: tuple[Mapping[str, float], ...] = ()  # its training's numbers, a step a row
+    error: str = ""
+    condition: str = ""  # who taught and judged it, and which schema it is asked with
+
+    @property
+    def name(self) -> str:
+        """Its values in the order of the axes."""
+        return named(self.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """All cells of a sweep."""
+
+    title: str
+    cells: tuple[Filled, ...]
+    baseline: Mapping[str, str] = dataclasses.field(default_factory=dict)  # axis and value of the row of reference
+    measures: tuple[str, ...] = MEASURES  # the table's columns; the difference is of the first
+    curves: tuple[str, ...] = CURVES  # that the page's charts show first
+    reported: Reported = dataclasses.field(default_factory=dict)  # a paper's own figures, percent for shares
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)  # rows that no cell fills, and why
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # such as the command
+    claim: Claim | None = None  # what the rows test
+    against: Mapping[str, str] = dataclasses.field(default_factory=dict)  # row -> its own row of reference
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that rows differ by."""
+        return tuple(axis for axis in self.cells[0].values if axis != SEED)
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The values of the axis that rows average over; () where there is no such axis."""
+        return tuple(dict.fromkeys(cell.values[SEED] for cell in self.cells if SEED in cell.values))
+
+    def rows(self) -> list[SweepRow]:
+        """The rows in the order of their first cells."""
+        groups: dict[tuple[str, ...], list[Filled]] = {}
+        for cell in self.cells:
+            groups.setdefault(tuple(cell.values[axis] for axis in self.axes), []).append(cell)
+        return [SweepRow(dict(zip(self.axes, values, strict=True)), tuple(cells)) for values, cells in groups.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRow:
+    """Cells that differ in their seed alone."""
+
+    values: Mapping[str, str]
+    cells: tuple[Filled, ...]
+
+    @property
+    def name(self) -> str:
+        """Its values, without the axes' names: what a legend and a chart say."""
+        return ", ".join(self.values.values()) or "the recipe"
+
+    @property
+    def runs(self) -> list[FinishedEvaluation]:
+        """The evaluations of those cells that were made."""
+        return [cell.run for cell in self.cells if cell.run is not None]
+
+    @property
+    def error(self) -> str:
+        """Why cells failed, each error once, with the seeds that it ended."""
+        errors: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.error:
+                errors.setdefault(cell.error, []).append(cell.values.get(SEED, ""))
+        return "; ".join(f"seed {', '.join(at)}: {message}" if at[0] else message for message, at in errors.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One number of a row's training: (step, mean over seeds, lowest, highest) at each step."""
+
+    row: str
+    points: tuple[tuple[float, float, float, float], ...]
+
+
+def named(values: Mapping[str, str]) -> str:
+    """A cell's values as one text: "variant=no_turns seed=1"."""
+    return " ".join(f"{axis}={value}" for axis, value in values.items())
+
+
+def table(sweep: Sweep) -> ReportTable:
+    """A row for each combination of the axes' values, averaged over seeds, and the paper's figures where it has any."""
+    chosen = [measures.measure(name) for name in sweep.measures]
+    rows = sweep.rows()
+    return ReportTable(
+        "sweep",
+        sweep.title,
+        tuple(_columns(sweep, chosen)),
+        tuple(tuple(_cells(row, rows, sweep, chosen)) for row in rows),
+        _note(sweep),
+    )
+
+
+def _columns(sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[TableColumn]:
+    yield from (TableColumn(axis) for axis in sweep.axes)
+    for place, measure in enumerate(chosen):
+        heading = measures.title(measure.name)
+        share = measure.kind == "percent"
+        yield TableColumn(heading, "estimate" if share else "mean")
+        if _is_reported(sweep, measure):
+            yield TableColumn(f"{heading}, paper", "percent" if share else "mean", "the paper's own figure")
+        if not place:
+            yield TableColumn("difference", "difference", "from the baseline's row, question by question, in points")
+            if len(sweep.seeds) > 1:
+                kind: formats.Kind = "percent" if share else "mean"
+                unit = ", in points" if share else ""
+                yield TableColumn("deviation", kind, f"sample deviation of the seeds' {heading}{unit}")
+    if len(sweep.seeds) > 1:
+        yield TableColumn("seeds", "count", "that were made")
+    yield from (
+        TableColumn("equality"),
+        TableColumn("questions", "count"),
+        TableColumn("condition"),
+        TableColumn("error"),
+    )
+
+
+def _cells(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, chosen: Sequence[Measure]) -> Iterator[Cell]:
+    yield from row.values.values()
+    for place, measure in enumerate(chosen):
+        yield figure(row, measure)
+        if _is_reported(sweep, measure):
+            yield paper(row, sweep, measure)
+        if not place:
+            yield _difference(row, rows, sweep, measure)
+            if len(sweep.seeds) > 1:
+                yield stats.deviation([value for run in row.runs if (value := _folded(run, measure)) is not None])
+    if len(sweep.seeds) > 1:
+        yield float(len(row.runs))
+    yield ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
+    yield float(max((len({record.example_id for record in run.records}) for run in row.runs), default=0)) or None
+    numbers = ", ".join(dict.fromkeys(str(run.seed) for run in row.runs))
+    conditions = dict.fromkeys(cell.condition for cell in row.cells if cell.condition)
+    yield "; ".join([*conditions, *([f"seed {numbers}"] if numbers else [])]) or None
+    yield row.error or None
+
+
+def decided(sweep: Sweep) -> list[Decided]:
+    """What came of each contrast of the sweep's claim; none of a sweep that tests no claim."""
+    if sweep.claim is None:
+        return []
+    runs: dict[str, dict[str, FinishedEvaluation]] = {}
+    for cell in sweep.cells:
+        if cell.run is not None:
+            runs.setdefault(cell.values[ROW], {})[cell.values.get(SEED, "")] = cell.run
+    return claims.outcome(sweep.claim, runs, sweep.seeds or ("",))
+
+
+def verdicts(sweep: Sweep) -> ReportTable:
+    """The contrasts of the sweep's claim, each with its interval and its verdict."""
+    return ReportTable(
+        "verdict",
+        sweep.claim.text if sweep.claim is not None else "",
+        (
+            TableColumn("contrast"),
+            TableColumn("measure"),
+            TableColumn("difference"),
+            TableColumn("each seed"),
+            TableColumn("could be shown", about="the smallest difference that so many questions show with 80 % power"),
+            TableColumn("questions", "count"),
+            TableColumn("verdict"),
+        ),
+        tuple(tuple(_contrast(part)) for part in decided(sweep)),
+        f"{claims.together([part.verdict for part in decided(sweep)])}. {sweep.claim.reading}" if sweep.claim else "",
+    )
+
+
+def _contrast(part: Decided) -> Iterator[Cell]:
+    contrast, difference = part.contrast, part.difference
+    yield from (contrast.says, measured(contrast))
+    yield formats.signed(difference, contrast.unit) if difference is not None else None
+    yield ", ".join(digits.signed_number(value, contrast.unit) for value in part.by_seed) or None
+    yield digits.signed_number(part.detectable, contrast.unit).lstrip("+") if part.detectable is not None else None
+    yield float(part.questions) or None
+    yield part.verdict
+
+
+def measured(contrast: Contrast) -> str:
+    """What a contrast is of: "EX", "EX at once against EX"."""
+    names = [contrast.measure, *([contrast.over_measure] if contrast.over_measure is not None else [])]
+    words = " against ".join(map(measures.title, names))
+    return words if contrast.beyond is None else f"{words}, less that of {measures.title(contrast.beyond)}"
+
+
+def figure(row: SweepRow, of: Measure) -> Estimate | float | None:
+    """A row's figure: a share with its interval, or the mean over seeds of a count; None where nothing says it."""
+    if of.kind == "percent":
+        return stats.mean([of.scores(run) for run in row.runs], _seed(row))
+    values = [value for run in row.runs if (value := _folded(run, of)) is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _folded(run: FinishedEvaluation, of: Measure) -> float | None:
+    values = [value for _, value in of.scores(run).values()]
+    return of.fold(values) if values else None
+
+
+def _seed(row: SweepRow) -> int:
+    return row.runs[0].seed if row.runs else 0
+
+
+def paper(row: SweepRow, sweep: Sweep, of: Measure) -> float | None:
+    """The paper's own figure of a row; where the sweep has no axis of benchmarks, that of the first that it names."""
+    reported = sweep.reported.get(row.values.get(ROW, ""), {})
+    benchmark = row.values.get(BENCHMARK) or next(iter(reported), "")
+    value = reported.get(benchmark, {}).get(of.name)
+    return value / 100 if value is not None and of.kind == "percent" else value
+
+
+def _is_reported(sweep: Sweep, of: Measure) -> bool:
+    return any(of.name in figures for benchmarks in sweep.reported.values() for figures in benchmarks.values())
+
+
+def _difference(row: SweepRow, rows: Sequence[SweepRow], sweep: Sweep, of: Measure) -> Paired | None:
+    """From the row that differs in the baseline's axis alone, seed by seed; None for that one itself."""
+    values = {**row.values, **sweep.baseline}
+    if ROW in sweep.baseline and row.values.get(ROW, "") in sweep.against:
+        values[ROW] = sweep.against[row.values[ROW]]
+    first = next((other for other in rows if sweep.baseline and dict(other.values) == values), None)
+    if first is None or first is row or of.kind != "percent":
+        return None
+    before = {cell.values.get(SEED): cell.run for cell in first.cells if cell.run is not None}
+    pairs = [(before.get(cell.values.get(SEED)), cell.run) for cell in row.cells]
+    both = [(old, new) for old, new in pairs if old is not None and new is not None and old.equality == new.equality]
+    return stats.difference([of.scores(old) for old, _ in both], [of.scores(new) for _, new in both], _seed(row))
+
+
+def _note(sweep: Sweep) -> str:
+    parts = ["Intervals are 95 %."]
+    if sweep.baseline and any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells):
+        baseline = sweep.baseline.get(ROW) or named(sweep.baseline)
+        others = [f"of {name} from {other}" for name, other in sweep.against.items()]
+        parts.append(f"The difference is {', '.join([f'from {baseline}', *others])}, question by question.")
+    if len(sweep.seeds) > 1:
+        parts.append(f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both.")
+    if sweep.reported and BENCHMARK not in sweep.axes:
+        named_first = dict.fromkeys(next(iter(benchmarks), "") for benchmarks in sweep.reported.values())
+        parts.append(f"The paper's figures are of {', '.join(named_first)}.")
+    return " ".join(parts)
+
+
+def curves(sweep: Sweep) -> dict[str, list[Line]]:
+    """Each number of training that a row logged at two steps or more, with a line a row; those named come first."""
+    rows = sweep.rows()
+    names = dict.fromkeys(name for row in rows for cell in row.cells for step in cell.curves for name in step)
+    ordered = [name for name in sweep.curves if name in names] + [name for name in names if name not in sweep.curves]
+    charts = {
+        name: [line for row in rows if (line := _line(row, name)) is not None]
+        for name in ordered
+        if name not in ("step", ASKED)
+    }
+    return {name: lines for name, lines in charts.items() if lines}
+
+
+def _line(row: SweepRow, name: str) -> Line | None:
+    """A number's mean over seeds with the lowest and the highest seed, each smoothed; held-out accuracy's 95 % interval
+    over the questions widens its band.
+    """
+    at: dict[float, list[float]] = {}
+    for cell in row.cells:
+        for step, value in smoothed(series(cell.curves, name)):
+            at.setdefault(step, []).append(value)
+    asked = {step: int(n) for cell in row.cells for step, n in series(cell.curves, ASKED)} if name == HELD_OUT else {}
+    points = []
+    for step, values in sorted(at.items()):
+        mean = math.fsum(values) / len(values)
+        band = wilson(mean * asked[step], asked[step]) if asked.get(step) else ()
+        points.append((step, mean, min(*values, mean, *band), max(*values, mean, *band)))
+    return Line(row.name, tuple(points)) if len(points) > 1 else None
+
+
+def smoothed(values: Points) -> Points:
+    """The moving average of a number, over a fifth of a short run."""
+    steps = values[-1][0] - values[0][0] + 1 if values else 0
+    return moving_average(values, min(SMOOTH, max(1, int(steps) // 5)))

@@ -1,0 +1,413 @@
+"""What models are asked beside teaching, in our words, and the one way in which their JSON answers are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pipelines.benchmarks.prompt_schema import GOLD, Schemas, gold_linked
+from pipelines.benchmarks.prompt_schema import link as link_shown
+from pipelines.core.types import Database, Example, ExecutionResult, Message, SchemaItems
+from pipelines.curation.gold_schema import Extractor
+from pipelines.databases.of_recipe import Link
+from pipelines.endpoints.answers import whole
+from pipelines.endpoints.asking import Asker
+from pipelines.protocols.observations import failure, table, under_headings
+from pipelines.recipe.section import Sampling
+from pipelines.sql.schema import Schema, render
+
+EXTRACT = """You list the tables and columns that a given SQL query reads. List a table if the query names it, in any \
+clause or subquery. List a column if the query reads it in SELECT, JOIN, WHERE, GROUP BY, HAVING, ORDER BY or inside a \
+function; of `SELECT *`, all of the table's columns; of `COUNT(*)`, none. Use the schema's own names, never aliases. \
+Answer with one JSON object and nothing else: {"tables": ["a"], "columns": {"a": ["x", "y"]}}"""
+LINK = """You choose the part of a database schema that is needed to answer a question in SQL. Keep every table that \
+may have to be read or joined through, and every column that the answer may select, filter, join, group or order by. \
+When in doubt keep it: what you leave out cannot be used. Answer with one JSON object and nothing else: \
+{"tables": ["a"], "columns": {"a": ["x", "y"]}}"""
+CLEAN = """You check question and SQL pairs of a text-to-SQL data set. A pair is good when the query answers the \
+question as a careful reader would mean it, with the hint: right tables and columns, all conditions, nothing more \
+selected or filtered than was asked. It is bad when the query is wrong, when the question cannot be answered from this \
+schema, or when it can fairly be read in ways that give different answers. Style does not matter. Answer with one JSON \
+object and nothing else: {"verdict": "good" or "bad", "reason": "one short sentence"}"""
+CHOOSE = """Two SQL queries claim to answer the same question. Decide which one answers it, from the question, the \
+hint, the schema and the first rows that each returned. Neither order, length nor layout counts. Answer with one \
+letter and nothing else: A or B."""
+_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+
+
+def about(schema: Schema, question: str, hint: str, **parts: str) -> str:
+    """The user's message: schema, question, hint, and further parts under their names, their lines indented."""
+    fields = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
+    return under_headings(fields.items())
+
+
+def conversation(rules: str, case: str) -> tuple[Message, ...]:
+    """Rules as the system message, the case as the user's."""
+    return (("system", rules), ("user", case))
+
+
+def read_object(text: str | None) -> dict[str, Any] | None:
+    """The one JSON object of an answer, in a fence or bare, with words around it or not; None for any other text."""
+    if not text:
+        return None
+    fenced = _FENCE.findall(text)
+    body = fenced[-1] if fenced else text
+    start, end = body.find("{"), body.rfind("}")
+    if start < 0 or end < start:
+        return None
+    try:
+        value = json.loads(body[start : end + 1])
+        value = json.loads(whole(json.dumps(value, ensure_ascii=False)))  # an escape may be half a character
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# Two-LLM data cleaning (Reasoning-SQL, 4.1): a training pair is dropped when two models both call it bad.
+
+
+@dataclasses.dataclass(frozen=True)
+class PairCheck:
+    """What the two models said of one pair.
+
+    Attributes:
+        bad: each one's verdict, in their order; None where it gave none.
+        reasons: each one's sentence.
+    """
+
+    example: Example
+    bad: tuple[bool | None, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def dropped(self) -> bool:
+        """Whether all of them call it bad: a model that gives no verdict keeps the pair."""
+        return all(verdict is True for verdict in self.bad)
+
+
+def check(
+    askers: Sequence[Asker], examples: Sequence[Example], schemas: Callable[[Database], Schema]
+) -> list[PairCheck]:
+    """Ask each model about each pair, in order."""
+    cases = [
+        conversation(
+            CLEAN,
+            about(schemas(example.database), example.question, example.evidence, SQL=example.gold_sql),
+        )
+        for example in examples
+    ]
+    columns = [[_verdict(answer.text if answer else None) for answer in asker.ask_all(cases)] for asker in askers]
+    return [
+        PairCheck(example, tuple(bad for bad, _ in answers), tuple(reason for _, reason in answers))
+        for example, *answers in zip(examples, *columns, strict=True)
+    ]
+
+
+def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
+    """How often the first two models agree on the pairs that both judged, beyond chance (Cohen's kappa), and how many
+    pairs all of them call bad; a lone one agrees with nobody.
+    """
+    both = [
+        (bool(case.bad[0]), bool(case.bad[1])) for case in checked if len(case.bad) > 1 and None not in case.bad[:2]
+    ]
+    return {
+        "judged": float(len(both)),
+        "dropped": float(sum(case.dropped for case in checked)),
+        "agreement": sum(a == b for a, b in both) / max(1, len(both)),
+        "kappa": kappa(both),
+    }
+
+
+def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
+    """Cohen's kappa of two raters' yes and no: (observed - expected) / (1 - expected); 1.0 where both are constant
+    and agree.
+    """
+    if not pairs:
+        return 0.0
+    n = len(pairs)
+    observed = sum(a == b for a, b in pairs) / n
+    yes_a, yes_b = sum(a for a, _ in pairs) / n, sum(b for _, b in pairs) / n
+    expected = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
+    return 1.0 if expected == 1.0 else (observed - expected) / (1 - expected)
+
+
+def _verdict(text: str | None) -> tuple[bool | None, str]:
+    value = read_object(text) or {}
+    verdict = value.get("verdict")
+    reason = " ".join(str(value.get("reason", "")).split())[:300]
+    return ({"good": False, "bad": True}.get(verdict) if isinstance(verdict, str) else None), reason
+
+
+# Schema experts behind endpoints: who links a question to the schema, and who reads a gold SQL's tables and columns.
+
+
+def read_items(text: str | None, schema: Schema, strict: bool) -> SchemaItems | None:
+    """The tables and columns that an answer names, lower-cased; None where it cannot be read.
+
+    Args:
+        strict: a name that the schema does not have makes the whole answer unreadable; else it is left out.
+    """
+    value = read_object(text)
+    if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
+        return None
+    columns_of = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
+    columns = [
+        (str(table).lower(), str(name).lower())
+        for table, names in value["columns"].items()
+        for name in (names if isinstance(names, list) else [])
+    ]
+    tables = [str(table).lower() for table in value["tables"]] + [table for table, _ in columns]
+    there = {table for table in tables if table in columns_of}
+    pairs = {(table, name) for table, name in columns if name in columns_of.get(table, ())}
+    if strict and (there != set(tables) or pairs != set(columns)):
+        return None
+    return SchemaItems(frozenset(there), frozenset(pairs)) if there else None
+
+
+def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Extractor:
+    """An LLM extractor for the consensus (TRUST-SQL's 2 of 3): all examples are asked at once, then looked up."""
+    cases = {example.id: example for example in examples}
+    answers = asker.ask_all(
+        [conversation(EXTRACT, about(schemas(case.database), "", "", SQL=case.gold_sql)) for case in cases.values()]
+    )
+    texts = {name: answer.text if answer else None for name, answer in zip(cases, answers, strict=True)}
+
+    def items(example: Example) -> SchemaItems | None:
+        return read_items(texts.get(example.id), schemas(example.database), strict=True)
+
+    return items
+
+
+def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Example]:
+    """Examples with the linker's choice in `meta["linked_schema"]`, which `schema_view: filtered` shows.
+
+    An answer that cannot be read keeps the whole schema: a linker's failure must not make a question unanswerable.
+    """
+    answers = asker.ask_all(
+        [
+            conversation(LINK, about(schemas(example.database), example.question, example.evidence))
+            for example in examples
+        ]
+    )
+    linked = []
+    for example, answer in zip(examples, answers, strict=True):
+        schema = schemas(example.database)
+        linked.append(link_shown(example, read_items(answer.text if answer else None, schema, strict=False), schema))
+    return linked
+
+
+def linking(name: str | None) -> Link:
+    """What links a question when it is asked: the recipe's linker, whose answers are not kept; without one, or for
+    "gold", the whole schema of a question without gold SQL.
+
+    Raises:
+        RecipeError: there is no such endpoint.
+    """
+    return gold_linked if name in (None, GOLD) else functools.partial(link, Asker.named(name, None))
+
+
+def unite(example: Example, gold: SchemaItems | None, schema: Schema) -> Example:
+    """A linked training example with its gold schema added, so that it can be answered (Reasoning-SQL, 4.1)."""
+    if gold is None:
+        return example
+    chosen = example.meta["linked_schema"]
+    tables = frozenset(chosen["tables"]) | gold.tables
+    columns = gold.columns | {(table, name) for table, name in chosen["columns"]}
+    return link_shown(example, SchemaItems(tables, columns), schema)
+
+
+def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
+    """How much of the gold schema a linker kept, and how much of what it kept is gold: means over examples with both.
+
+    Returns `strict_recall` (share of examples that lack nothing), `recall` and `precision` of columns.
+    """
+    rows = []
+    for example in linked:
+        items = gold.get(example.id)
+        columns = {(table, name) for table, name in example.meta["linked_schema"]["columns"]}
+        if items is not None and items.columns:
+            hit = len(columns & items.columns)
+            rows.append((items.columns <= columns, hit / len(items.columns), hit / max(1, len(columns))))
+    names = ("strict_recall", "recall", "precision")
+    return {name: sum(row[place] for row in rows) / max(1, len(rows)) for place, name in enumerate(names)}
+
+
+# The pairwise selector (CHASE-SQL's, used by Reasoning-SQL's pipeline): of several answers, the one that wins most.
+
+_LETTER = re.compile(r"\s*\(?([AB])\)?[.:]?\s*")
+ROWS, CELL, CHARS = 5, 60, 1500
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What the selector made of one question.
+
+    Attributes:
+        winner: index of the chosen candidate.
+        points: each candidate's: one a pair won, half where the two orders disagree.
+        first: share of the answers that chose the query shown first; 0.5 is no liking for a place.
+    """
+
+    winner: int
+    points: tuple[float, ...]
+    first: float
+
+
+def choose(
+    asker: Asker,
+    cases: Sequence[tuple[Example, Sequence[tuple[str, ExecutionResult]]]],
+    schemas: Callable[[Database], Schema],
+    signature: Callable[[ExecutionResult], str | None],
+) -> list[Selection]:
+    """The best candidate of each question.
+
+    Candidates with the same result stand together: the group is compared once, and votes count its size only among
+    equals. Those without a result lose to all that have one.
+
+    Args:
+        cases: each question with its candidates, as SQL and what it returned.
+        signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
+    """
+    plans = [groups_of(candidates, signature) for _, candidates in cases]
+    pairings: list[tuple[int, int, int]] = []
+    for number, groups in enumerate(plans):
+        pairings += [
+            (number, *order) for pair in itertools.combinations(range(len(groups)), 2) for order in (pair, pair[::-1])
+        ]
+    answers = asker.ask_all([_question(*cases[n], plans[n][a][0], plans[n][b][0], schemas) for n, a, b in pairings])
+    letters = {key: _letter(answer.text if answer else None) for key, answer in zip(pairings, answers, strict=True)}
+    return [_score(number, groups, len(cases[number][1]), letters) for number, groups in enumerate(plans)]
+
+
+def groups_of(
+    candidates: Sequence[tuple[str, ExecutionResult]], signature: Callable[[ExecutionResult], str | None]
+) -> list[list[int]]:
+    """Indices of the candidates that have a result, by result, in order of their first."""
+    groups: dict[str, list[int]] = {}
+    for index, (_, result) in enumerate(candidates):
+        name = signature(result)
+        if name is not None:
+            groups.setdefault(name, []).append(index)
+    return list(groups.values())
+
+
+def _question(
+    example: Example,
+    candidates: Sequence[tuple[str, ExecutionResult]],
+    first: int,
+    second: int,
+    schemas: Callable[[Database], Schema],
+) -> tuple[tuple[str, str], ...]:
+    results = {
+        f"Query {letter}": f"{candidates[index][0]}\nIts result:\n{table(candidates[index][1], ROWS, CELL, CHARS)}"
+        for letter, index in (("A", first), ("B", second))
+    }
+    case = about(schemas(example.database), example.question, example.evidence, **results)
+    return conversation(CHOOSE, case)
+
+
+def _letter(text: str | None) -> str | None:
+    match = _LETTER.fullmatch(text) if text else None
+    return match[1] if match else None
+
+
+def _score(
+    number: int, groups: Sequence[Sequence[int]], count: int, letters: Mapping[tuple[int, int, int], str | None]
+) -> Selection:
+    points = [0.0] * len(groups)
+    votes = 0
+    first = 0
+    for (case, a, b), letter in letters.items():
+        if case == number and letter is not None:
+            points[a if letter == "A" else b] += 0.5
+            votes += 1
+            first += letter == "A"
+    by_candidate = [0.0] * count
+    for place, group in enumerate(groups):
+        for index in group:
+            by_candidate[index] = points[place]
+    best = max(
+        range(len(groups)), key=lambda place: (points[place], len(groups[place]), -groups[place][0]), default=None
+    )
+    winner = groups[best][0] if best is not None else 0
+    return Selection(winner, tuple(by_candidate), first / votes if votes else 0.5)
+
+
+# CSC-SQL's merge revision (Sheng and Xu, 2025, 2): a model writes new SQL from the two answers with most votes.
+
+SAMPLES = 8  # of the merge revision model for each question, at this temperature (3.1)
+SAMPLING = Sampling(temperature=0.8, turn_tokens=4096)
+MERGE = """Two draft SQL queries claim to answer the same question, and their results differ. Read the schema, the \
+question, the hint, the drafts and the first rows that each returned. One of them may be right, or neither. Find what \
+is wrong in them and write the SQL query that answers the question. Think first, then give the query between \
+```sql and ``` as the last thing that you write."""
+_SQL_FENCE = re.compile(r"```sql\s+(.*?)```", re.DOTALL | re.IGNORECASE)
+Candidates = Sequence[tuple[str, ExecutionResult]]
+Execute = Callable[[Sequence[tuple[Database, str]]], Sequence[ExecutionResult]]
+
+
+def merge(
+    asker: Asker,
+    cases: Sequence[tuple[Example, Candidates]],
+    schemas: Callable[[Database], Schema],
+    signature: Callable[[ExecutionResult], str | None],
+    execute: Execute,
+) -> list[str]:
+    """The final SQL of each question, in order.
+
+    Args:
+        cases: each question with its candidates, as SQL and what it returned.
+        signature: equal for results that count as equal; None for none (`evaluation/voting.py`).
+    """
+    plans = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
+    split = [number for number, groups in enumerate(plans) if len(groups) > 1]
+    conversations = [
+        _merge_question(*cases[number], [group[0] for group in plans[number][:2]], schemas) for number in split
+    ]
+    revised = dict(zip(split, _ask(asker, conversations), strict=True))
+    jobs = [(cases[number][0].database, sql) for number in split for sql in revised[number]]
+    results = iter(execute(jobs))
+    chosen = []
+    for number, (_, candidates) in enumerate(cases):
+        voted = [candidates[group[0]][0] for group in plans[number][:1]]
+        drafts = [(sql, next(results)) for sql in revised.get(number, ())]
+        second = max(groups_of(drafts, signature), key=len, default=None)
+        chosen.append(drafts[second[0]][0] if second else (voted or [sql for sql, _ in candidates[:1]] or [""])[0])
+    return chosen
+
+
+def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list[list[str]]:
+    """The queries in the samples of each conversation's answer; samples without one are left out.
+
+    Raises:
+        EndpointError: the endpoint failed on one after all retries; the others are kept.
+    """
+    answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
+    parts = [answers[start : start + SAMPLES] for start in range(0, len(answers), SAMPLES)]
+    return [[sql for answer in part if answer and (sql := read_sql(answer.text))] for part in parts]
+
+
+def read_sql(text: str) -> str:
+    """The last query that an answer fences; "" where there is none."""
+    fenced = _SQL_FENCE.findall(text)
+    return str(fenced[-1]).strip() if fenced else ""
+
+
+def _merge_question(
+    example: Example, candidates: Candidates, drafts: Sequence[int], schemas: Callable[[Database], Schema]
+) -> tuple[Message, ...]:
+    drafts_shown = {
+        f"Draft {number}": f"{candidates[index][0]}\nIts result:\n{_shown(candidates[index][1])}"
+        for number, index in enumerate(drafts, 1)
+    }
+    case = about(schemas(example.database), example.question, example.evidence, **drafts_shown)
+    return conversation(MERGE, case)
+
+
+def _shown(result: ExecutionResult) -> str:
+    return table(result, ROWS, CELL, CHARS) if result.ok else failure(result, CELL)

@@ -1,0 +1,280 @@
+"""Which stages have a contract, which rows it looks at and what it says: the one place that states it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines.core import frames
+from pipelines.core.store import read_json
+from pipelines.core.types import HARDNESS_LEVELS, StopReason, read_lines
+from pipelines.evaluation import result_files
+from pipelines.recipe.config import Recipe
+from pipelines.stages.context import LEAKAGE
+from pipelines.stages.data import is_fault
+
+TRAINING, HELD_OUT = ("sft", "rl"), ("dev", "test")
+POOLS = (*TRAINING, *HELD_OUT)
+SAME_QUESTION = ("exact", "normalised")  # kinds of leakage (`pipelines/curation/leakage.py`) that ask the same
+NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
+NOT_BLANK = {"regex": r"\S"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation of a suite.
+
+    Attributes:
+        says: what is wrong with a row that breaks it, in a few plain words.
+        expectation: the name of a Great Expectations class.
+        options: its arguments besides the column.
+        allowed: share of rows that may break it.
+        advice: what to do about it, in one sentence.
+        pools: it holds for each of them by itself, by the column `pool`; () for all rows together.
+    """
+
+    says: str
+    expectation: str
+    column: str
+    options: Mapping[str, Any]
+    allowed: float = 0.0
+    advice: str = "Mend the rows."
+    pools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A stage's contract: the rows to look at (each with a `row` column that names it) and what they must hold to."""
+
+    rows: Callable[[Path], pl.DataFrame]
+    checks: Callable[[Recipe], Sequence[Check]]
+
+
+def _or_raise(setting: str) -> str:
+    return f"Mend the rows, or raise {setting}."
+
+
+def _set_aside(folder: Path) -> list[dict[str, Any]]:
+    """The rows that the stage itself set aside."""
+    path = folder / "quarantine.jsonl"
+    return [row for _, row in read_lines(path)] if path.is_file() else []
+
+
+def _with_reasons(names: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
+    reasons = [f"{row['reason']}: {row['detail']}" for row in rows]
+    return pl.DataFrame({"row": names, "rejected": reasons}, schema={"row": pl.String, "rejected": pl.String})
+
+
+def example_rows(folder: Path) -> pl.DataFrame:
+    """The questions of the data stage and what it set aside, one row each.
+
+    `duplicate_of` names the pool that asks the same question of the same database twice; `leaked_from` the training
+    pool that asks a held-out question of its database too, as the stage itself found. `gold` is the gold SQL or, of a
+    held-out question without one, what stands for it: accepted results (Spider 2.0).
+    """
+    name = pl.col("database").struct.field("id")
+    questions = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
+    # Great Expectations wants all rows in memory, and they may be millions. Of a text it is asked whether it is blank,
+    # so the first letter stands for it; a digest stands for what is asked.
+    frame = frames.read(
+        folder / "data.parquet",
+        "id",
+        "pool",
+        "hardness",
+        row=pl.concat_str("pool", "id", separator="/"),
+        question=_first_letter("question"),
+        database_id=name,
+        asked=questions.hash(),
+        gold=pl.when(_judged_by_result()).then(pl.lit("accepted results")).otherwise(_first_letter("gold_sql")),
+    )
+    leaked = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")["leaked_from"]
+    frame = frame.with_columns(leaked_from=leaked).with_columns(
+        duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
+        leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
+    )
+    columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
+    asked_of = [row for row in _set_aside(folder) if row.get("chosen", True)]
+    bad = [row for row in asked_of if row.get("chosen", True) and is_fault(row["pool"], row["reason"])]
+    rejected = _with_reasons([f"{row['pool']}/{row['row']}" for row in bad], bad)
+    rejected = rejected.with_columns(pl.Series("pool", [row["pool"] for row in bad], pl.String))
+    return pl.concat([frame.select(columns), rejected], how="diagonal")
+
+
+def _first_letter(column: str) -> pl.Expr:
+    return pl.col(column).str.strip_chars().str.head(1)
+
+
+def _leaked(folder: Path) -> pl.DataFrame:
+    """The held-out questions that a training pool asks of the same database, by id, with that pool."""
+    leaks = {
+        leak["held_out"]: pool
+        for pool, leaks in read_json(folder / LEAKAGE).items()
+        for leak in leaks["leaks"]
+        if leak["same_database"] and leak["kind"] in SAME_QUESTION
+    }
+    return pl.DataFrame(
+        {"id": list(leaks), "leaked_from": list(leaks.values())}, schema={"id": pl.String, "leaked_from": pl.String}
+    )
+
+
+def _judged_by_result() -> pl.Expr:
+    """Test questions whose gold is a result: training and its held-out questions need a gold query."""
+    accepted = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
+    return (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & accepted
+
+
+def example_checks(recipe: Recipe) -> list[Check]:
+    """What questions must hold to."""
+    limits = recipe.contracts
+    return [
+        Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
+        Check("the question is blank", "ExpectColumnValuesToMatchRegex", "question", NOT_BLANK),
+        Check("the gold SQL is blank", "ExpectColumnValuesToMatchRegex", "gold", NOT_BLANK),
+        Check("the database has no name", "ExpectColumnValuesToMatchRegex", "database_id", NOT_BLANK),
+        Check(
+            "the hardness is none of Spider's",
+            "ExpectColumnValuesToBeInSet",
+            "hardness",
+            {"value_set": list(HARDNESS_LEVELS)},
+        ),
+        Check(
+            "it was set aside as unusable",
+            "ExpectColumnValuesToBeNull",
+            "rejected",
+            {},
+            recipe.data.max_bad_share,
+            _or_raise("data.max_bad_share"),
+            POOLS,
+        ),
+        Check(
+            "its pool asks the same of that database before",
+            "ExpectColumnValuesToBeNull",
+            "duplicate_of",
+            {},
+            limits.max_duplicates,
+            _or_raise("contracts.max_duplicates"),
+            POOLS,
+        ),
+        Check(
+            "a training pool asks this held-out question too",
+            "ExpectColumnValuesToBeNull",
+            "leaked_from",
+            {},
+            limits.max_leaked,
+            _or_raise("contracts.max_leaked"),
+            HELD_OUT,
+        ),
+    ]
+
+
+def leak_rows(folder: Path) -> pl.DataFrame:
+    """The benchmark's questions, with the training pool that asks the same of the same database."""
+    frame = frames.read(folder / "data.parquet")
+    frame = frame.join(_leaked(folder), on="id", how="left", maintain_order="left")
+    return frame.with_columns(row=pl.concat_str("pool", "id", separator="/"))
+
+
+def leak_checks(recipe: Recipe) -> list[Check]:
+    """How many of a benchmark's questions may be training questions too."""
+    return [check for check in example_checks(recipe) if check.column == "leaked_from"]
+
+
+def trajectory_rows(folder: Path) -> pl.DataFrame:
+    """The teacher's trajectories, one row each."""
+    frame = frames.read(folder / "data.parquet")
+    return frame.select(
+        row=NAMED,
+        stop="stop",
+        failure="failure",
+        turns=pl.Series([len(json.loads(turns)) for turns in frame["turns"]], dtype=pl.Int64),
+        tokens=pl.col("token_ids").list.len(),
+        masked=pl.col("agent_mask").list.len(),
+    )
+
+
+def trajectory_checks(recipe: Recipe) -> list[Check]:
+    """What teacher trajectories must hold to, right or wrong."""
+    return [
+        Check("its name is taken", "ExpectColumnValuesToBeUnique", "row", {}),
+        Check("it stopped for no known reason", "ExpectColumnValuesToBeInSet", "stop", {"value_set": list(StopReason)}),
+        Check(
+            "it has more turns than the cap and the forced one",
+            "ExpectColumnValuesToBeBetween",
+            "turns",
+            {"max_value": recipe.protocol.max_turns + 1},
+        ),
+        Check(
+            "its mask is not as long as its tokens",
+            "ExpectColumnPairValuesToBeEqual",
+            "tokens",
+            {"column_A": "tokens", "column_B": "masked"},
+        ),
+        Check(
+            "a database or an endpoint broke it",
+            "ExpectColumnValuesToBeNull",
+            "failure",
+            {},
+            recipe.contracts.max_broken,
+            _or_raise("contracts.max_broken"),
+        ),
+    ]
+
+
+def filtered_rows(folder: Path) -> pl.DataFrame:
+    """What the filter took for right, and what it rejected; those left out only for their number are right."""
+    kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
+    left_out = _set_aside(folder)
+    rows = _with_reasons([f"{row['example_id']}#{row['sample']}" for row in left_out], left_out)
+    wrong = ~pl.col("rejected").str.starts_with("over_")
+    return pl.concat([kept_rows, rows.with_columns(rejected=pl.when(wrong).then("rejected"))], how="diagonal")
+
+
+def filtered_checks(recipe: Recipe) -> list[Check]:
+    """How many the filter must let through."""
+    least = recipe.contracts.min_accepted
+    return [
+        Check(
+            "the filter rejected it",
+            "ExpectColumnValuesToBeNull",
+            "rejected",
+            {},
+            1.0 - least,
+            "Mend the rows, or lower contracts.min_accepted.",
+        )
+    ]
+
+
+def scored_rows(folder: Path) -> pl.DataFrame:
+    """The questions whose difficulty was scored; `unsolved` where no sample was right."""
+    frame = frames.read(folder / "data.parquet")
+    unsolved = pl.when(pl.col("right") == 0).then(pl.format("0 of {} samples", "samples"))
+    return frame.select(row="example_id", unsolved=unsolved)
+
+
+def scored_checks(recipe: Recipe) -> list[Check]:
+    """How many questions the policy must solve before GRPO may begin: it learns from what is right now and then."""
+    return [
+        Check(
+            "no sample of the policy was right",
+            "ExpectColumnValuesToBeNull",
+            "unsolved",
+            {},
+            1.0 - recipe.contracts.min_solved,
+            "GRPO would learn nothing: train SFT longer, take easier questions, or lower contracts.min_solved.",
+        )
+    ]
+
+
+CONTRACTS = {
+    "data": Contract(example_rows, example_checks),
+    "test": Contract(example_rows, example_checks),
+    "leakage": Contract(leak_rows, leak_checks),
+    "synthesize": Contract(trajectory_rows, trajectory_checks),
+    "filter": Contract(filtered_rows, filtered_checks),
+    "difficulty": Contract(scored_rows, scored_checks),
+}

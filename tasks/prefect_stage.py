@@ -1,0 +1,207 @@
+"""The Prefect task around one stage: its name in the UI, its retries, its progress; `tasks/step.py` makes the stage."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.assets import materialize
+from prefect.cache_policies import NO_CACHE
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Completed
+
+from pipelines.core.errors import BoundaryError, ResourceError, StoppedError
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
+from pipelines.stages import graph
+from tasks import contracts, events
+from tasks.prefect_server import patiently
+from tasks.run import Tracker
+from tasks.step import run_step
+from tasks.summary import contract_markdown
+
+EVERY_S = 5.0
+RETRY_DELAYS_S = [10.0, 60.0]
+ON_DEVICE = ("sft", "difficulty", "grpo", "evaluate_")  # stages that compute with a model, by how their names begin
+LEASE_S = 60.0  # the shortest that Prefect takes; its default is 300
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What all tasks of one flow run share."""
+
+    steps: Sequence[graph.Step]
+    recipe: Recipe
+    store: Store
+    tracker: Tracker
+    role: str = ""
+
+
+def artifact_key(*parts: str) -> str:
+    """A name that Prefect takes: lower-case letters, digits and dashes."""
+    text = "-".join(parts).lower()
+    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in text)
+
+
+class TaskProgress:
+    """A stage's progress as a Prefect progress artifact, sent every few seconds by a thread of its own.
+
+    A stage may call this from inside an event loop, where Prefect's client could not be used. A stage that shows no
+    progress (it was cached) makes no artifact.
+    """
+
+    def __init__(self, stage: str, every_s: float = EVERY_S) -> None:
+        self.stage = stage
+        self.every_s = every_s
+        self.log = get_run_logger()
+        self.artifact: UUID | None = None
+        self._label, self._unit, self._note, self._done, self._total = stage, "", "", 0, 0
+        self._sent, self._pulse = "", events.Pulse()
+        self._stop = threading.Event()
+        run = contextvars.copy_context().run  # Prefect keeps the task run and its settings in context variables
+        self._thread = threading.Thread(target=run, args=(self._watch,), name="progress", daemon=True)
+
+    def __enter__(self) -> TaskProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
+
+    def begin(self, stage: str, total: int, unit: str) -> None:
+        """A stage, or a part of it, starts."""
+        self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
+        self.log.info("%s: %d %s", stage, total, unit)
+
+    def advance(self, count: int, note: str = "") -> None:
+        """`count` more units are done."""
+        self._done += count
+        self._note = note or self._note
+
+    def say(self, text: str) -> None:
+        """A line of the task's log."""
+        self.log.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """A warning of the task's log."""
+        self.log.warning("%s", text)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.every_s):
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        text = f"{self._label}: {self._done}/{self._total} {self._unit} {self._note}".rstrip()
+        if not self._total or text == self._sent:
+            return
+        self._sent = text
+        self._pulse.beat()
+        share = min(100.0, 100.0 * self._done / self._total)
+        try:
+            if self.artifact is None:
+                created: Any = create_progress_artifact(share, artifact_key("progress", self.stage), text)
+                self.artifact = created
+            else:
+                update_progress_artifact(self.artifact, share, text)
+        except Exception as error:  # a server that is gone for a while must not stop training
+            self.log.debug("progress not shown: %s", error)
+
+
+def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
+    """Publish an artifact; a server that is gone for a while must not cost a stage that is made."""
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):  # a picture of the run: not worth minutes of it
+            create(*content, **names)
+    except Exception as error:
+        get_run_logger().warning("not shown in the UI: %s", error)
+
+
+def uses_device(step: graph.Step, recipe: Recipe) -> bool:
+    """Whether a stage that is still to be made computes with a model: also a teacher that is the policy itself."""
+    samples = step.name == "synthesize" and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
+    return not step.cached and (samples or step.name.startswith(ON_DEVICE))
+
+
+@contextlib.contextmanager
+def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
+    """The concurrency limit that guards the device, held while a stage that uses it is made.
+
+    The lease is short: the slot of a run that was killed is free again soon. A run that cannot renew it goes on.
+
+    Raises:
+        ResourceError: there is no limit of that name.
+    """
+    slot = recipe.hardware.slot
+    with contextlib.ExitStack() as stack:
+        if slot is not None and uses_device(step, recipe):
+            # A lease that cannot be renewed while the server is away must not end the run that holds it.
+            limit = functools.partial(
+                concurrency, slot, lease_duration=LEASE_S, strict=True, raise_on_lease_renewal_failure=False
+            )
+            try:
+                patiently(lambda: stack.enter_context(limit()), f"the slot of {step.name}", get_run_logger().warning)
+            except ConcurrencySlotAcquisitionError as error:
+                if error.__cause__ is not None:  # the server, not the limit: worth another try
+                    raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
+                raise ResourceError(
+                    f"no slot of the limit {slot!r} to be had: {error}", f"Make it: prefect gcl create {slot} --limit 1"
+                ) from None
+        yield
+
+
+def is_worth_another_try(task: Any, run: Any, state: Any) -> bool:
+    """Only what a boundary did is worth another try: finished shards and checkpoints stand, the stage resumes.
+
+    A training that was asked to stop is none: whoever asked wants the machine.
+    """
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, BoundaryError) and not isinstance(error, StoppedError)
+
+
+@materialize(
+    events.asset_key("recipe", "stage"),  # its own ones are given with its name
+    by=events.BY,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=len(RETRY_DELAYS_S),
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_condition_fn=is_worth_another_try,
+)
+def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> Any:
+    """Make one stage, or find it made: its `graph.StageResult`, a small reference and never data.
+
+    A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made.
+
+    Args:
+        needs: the results of the stages that it reads; they draw the graph in the UI.
+    """
+    log = get_run_logger()
+    log.info("%s %s: %s", step.name, step.key, step.why)
+    with device_slot(step, walk.recipe), TaskProgress(step.name) as progress:
+        started = time.perf_counter()
+        try:
+            result = run_step(step, walk.steps, walk.recipe, walk.store, progress, walk.tracker, walk.role)
+        finally:
+            verdict = contracts.kept(step.folder / "contract.json")
+            if verdict:
+                show(create_markdown_artifact, contract_markdown(verdict), artifact_key("contract", step.name))
+    events.describe(result)
+    how = "cached" if result.cached else f"made in {time.perf_counter() - started:.1f} s"
+    log.info("%s: %s, %s", step.name, how, result.folder)
+    return Completed(name="Cached", data=result) if result.cached else result

@@ -1,0 +1,104 @@
+"""A checkpoint as MLflow loads it: a folder with a signature, a card and a reference; weights come from the store.
+
+`mlflow.pyfunc.load_model("models:/sqltrain-RECIPE@champion").predict(rows)` answers rows of `question` and `database`
+(the path of an SQLite or DuckDB file) with SQL. It needs SQLTRAIN_STORE, a store that holds the stage that the
+reference names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store, read_json, write_json
+from pipelines.core.types import Database, Example
+from pipelines.recipe.config import Recipe
+from pipelines.sql.dialects.dialect import of_file
+from pipelines.stages.graph import StageResult
+
+CARD, REFERENCE = "README.md", "checkpoint.json"
+
+
+def write_folder(folder: Path, recipe: Recipe, result: StageResult, model_id: str) -> None:
+    """Write `MLmodel`, the card and the reference."""
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    resolved = recipe.model_dump(mode="json")
+    write_json(folder / REFERENCE, {"stage": result.name, "key": result.key, "recipe": resolved})
+    (folder / CARD).write_text(card(recipe, result), encoding="utf-8")
+    inputs = Schema([ColSpec("string", "question"), ColSpec("string", "database")])
+    signature = ModelSignature(inputs=inputs, outputs=Schema([ColSpec("string", "sql")]))
+    model = Model(signature=signature, model_id=model_id)
+    model.add_flavor("python_function", loader_module=__name__, data=REFERENCE, env=None)
+    model.save(str(folder / "MLmodel"))
+
+
+def card(recipe: Recipe, result: StageResult) -> str:
+    """What a person should know of a checkpoint before using it."""
+    numbers = "\n".join(f"| {name} | {value:.4g} |" for name, value in sorted(result.metrics.items()))
+    return (
+        f"# {recipe.name}: checkpoint of {result.name}\n\n{recipe.title or 'A multi-turn text-to-SQL agent.'}\n\n"
+        f"- base model: `{recipe.model.source}`\n- protocol: `{recipe.protocol.name}`, at most "
+        f"{recipe.protocol.max_turns_eval} turns\n- seed: {recipe.seed}\n- weights: `{result.name}/{result.key}/model` "
+        "of the store; they are not copied here\n\n"
+        "Load it with `mlflow.pyfunc.load_model`, with SQLTRAIN_STORE set to a store that holds that stage.\n\n"
+        f"| last figures of its training | |\n|---|---|\n{numbers}\n"
+    )
+
+
+class ServedAgent:
+    """A checkpoint that answers questions with SQL; MLflow calls `predict`."""
+
+    def __init__(self, recipe: Recipe, weights: Path) -> None:
+        self.recipe = recipe
+        self.weights = weights
+
+    def predict(self, rows: Any, params: dict[str, Any] | None = None) -> list[str]:
+        """The SQL of each row's question about its database; "" where the agent gave no answer.
+
+        Args:
+            rows: a pandas frame with the columns of the signature.
+        """
+        from pipelines.databases.of_recipe import completed, schemas, sql_engine
+        from pipelines.protocols.base import build
+        from pipelines.rollout.engine import RolloutEngine
+        from pipelines.rollout.env import EpisodeRequest
+        from pipelines.rollout.policies.making import local_policy
+        from pipelines.teachers.experts import linking
+
+        questions = [_example(number, row) for number, row in enumerate(rows.to_dict("records"))]
+        recipe = self.recipe
+        sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
+        with sql_engine(recipe, workers=1) as sql:
+            policy, turns = local_policy(str(self.weights), recipe), recipe.protocol.max_turns_eval
+            schema = schemas(recipe)
+            engine = RolloutEngine(policy, build(recipe.protocol), sql, sampling, turns, schema)
+            questions = completed(questions, recipe, schema, sql, linking(recipe.data.linker))
+            answers = engine.run([EpisodeRequest(question, 0, recipe.seed) for question in questions])
+        return [answer.final_sql or "" for answer in answers]
+
+
+def _example(number: int, row: dict[str, Any]) -> Example:
+    path = Path(str(row["database"])).expanduser().resolve()
+    if not path.is_file():
+        raise DataError(f"no such database: {path}", "The column `database` holds paths of SQLite or DuckDB files.")
+    return Example(str(number), str(row["question"]), Database(path.stem, of_file(path) or "sqlite", str(path)), "")
+
+
+def _load_pyfunc(path: str) -> ServedAgent:
+    """MLflow's hook: the agent of a reference.
+
+    Raises:
+        DataError: the store does not hold that checkpoint.
+    """
+    reference = read_json(Path(path)) or json.loads(Path(path, REFERENCE).read_text(encoding="utf-8"))
+    store = Store(Path(os.environ.get("SQLTRAIN_STORE") or "store").expanduser())
+    weights = store.folder(reference["stage"], reference["key"]) / "model"
+    if not weights.is_dir():
+        name = f"{reference['stage']}/{reference['key']}"
+        raise DataError(f"{store.root} has no {name}", f"Set SQLTRAIN_STORE, or: sqltrain store pull URL {name}")
+    return ServedAgent(Recipe.model_validate(reference["recipe"]), weights)
