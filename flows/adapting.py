@@ -1,7 +1,5 @@
 """`sqltrain adapt`: a model learns one database, from a file of questions to the page that says if it may serve."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping, Sequence

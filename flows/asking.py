@@ -1,7 +1,5 @@
 """One question to a trained model, its turns shown as they happen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +15,7 @@ from pipelines.serving.models import KINDS
 
 
 def newest_model(recipe: Recipe, store: Store) -> Path:
-    """The model folder of the recipe's newest finished training stage.
-
-    Raises:
-        DataError: the recipe has not been trained yet.
-    """
+    """The model folder of the recipe's newest finished training stage."""
     from pipelines.stages import graph
 
     steps = {step.name: step for step in graph.plan(recipe, store)}
@@ -42,10 +36,6 @@ def ask(
     Args:
         database: a file, an address, or a name of databases/.
         model: what answers: a checkpoint folder, by default the recipe's newest, or any policy.
-
-    Raises:
-        DataError: there is no such database or model, its weights are damaged, or it gave no answer.
-        BoundaryError: the database went away.
     """
     where = named.find(database)
     answerer = model or newest_model(recipe, store)

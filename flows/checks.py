@@ -1,7 +1,5 @@
 """`sqltrain check`: every recipe loads, and every gold SQL runs and earns the full reward."""
 
-from __future__ import annotations
-
 import os.path
 from collections.abc import Callable, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """The `sqltrain` command."""
 
-from __future__ import annotations
-
 import errno
 import io
 import signal

@@ -1,7 +1,5 @@
 """`sqltrain compare`: evaluations held against one another, wherever their records come from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +16,7 @@ from pipelines.stages.evaluations import EvaluationRun
 
 
 def compare(runs: Sequence[str], equality: str | None, flips: int, out: Path | None, as_json: bool) -> None:
-    """Print each run's figures and each pair's comparison: a run against the one before, the last against the first.
-
-    Raises:
-        DataError: fewer than two runs, one that cannot be read, no equality that all share, or two without a
-            common question.
-        UserError: `out` cannot be written.
-    """
+    """Print each run's figures and each pair's comparison: a run against the one before, the last against the first."""
     data, loaded, names = evaluations.comparison(runs, equality)
     if not as_json:
         show(data, loaded, flips)

@@ -1,7 +1,5 @@
 """`sqltrain connect`: read a database once, list likely problems, and write the card that a person edits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -25,9 +23,6 @@ def connect(text: str, name: str | None, allow_writes: bool) -> dict[str, Any]:
     Args:
         text: a file, an address, or the name of a card.
         allow_writes: connect with a role that may write, too.
-
-    Raises:
-        DataError: it cannot be opened or read, its role may write, or the card's name is taken.
     """
     where = named.find(text, "Pass a file, or an address such as postgresql://reader@host/shop.")
     title = name or (text if named.is_connected(text) else card.name_of(where.address) or where.database.id)

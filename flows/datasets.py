@@ -1,7 +1,5 @@
 """`sqltrain data add`: check a downloaded benchmark, and note where it is for recipes to include."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -33,9 +31,6 @@ def add(
         called: the slot, and the benchmark's name in reports; by default `name`. Slots of one kind lie side by side.
 
     Returns what was found, as JSON values.
-
-    Raises:
-        DataError: it is not there, not in its layout, or none of its questions can run; or the slot has no plain name.
     """
     slot = called or name
     if not re.fullmatch(r"[\w-]+", slot):
@@ -78,9 +73,6 @@ def chosen(listed: str, say: Callable[[str], None]) -> str:
 
     Args:
         listed: names with commas between them, or one of `benchmarks.LISTS`.
-
-    Raises:
-        DataError: none of them was added.
     """
     names = downloads.LISTS.get(listed) or tuple(listed.split(","))
     here = [name for name in names if (recipes.LOCAL / f"{name}.yaml").is_file()]

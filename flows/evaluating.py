@@ -1,7 +1,5 @@
 """`sqltrain evaluate` for any policy: a checkpoint folder, an endpoint, the scripted oracle."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -42,11 +40,7 @@ def evaluate_model(recipe: Recipe, store: Store, model: Path, as_json: bool, pla
 
 
 def evaluate_named(recipe: Recipe, store: Store, policy: str, as_json: bool, plan_only: bool = False) -> None:
-    """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions.
-
-    Raises:
-        RecipeError: it is neither, there is no such endpoint, or a question has no gold SQL for the oracle to play.
-    """
+    """Evaluate "oracle" or "endpoint:NAME" on the recipe's held-out questions."""
     if policy.startswith(evaluate.ENDPOINT):
         from pipelines.endpoints.client import endpoint
 

@@ -1,7 +1,5 @@
 """`sqltrain export`: a trained model as others take it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -22,10 +20,6 @@ def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequenc
     Args:
         what: a checkpoint folder, champion:RECIPE, STAGE/KEY of the store, or a recipe that was trained.
         name: of the repository on a hub.
-
-    Raises:
-        UserError: there is no such model or kind, `out` is taken, or the hub refuses.
-        EndpointError: the hub does not answer.
     """
     chosen: folder.Kind | None = next((known_kind for known_kind in get_args(folder.Kind) if known_kind == kind), None)
     if chosen is None:
@@ -43,11 +37,7 @@ def export(what: str, kind: str, out: Path, name: str | None, overrides: Sequenc
 
 
 def checkpoint(what: str, overrides: Sequence[str], store: Store) -> Path:
-    """The folder of the model that a text names.
-
-    Raises:
-        DataError: there is none of that name, or the recipe has no champion or no trained model.
-    """
+    """The folder of the model that a text names."""
     path = Path(what).expanduser()
     if path.is_dir():
         return path

@@ -1,7 +1,5 @@
 """`sqltrain invent`: questions for a database that has none, as a JSONL file that recipes read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -29,9 +27,6 @@ def invent(
         database: a file, an address, or a name of databases/.
         recipe: its seed, and its limits of SQL execution.
         teacher, checker: endpoints of `conf/local/endpoints.yaml`; without a checker the teacher answers itself back.
-
-    Raises:
-        DataError: there is no such database, `out` cannot be written, or nothing could be made.
     """
     where = named.find(database)
     _check_writable(out)

@@ -1,7 +1,5 @@
 """`sqltrain judge`: how far an endpoint that is to judge answers can be trusted, before a training pays for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -47,9 +45,6 @@ def judge(recipe: Recipe, store: Store, endpoint: str, count: int) -> dict[str, 
 
     Returns:
         What `pipelines.teachers.judge.check` found.
-
-    Raises:
-        DataError: the answers are all right, or all wrong.
     """
     from pipelines.endpoints.asking import Asker
     from pipelines.teachers.judge import check

@@ -1,7 +1,5 @@
 """One night of retraining, whoever walks its stages: new questions are curated, learned, and the outcome evaluated."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,9 +76,6 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
 
     Args:
         name, overrides: the recipe as the user names it.
-
-    Raises:
-        RecipeError: a guard names no file of `conf/`, or its questions are not there.
     """
     guards = {}
     for include in recipe.nightly.guards:
@@ -103,10 +98,6 @@ def night(name: str, overrides: Sequence[str], recipe: Recipe, store: Store, wal
 
     Nothing is trained when the inbox holds nothing new. A batch that breaks a contract stops the night and is taken
     back: its rows are new again, so what was mended and what was good come with the next night.
-
-    Raises:
-        UserError: a broken contract, or something else that the user can mend.
-        BoundaryError: a boundary failed for good; the next night goes on from there.
     """
     guards(name, overrides, recipe)  # they are asked last: a word that is wrong should not cost a training
     site = NightContext(name, overrides, recipe, store, walk)
@@ -171,11 +162,7 @@ def _curated(site: NightContext, recipe: Recipe) -> list[graph.Step]:
 
 
 def _admit(site: NightContext, ledger: Ledger, batch: Path, base: Keys, fresh: bool) -> Keys:
-    """A batch's curated stages; rows of a fresh one that ask what is held out are left out of it.
-
-    Raises:
-        DataError: it breaks a contract, and was taken back.
-    """
+    """A batch's curated stages; rows of a fresh one that ask what is held out are left out of it."""
     recipe = _recipe_of(site.recipe, batch)
     try:
         keys = _curate(site, recipe, "batch")
@@ -252,11 +239,7 @@ def _train(site: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str,
 
 
 def _challenging(recipe: Recipe, store: Store, champion: Champion | None, rl_sources: int) -> Recipe:
-    """The recipe of the training stages alone, from the champion's weights where it has one.
-
-    Raises:
-        RecipeError: the recipe trains nothing.
-    """
+    """The recipe of the training stages alone, from the champion's weights where it has one."""
     stages = tuple(name for name in recipe.stages if name in ("filter", "gold_schema", "sft", "difficulty", "grpo"))
     if not set(stages) & set(TRAINING):
         raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
@@ -320,11 +303,7 @@ def _seen(store: Store, champion: Champion, challenger: Challenger, after: graph
 def evaluated(
     site: NightContext, recipe: Recipe, who: Challenger | Champion | UntrainedModel, role: str
 ) -> graph.StageResult:
-    """A checkpoint's evaluation on held-out questions; that of an earlier night is there.
-
-    Raises:
-        BoundaryError: databases or endpoints broke too many of its episodes; the next night asks them again.
-    """
+    """A checkpoint's evaluation on held-out questions; that of an earlier night is there."""
     name = f"evaluate_{who.stage}"
     needed = ("gold_schema", who.stage)  # the base model is a stage of every recipe, which no recipe names
     alone = recipe.model_copy(update={"stages": (*(stage for stage in recipe.stages if stage in needed), "evaluate")})

@@ -53,11 +53,7 @@ def open_recipe(name: str, overrides: Sequence[str]) -> tuple[Recipe, Store]:
 
 
 def open_for(name: str, overrides: Sequence[str], model: Path) -> tuple[Recipe, Store]:
-    """A recipe that asks a checkpoint as the checkpoint's own card says; overrides come last and win.
-
-    Raises:
-        DataError: there is no model in the folder, or its card cannot be read.
-    """
+    """A recipe that asks a checkpoint as the checkpoint's own card says; overrides come last and win."""
     from pipelines.recipe import recipes
     from pipelines.recipe.checkpoint import read_card
 
@@ -68,21 +64,13 @@ def open_for(name: str, overrides: Sequence[str], model: Path) -> tuple[Recipe, 
 
 
 def require_model(folder: Path) -> None:
-    """Fail where there is no checkpoint.
-
-    Raises:
-        DataError: there is no model in the folder.
-    """
+    """Fail where there is no checkpoint."""
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], Store]:
-    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own.
-
-    Raises:
-        UserError: it names nothing, as an unset variable in a script does: that would be the current folder.
-    """
+    """Part `store=DIR` (or SQLTRAIN_STORE; ./store by default) from what is the recipe's own."""
     from pipelines.core.store import Store
 
     roots = [override.removeprefix("store=") for override in overrides if override.startswith("store=")]

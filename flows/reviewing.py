@@ -1,7 +1,5 @@
 """`sqltrain review`: questions looked through in a browser, one by one; what is decided is kept at once."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket
@@ -38,15 +36,11 @@ WORKERS = 2  # processes that run SQL
 
 @dataclass
 class ReviewApp:
-    """What the routes share.
-
-    Attributes:
-        token: whoever has it may look and decide.
-    """
+    """What the routes share."""
 
     review: Review
     sql: SqlEngine
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # whoever has it may look and decide.
 
     def app(self) -> Starlette:
         """The application; when it ends, the files are written."""
@@ -105,12 +99,7 @@ class ReviewApp:
 
 
 def review_file(path: Path, database: str | None, out: Path | None, port: int) -> None:
-    """Look through a file of one's own questions until stopped.
-
-    Raises:
-        DataError: the file or a database cannot be read, or the place of the result is taken.
-        ResourceError: another review of it is open, or the port is taken.
-    """
+    """Look through a file of one's own questions until stopped."""
     places = Places.beside(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
     listed, databases = items.of_file(path, database)
     address = databases[0].address if database is not None else None
@@ -121,12 +110,7 @@ def review_file(path: Path, database: str | None, out: Path | None, port: int) -
 
 
 def review_data(recipe: Recipe, out: Path | None, port: int) -> None:
-    """Look through the gold SQL of a recipe's sources that `sqltrain check --data` doubts, until stopped.
-
-    Raises:
-        DataError: a source cannot be read, the place of the result is taken, or questions to correct share an id.
-        ResourceError: another review of it is open, or the port is taken.
-    """
+    """Look through the gold SQL of a recipe's sources that `sqltrain check --data` doubts, until stopped."""
     places = Places.beside(out or Path("corrections.jsonl"))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -153,11 +137,7 @@ def _examined(listed: list[items.Item], sql: SqlEngine) -> list[items.Item]:
 
 
 def _only(addresses: list[str]) -> str:
-    """The one database of all questions: a line's own way to it would lead elsewhere from another folder.
-
-    Raises:
-        DataError: there are several.
-    """
+    """The one database of all questions: a line's own way to it would lead elsewhere from another folder."""
     if len(addresses) > 1:
         raise DataError("the questions name several databases", "Let --out name a file in the folder of the questions.")
     return addresses[0]
@@ -165,11 +145,7 @@ def _only(addresses: list[str]) -> str:
 
 @contextlib.contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
-    """A socket of this machine alone.
-
-    Raises:
-        ResourceError: the port is taken.
-    """
+    """A socket of this machine alone."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

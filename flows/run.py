@@ -24,10 +24,6 @@ def run(recipe: Recipe, store: Store, progress: Progress, until: str | None, don
 
     Args:
         done: called after each stage with its wall-clock seconds.
-
-    Raises:
-        UserError: something the user can mend.
-        BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
     from tasks import spans
     from tasks.run import Tracker

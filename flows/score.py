@@ -97,11 +97,7 @@ def score(
 
 
 def _see_writable(out: Path | None, report: Path | None, names: Sequence[str]) -> None:
-    """Look, before the first query, whether what will be written can be.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Look, before the first query, whether what will be written can be."""
     from pipelines.core.registry import EQUALITIES
     from pipelines.report import writer
 

@@ -1,7 +1,5 @@
 """`sqltrain serve`: the agent of one database, over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -50,12 +48,7 @@ class Options:
 
 
 def serve(database: str, options: Options, overrides: Sequence[str], store: Store) -> None:
-    """Serve until stopped.
-
-    Raises:
-        UserError: there is no such database, model or key file; anybody could reach it without a key; or it cannot
-            listen there.
-    """
+    """Serve until stopped."""
     import uvicorn
 
     where = named.find(database)
@@ -124,11 +117,7 @@ async def _tell_mlflow(folder: Path, store: Path) -> None:
 
 
 def check_address(host: str, access: Access) -> None:
-    """Refuse to be reached from other machines without a key.
-
-    Raises:
-        UserError: anybody could ask.
-    """
+    """Refuse to be reached from other machines without a key."""
     try:
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -138,11 +127,7 @@ def check_address(host: str, access: Access) -> None:
 
 
 def check_place(host: str, port: int) -> None:
-    """Refuse an address that this machine cannot listen at, before anything is loaded and announced.
-
-    Raises:
-        UserError: no such host, it is another machine's, or another program listens there.
-    """
+    """Refuse an address that this machine cannot listen at, before anything is loaded and announced."""
     reason = ""
     try:
         for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

@@ -1,7 +1,5 @@
 """`sqltrain environment serve`: the episodes of a recipe over HTTP, for trainers of any language."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -24,15 +22,10 @@ from pipelines.serving.web import body_of, guarded
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeLimits:
-    """How many episodes, and how long a silent one lives.
+    """How many episodes, and how long a silent one lives."""
 
-    Attributes:
-        sessions: at a time, of all users together.
-        idle_s: seconds without a word from its client after which an episode is ended.
-    """
-
-    sessions: int = 256
-    idle_s: float = 600.0
+    sessions: int = 256  # at a time, of all users together.
+    idle_s: float = 600.0  # seconds without a word from its client after which an episode is ended.
 
 
 @dataclasses.dataclass
@@ -146,11 +139,7 @@ def serve(
     limits: EpisodeLimits,
     workers: int,
 ) -> None:
-    """Serve until stopped.
-
-    Raises:
-        UserError: there is no such recipe, or anybody could reach it without a key; or it cannot listen there.
-    """
+    """Serve until stopped."""
     import uvicorn
 
     from flows.serve import check_address, check_place

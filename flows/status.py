@@ -1,7 +1,5 @@
 """`sqltrain status`: what runs on a store, what its last nights decided, and held-out accuracy over them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`sqltrain store`: what a store holds, what may go, and whether its bytes are those that were written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,9 +69,6 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
     """Upload the finished stages that are not whole there; without names, the nights too.
 
     Of a stage that two machines made with different bytes, the first to come stays: others may have pulled it.
-
-    Raises:
-        SqltrainError: some are damaged here, said as they are met; the others are there.
     """
     remote = Remote(url)
     there = set(remote.names())
@@ -98,11 +93,7 @@ def push(store: Store, url: str, names: Sequence[str], say: Callable[[str], None
 
 
 def pull(store: Store, url: str, names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Download the finished stages that the store lacks or has damaged, saying each; without names, the nights too.
-
-    Raises:
-        DataError: some are not as a store writes them, said as they are met; the others came.
-    """
+    """Download the finished stages that the store lacks or has damaged, saying each; without names, the nights too."""
     remote = Remote(url)
     failures: list[DataError] = []
     count = 0

@@ -128,11 +128,7 @@ def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
 
 
 def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
-    """Show the table and say where the page is.
-
-    Raises:
-        UserError: a cell failed.
-    """
+    """Show the table and say where the page is."""
     from flows import sweep_plan, terminal
     from pipelines.report import formats
     from pipelines.sweeps.sweep_table import table, verdicts

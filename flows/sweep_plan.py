@@ -4,8 +4,6 @@ A cell is a recipe with one value of each axis. Cells are made one after the oth
 that fails leaves its error in the table, and the same command goes on after a kill: the store has what is finished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -82,9 +80,6 @@ def cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | N
     Args:
         words: overrides in their order; a value with commas, or a range such as seed=0..2, is an axis.
         rows: an axis before them whose values are names, each for several words: the rows of a paper's table.
-
-    Raises:
-        RecipeError: an unknown variant, file or key, or an axis that names a value twice.
     """
     options = [[AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()]] if rows else []
     options += [_choices(word) for word in words]
@@ -279,11 +274,7 @@ def _evaluated(cell: Cell, store: Store) -> tuple[graph.Step, graph.Step]:
 
 
 def baseline_of(planned: Sequence[Cell], name: str | None) -> Mapping[str, str]:
-    """The axis and value that every other row is held against: "variant=none"; the first value of the first axis.
-
-    Raises:
-        UserError: no row has it.
-    """
+    """The axis and value that every other row is held against: "variant=none"; the first value of the first axis."""
     axes = [axis for axis in planned[0].values if axis != SEED]  # seeds are averaged: they are no rows
     if not axes and name is None:
         return {}

@@ -1,7 +1,5 @@
 """The cells of a sweep as flow runs that the workers of a Prefect server share; the store holds what they made."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +18,6 @@ def ask(cells: Sequence[Cell], store: Store, say: Callable[[str], None]) -> Call
     """Ask for a flow run of every cell at once. What two cells share is made by one, for which the other waits.
 
     Returns what waits for one cell's run, and raises BoundaryError when that did not complete.
-
-    Raises:
-        RecipeError: a cell's recipe is none that workers have.
-        BoundaryError: the server has no such deployment.
     """
     from prefect.exceptions import ObjectNotFound
 
@@ -68,11 +62,7 @@ def _submit(cell: Cell, store: Store) -> Any:
 
 
 def _wait(name: str, run_id: Any, say: Callable[[str], None]) -> None:
-    """Wait for the end of a cell's flow run.
-
-    Raises:
-        BoundaryError: it did not complete.
-    """
+    """Wait for the end of a cell's flow run."""
     from prefect.client.orchestration import get_client
 
     from tasks.prefect_server import patiently

@@ -216,12 +216,7 @@ def look(store: Store, results: dict[str, graph.StageResult]) -> dict[str, str]:
 
 
 def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
-    """Say where a finished run's report is, or copy it; those of further benchmarks are named after it.
-
-    Raises:
-        DataError: the run is not finished, or its recipe makes no report.
-        UserError: `out` cannot be written.
-    """
+    """Say where a finished run's report is, or copy it; those of further benchmarks are named after it."""
     steps = graph.plan(recipe, store)
     if not any(step.kind == "report" for step in steps):
         raise DataError(f"the stages of recipe {recipe.name} end without a report", "Add report to `stages`.")
@@ -242,11 +237,7 @@ def show_report(recipe: Recipe, store: Store, out: Path | None) -> None:
 
 
 def copy_page(page: Path, out: Path) -> None:
-    """Copy a report.
-
-    Raises:
-        UserError: `out` cannot be written.
-    """
+    """Copy a report."""
     try:
         out.write_bytes(page.read_bytes())
     except OSError as error:

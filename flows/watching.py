@@ -1,7 +1,5 @@
 """`sqltrain watch`: the training stages of a run, live, as plain text."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +20,7 @@ TRAINED = ("sft", "grpo")
 
 
 def follow(recipe: Recipe, store: Store, console: Console, every_s: float, once: bool) -> None:
-    """Show the newest training stage of a run until the last one is finished; once only off a terminal.
-
-    Raises:
-        DataError: the recipe trains nothing, or, with `once`, no training has begun.
-    """
+    """Show the newest training stage of a run until the last one is finished; once only off a terminal."""
     steps = [step for step in graph.plan(recipe, store) if step.name in TRAINED]
     if not steps:
         raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {', '.join(recipe.stages)}.")

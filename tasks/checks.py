@@ -1,7 +1,5 @@
 """Which stages have a contract, which rows it looks at and what it says: the one place that states it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,24 +25,15 @@ NOT_BLANK = {"regex": r"\S"}
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation of a suite.
+    """One expectation of a suite."""
 
-    Attributes:
-        says: what is wrong with a row that breaks it, in a few plain words.
-        expectation: the name of a Great Expectations class.
-        options: its arguments besides the column.
-        allowed: share of rows that may break it.
-        advice: what to do about it, in one sentence.
-        pools: it holds for each of them by itself, by the column `pool`; () for all rows together.
-    """
-
-    says: str
-    expectation: str
+    says: str  # what is wrong with a row that breaks it, in a few plain words.
+    expectation: str  # the name of a Great Expectations class.
     column: str
-    options: Mapping[str, Any]
-    allowed: float = 0.0
-    advice: str = "Mend the rows."
-    pools: tuple[str, ...] = ()
+    options: Mapping[str, Any]  # its arguments besides the column.
+    allowed: float = 0.0  # share of rows that may break it.
+    advice: str = "Mend the rows."  # what to do about it, in one sentence.
+    pools: tuple[str, ...] = ()  # it holds for each of them by itself, by the column `pool`; () for all rows together.
 
 
 @dataclass(frozen=True)

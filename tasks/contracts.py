@@ -25,13 +25,7 @@ ROWS_SHOWN = 20
 
 
 def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
-    """Hold a finished stage to its contract and return the verdict; None for a stage without one.
-
-    Raises:
-        DataError: the contract is broken; the message names rows and reasons.
-        SqltrainError: Great Expectations could not evaluate it.
-        ResourceError: it is not installed.
-    """
+    """Hold a finished stage to its contract and return the verdict; None for a stage without one."""
     contract = CONTRACTS.get(result.kind)
     if contract is None:
         return None
@@ -59,11 +53,7 @@ def kept(path: Path) -> dict[str, Any]:
 
 
 def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
-    """The verdict of a suite over rows: counts, shares, and the first rows that break each expectation.
-
-    Raises:
-        SqltrainError: an expectation raised instead of giving a verdict.
-    """
+    """The verdict of a suite over rows: counts, shares, and the first rows that break each expectation."""
     parts = [(item, pool) for item in checks for pool in _pools(item, frame)]
     outcomes = _validate(frame, parts)
     verdicts = [_verdict(item, pool, outcome) for (item, pool), outcome in zip(parts, outcomes, strict=True)]
@@ -120,11 +110,7 @@ def _expectation(library: Any, item: Check, pool: str, number: int) -> Any:
 
 
 def _verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
-    """One check's verdict as JSON values.
-
-    Raises:
-        SqltrainError: the expectation raised; that says nothing about the data.
-    """
+    """One check's verdict as JSON values."""
     raised = _exception(outcome.exception_info)
     if raised:
         raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {raised}")

@@ -196,11 +196,7 @@ VERDICT = "user_verdict"
 
 
 def tell(feedback: Feedback, store: Path) -> None:
-    """Tell MLflow what it was not told; what fails is told the next time.
-
-    Raises:
-        BoundaryError: MLflow does not answer, or refuses.
-    """
+    """Tell MLflow what it was not told; what fails is told the next time."""
     uri = tracking_uri(store)
     reason = trouble(uri)
     if reason:

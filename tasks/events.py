@@ -6,8 +6,6 @@ was there materializes nothing. Lineage goes from question files (`file://...`) 
 `sqltrain.run.failed`, about the resource `sqltrain.recipe.RECIPE`, and `sqltrain.run.progress`, about the flow run.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -87,11 +87,7 @@ def trouble(uri: str) -> str:
 
 
 def _ask(url: str) -> None:
-    """Ask a server for a page; a user and a password in the address are sent as basic authentication.
-
-    Raises:
-        OSError, ValueError, http.client.HTTPException: it does not answer, or it answers that it is out of order.
-    """
+    """Ask a server for a page; a user and a password in the address are sent as basic authentication."""
     parts = urllib.parse.urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl())

@@ -1,7 +1,5 @@
 """Which Prefect server a run talks to: the one that the user names, or one of its own that dies with it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -30,9 +28,6 @@ def prefect_server() -> Iterator[None]:
     That server answers only those who hold its key, which is made here and known to this process alone. It is a child
     that the kernel kills with this process: not even kill -9 leaves it behind, as it does with Prefect's own ephemeral
     server. Its database is Prefect's usual one: past runs show in `prefect server start`.
-
-    Raises:
-        ResourceError: the server did not come up; or the user's does not answer, or refuses the key.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
@@ -70,11 +65,7 @@ def prefect_server() -> Iterator[None]:
 
 
 def see_server() -> None:
-    """See that the server of `PREFECT_API_URL`, where it is set, answers and takes the key; each is asked for once.
-
-    Raises:
-        ResourceError: it does not.
-    """
+    """See that the server of `PREFECT_API_URL`, where it is set, answers and takes the key; each is asked for once."""
     import httpx
     from prefect.client.base import ServerType
     from prefect.client.orchestration import get_client

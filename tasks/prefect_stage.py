@@ -143,9 +143,6 @@ def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
     """The concurrency limit that guards the device, held while a stage that uses it is made.
 
     The lease is short: the slot of a run that was killed is free again soon. A run that cannot renew it goes on.
-
-    Raises:
-        ResourceError: there is no limit of that name.
     """
     slot = recipe.hardware.slot
     with contextlib.ExitStack() as stack:

@@ -4,8 +4,6 @@ A worker that runs reports that one of its runs ended. When worker, flow and chi
 power cut), nobody does, and the server would show the run as Running for ever. The next run on the store does it then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -238,9 +238,6 @@ class Mirror:
         group: what all processes of one run share; "" where one process does all of it.
         settings: the resolved recipe.
         say: takes a plain line.
-
-    Raises:
-        ResourceError: the package is not installed, or its service takes no run.
     """
 
     def __init__(self, name: str, group: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -291,11 +288,7 @@ class Mirror:
 
 
 def switch_on(name: str, group: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> Mirror | None:
-    """The mirror of a run; None where the environment names no project.
-
-    Raises:
-        ResourceError: see `Mirror`.
-    """
+    """The mirror of a run; None where the environment names no project."""
     return Mirror(name, group, settings, say) if os.environ.get(SWITCH) else None
 
 
@@ -368,11 +361,7 @@ class Tracker:
         return f"{mlflow_client.shown(self.uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     def begin(self) -> None:
-        """Open the parent run, unless it is open, and note what was found finished before.
-
-        Raises:
-            ResourceError: the environment asks for Weights & Biases, which is not installed or takes no run.
-        """
+        """Open the parent run, unless it is open, and note what was found finished before."""
         if self._begun:
             return
         settings = self.recipe.model_dump(mode="json")

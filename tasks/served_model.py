@@ -5,8 +5,6 @@
 reference names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -90,11 +88,7 @@ def _example(number: int, row: dict[str, Any]) -> Example:
 
 
 def _load_pyfunc(path: str) -> ServedAgent:
-    """MLflow's hook: the agent of a reference.
-
-    Raises:
-        DataError: the store does not hold that checkpoint.
-    """
+    """MLflow's hook: the agent of a reference."""
     reference = read_json(Path(path)) or json.loads(Path(path, REFERENCE).read_text(encoding="utf-8"))
     store = Store(Path(os.environ.get("SQLTRAIN_STORE") or "store").expanduser())
     weights = store.folder(reference["stage"], reference["key"]) / "model"

@@ -1,7 +1,5 @@
 """One step of a run with all that surrounds it: made, held to its contract, tracked; both engines take it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pipelines.core.store import Store
@@ -25,10 +23,6 @@ def run_step(
 
     Args:
         role: what it is made for, where one run makes several of a name.
-
-    Raises:
-        UserError: something the user can mend; a broken contract is one.
-        BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
     with spans.stage(step, tracker, role) as note, tracker.stage(step, steps, recipe, role) as child:
         result = graph.execute(step, recipe, store, progress, steps)

@@ -1,7 +1,5 @@
 """Small pages and tables about a run: contract verdicts as offline HTML and markdown, stages and EX as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path

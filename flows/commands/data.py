@@ -1,7 +1,5 @@
 """Commands about questions and teachers: invent, review, judge, data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Commands about recipes: show, recipes, check."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """Commands that train, and that say what a training takes: run, stages, adapt, watch, plan, sweep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Commands that use a model or a database: connect, ask, serve, export, mcp, environment, feedback."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The form's own fields for what most runs change: each is an override of the recipe, with its type and its bounds."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -58,11 +56,7 @@ class CommonOverrides(BaseModel):
         return (*first, *(f"{KEYS[name]}={json.dumps(value)}" for name, value in values.items()), *more)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what would change nothing.
-
-        Raises:
-            RecipeError: the recipe has no stage that reads a field which is set.
-        """
+        """Refuse what would change nothing."""
         for name, stage in READ_BY.items():
             if getattr(self, name) is not None and stage not in recipe.stages:
                 raise RecipeError(f"{name} would change nothing: the recipe {recipe.name} has no stage {stage}")
@@ -87,11 +81,7 @@ CLOSED_KEYS = frozenset({"nightly.guards", "rollout.arguments", "rollout.dask", 
 
 
 def set_home() -> dict[str, str]:
-    """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout that the worker imports.
-
-    Raises:
-        ResourceError: there is no such folder, or the worker runs an installed wheel and the variable is not set.
-    """
+    """The pull step of every deployment: a run works in `SQLTRAIN_HOME`, else in the checkout that the worker imports."""
     from tasks import events
 
     events.scheduled()
@@ -110,9 +100,6 @@ def check_form(recipe: str, overrides: Sequence[str]) -> None:
     Args:
         recipe: the recipe's name.
         overrides: as in `recipes.load`; `variant=` and `include=` lay the owner's own files over the recipe.
-
-    Raises:
-        RecipeError: it names a recipe or an include that is not under `conf/`, or changes a closed key.
     """
     if recipe not in recipes.recipe_names():
         raise RecipeError(f"a form takes no recipe but those of conf/recipes (it is {recipe!r})")
@@ -125,11 +112,7 @@ def check_form(recipe: str, overrides: Sequence[str]) -> None:
 
 
 def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Hold what differs between two trees of a recipe to the keys that a form may change.
-
-    Raises:
-        RecipeError: a closed key differs, and the worker's owner does not allow it.
-    """
+    """Hold what differs between two trees of a recipe to the keys that a form may change."""
     allowed = shlex.split(os.environ.get(FORM_KEYS, ""))
     for key, value in _changes(before, after, ""):
         is_open = _is_open(key) and not (key.startswith("data.") and "://" in json.dumps(value))

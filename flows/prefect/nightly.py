@@ -1,7 +1,5 @@
 """Nightly retraining as a Prefect flow; `sqltrain nightly` is the same without a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import flow

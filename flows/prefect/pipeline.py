@@ -3,8 +3,6 @@
 What a flow finds in the store is not made again: `train` goes on where `curate` ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,10 +72,6 @@ def walk(
 
     Args:
         role: what the stages are made for, where one run makes several of a name.
-
-    Raises:
-        UserError: something the user can mend.
-        BoundaryError: a database, an endpoint or the training child failed for good; what is finished is kept.
     """
     done: dict[str, graph.StageResult] = {}
     preflight.check(recipe, steps)
@@ -118,11 +112,7 @@ def _publish(steps: Sequence[graph.Step], done: dict[str, graph.StageResult], re
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
-    """The latest of the stages `last` that the recipe has; None, the whole graph, when `last` is ().
-
-    Raises:
-        RecipeError: the recipe has none of them.
-    """
+    """The latest of the stages `last` that the recipe has; None, the whole graph, when `last` is ()."""
     names = [stage.name for stage in graph.active(recipe) if stage.name in last]
     if last and not names:
         raise RecipeError(f"recipe {recipe.name} has none of the stages {', '.join(last)}")
@@ -130,11 +120,7 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
 
 
 def open_form(recipe: str, overrides: Sequence[str], store: str) -> tuple[Recipe, Store]:
-    """The recipe and the store that a form names.
-
-    Raises:
-        RecipeError: it is no recipe, or changes what a form may not change.
-    """
+    """The recipe and the store that a form names."""
     check_form(recipe, split(overrides)[0])
     return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
 
@@ -254,9 +240,6 @@ def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, nam
 
     Args:
         name: of the flow run; the recipe and its seed by default.
-
-    Raises:
-        UserError, BoundaryError: as the plain run does.
     """
     preflight.check(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
     with prefect_server():

@@ -1,7 +1,5 @@
 """A deployment started from here, on its own work pool, and waited for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +24,6 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[st
 
     Args:
         deployment: "flow/deployment".
-
-    Raises:
-        BoundaryError: it did not complete.
     """
     run: Any = patiently(
         lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", say

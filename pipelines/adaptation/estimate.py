@@ -1,7 +1,5 @@
 """What an adaptation will take, counted from its recipe before anything is made; seconds where they are known."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What an adaptation gave: before and after on the same questions, by table and hardness, and what is still failed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The questions that a model is adapted with: a file of one's own, invented ones, or both, and how they are parted."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,10 +35,6 @@ def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQ
     Args:
         own: JSON lines or CSV; `invented`: JSON lines. One of them at least.
         address: the database that they ask.
-
-    Raises:
-        DataError: no file is given, one cannot be read, has no usable question or asks another database, or the
-            questions ask too few different things.
     """
     files = [file for file in (own, invented) if file is not None]
     if not files:

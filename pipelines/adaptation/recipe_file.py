@@ -1,7 +1,5 @@
 """The recipe of an adaptation, as a file that a person reads and edits: `recipes/NAME.yaml` of the working folder."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

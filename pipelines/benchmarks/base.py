@@ -41,33 +41,22 @@ Options = TypeVar("Options", bound=Section)
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """A row that did not become an example.
+    """A row that did not become an example."""
 
-    Attributes:
-        row: where it stands: "dev.json[12]", "questions.jsonl:4".
-        reason: a short stable word ("missing_database", "empty_question", ...).
-        detail: one line for a person.
-        chosen: whether it counts among the rows that a source's levels and count choose. Which of the rejected rows
-            they would have chosen cannot be known, so they count in the same proportion as the good ones.
-    """
-
-    row: str
-    reason: str
-    detail: str
+    row: str  # where it stands: "dev.json[12]", "questions.jsonl:4".
+    reason: str  # a short stable word ("missing_database", "empty_question", ...).
+    detail: str  # one line for a person.
+    # whether it counts among the rows that a source's levels and count choose. Which of the rejected rows they would
+    # have chosen cannot be known, so they count in the same proportion as the good ones.
     chosen: bool = True
 
 
 @dataclasses.dataclass
 class Loaded:
-    """What a source holds: good examples in the source's order, and what was rejected.
+    """What a source holds: good examples in the source's order, and what was rejected."""
 
-    Attributes:
-        examples: a list, or an iterator that can be walked once.
-        quarantine: whole as soon as the examples have been walked.
-    """
-
-    examples: Iterable[Example]
-    quarantine: list[Rejected]
+    examples: Iterable[Example]  # a list, or an iterator that can be walked once.
+    quarantine: list[Rejected]  # whole as soon as the examples have been walked.
 
 
 @dataclasses.dataclass
@@ -84,9 +73,6 @@ def read(source: Source, seed: int, root: Path) -> Questions:
         seed: decides which `count` examples are taken (and the miniature's world).
         root: the data stage's folder. Files are linked or made under `root/databases`, and an example's location is
             relative to `root`: no record holds a path of this machine. `resolve` makes locations absolute.
-
-    Raises:
-        DataError: a file or folder is missing or is not what the kind says.
     """
     import polars as pl
 
@@ -144,9 +130,6 @@ def files(source: Source) -> Iterator[Path] | None:
 
     They are what `files(source)` beside the reader, in its module, gives; None where a plug-in has no such function.
     A stage's key holds their digests: what a reader reads and does not name here can change without notice.
-
-    Raises:
-        DataError: as `read` does.
     """
     module = sys.modules[READERS.entry(source.kind).module]
     name_files: Callable[[Source], Iterator[Path]] | None = getattr(module, "files", None)
@@ -157,9 +140,6 @@ def files(source: Source) -> Iterator[Path] | None:
 def addresses(source: Source) -> Iterator[str]:
     """The addresses of servers that a source's options name, and those that its questions do, where its reader's module
     says so by `addresses(source)`. One without a database stands for all of that server.
-
-    Raises:
-        DataError: as `read` does.
     """
     yield from (value for value in source.options.values() if isinstance(value, str) and "://" in value)
     module = sys.modules[READERS.entry(source.kind).module]
@@ -215,11 +195,7 @@ def read_options(kind: type[Options], source: Source) -> Options:
 
 
 def source_folder(source: Source) -> Path:
-    """The folder that a benchmark's source points to.
-
-    Raises:
-        DataError: no path is given, or nothing is there.
-    """
+    """The folder that a benchmark's source points to."""
     if not source.path:
         raise DataError(f"a {source.kind} source needs a path", "Set it, such as data.rl.0.path=FOLDER")
     folder = Path(source.path).expanduser()
@@ -229,11 +205,7 @@ def source_folder(source: Source) -> Path:
 
 
 def read_json_list(path: Path, hint: str) -> list[Any]:
-    """The list in a JSON file.
-
-    Raises:
-        DataError: the file is missing, is not JSON (with the line), or holds no list.
-    """
+    """The list in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -293,11 +265,7 @@ def named(rows: Iterable[Any], *fields: str) -> list[str]:
 
 
 def split_files(folder: Path, name: str, hint: str) -> list[Path]:
-    """A split's file of each database, in the folders of their names; the folder's own where one file has them all.
-
-    Raises:
-        DataError: there is none.
-    """
+    """A split's file of each database, in the folders of their names; the folder's own where one file has them all."""
     files = sorted(folder.glob(f"*/{name}")) or [path for path in [folder / name] if path.is_file()]
     if not files:
         raise DataError(f"no {name} under {folder}", hint)
@@ -305,11 +273,7 @@ def split_files(folder: Path, name: str, hint: str) -> list[Path]:
 
 
 def database_file(folder: Path, id: str) -> Path:
-    """`<folder>/<id>/<id>.sqlite`, as Spider and BIRD lay databases out.
-
-    Raises:
-        BadRow: the id is no plain name, or the file is missing or is not an SQLite database.
-    """
+    """`<folder>/<id>/<id>.sqlite`, as Spider and BIRD lay databases out."""
     if not is_plain_name(id):
         raise BadRow("bad_database_id", f"{id!r} is not a plain name")
     path = folder / id / f"{id}.sqlite"
@@ -318,11 +282,7 @@ def database_file(folder: Path, id: str) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Look at an SQLite file's first bytes.
-
-    Raises:
-        BadRow: the file is missing or cannot be read, or is no SQLite database (an empty file is one, without tables).
-    """
+    """Look at an SQLite file's first bytes."""
     try:
         if not path.is_file():
             raise BadRow("missing_database", f"no such file: {path}")

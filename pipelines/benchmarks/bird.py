@@ -8,8 +8,6 @@ The mini-dev comes in three dialects. Of the two for servers (mini_dev_postgresq
 lie in one database, made from the BIRD_dev.sql of each; the option `address` says where.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import io
@@ -39,29 +37,20 @@ DESCRIPTION_CHARS = 200  # of one column; a few of BIRD's run over a page
 
 
 class BirdOptions(Section):
-    """Names that differ from BIRD's own, and what is told beside the evidence.
+    """Names that differ from BIRD's own, and what is told beside the evidence."""
 
-    Attributes:
-        questions: the question file, relative to the path; null takes `<split>.json`, else mini-dev's file.
-        databases: the folder of databases, relative to the path; null takes `<split>_databases`.
-        descriptions: add what the benchmark says of each column to the evidence, a line a column.
-        address: of a server's database that holds all tables ("postgresql://" or "mysql://"), without a password; null
-            reads SQLite files.
-    """
-
+    # the question file, relative to the path; null takes `<split>.json`, else mini-dev's file.
     questions: str | None = None
-    databases: str | None = None
-    descriptions: bool = False
+    databases: str | None = None  # the folder of databases, relative to the path; null takes `<split>_databases`.
+    descriptions: bool = False  # add what the benchmark says of each column to the evidence, a line a column.
+    # of a server's database that holds all tables ("postgresql://" or "mysql://"), without a password; null reads
+    # SQLite files.
     address: str | None = None
 
 
 @reader("bird", options=BirdOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions of a split; `meta` keeps BIRD's own difficulty and question id.
-
-    Raises:
-        DataError: the folder or its question file is missing.
-    """
+    """The questions of a split; `meta` keeps BIRD's own difficulty and question id."""
     options = read_options(BirdOptions, source)
     folder = source_folder(source)
     file = _questions(folder, source.split, options)
@@ -99,11 +88,7 @@ def files(source: Source) -> Iterator[Path]:
 
 
 def _on_server(id: str, address: str) -> Database:
-    """A question's part of the one database that BIRD_dev.sql makes.
-
-    Raises:
-        BadRow: the id is no plain name, or the address is of no engine or holds a password.
-    """
+    """A question's part of the one database that BIRD_dev.sql makes."""
     if not is_plain_name(id):
         raise BadRow("bad_database_id", f"{id!r} is not a plain name")
     if has_password(address):

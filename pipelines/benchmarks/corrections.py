@@ -9,8 +9,6 @@ Instead of `id`, an entry may have BIRD's `question_id` (so a corrected copy of 
 What was published stays in the example's `meta["corrected"]`, with the reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,11 +24,7 @@ TEXTS = ("question", "evidence", "reason")
 
 
 def correct(examples: Iterable[Example], path: Path) -> Iterator[Example]:
-    """The examples, as they are asked for, with every correction that differs from what was published.
-
-    Raises:
-        DataError: the file cannot be read, an entry is malformed or stands twice, or none is of these questions.
-    """
+    """The examples, as they are asked for, with every correction that differs from what was published."""
     entries = _entries(path)
     used = not entries
     for example in examples:

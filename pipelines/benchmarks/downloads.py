@@ -31,18 +31,12 @@ BYTES = 4 << 30  # databases beyond this many bytes together are not hashed
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkDownload:
-    """What a whole download holds.
+    """What a whole download holds."""
 
-    Attributes:
-        questions: rows; databases: different ones that they ask of. None where nobody says.
-        licence: in a few words.
-        get: where it is, and what must be put where; "" for a user's own questions.
-    """
-
-    questions: int | None
+    questions: int | None  # rows; databases: different ones that they ask of. None where nobody says.
     databases: int | None
-    licence: str
-    get: str
+    licence: str  # in a few words.
+    get: str  # where it is, and what must be put where; "" for a user's own questions.
 
     @property
     def hint(self) -> str:
@@ -161,33 +155,20 @@ LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field 
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """What a download was found to hold.
+    """What a download was found to hold."""
 
-    Attributes:
-        rows: questions in its files; `usable` of them have a database and a gold SQL that runs.
-        checked: questions that were looked at: all, or a seeded sample.
-        databases: different ones behind the usable questions.
-        bad: rows by the reason that they cannot be used; `shown` has a few of each in a line.
-        questions_sha256: of what was read (id, question, evidence, database, gold), whatever file it came from.
-        databases_sha256: of the database files; None when they are too many bytes to hash.
-    """
-
-    rows: int
-    checked: int
+    rows: int  # questions in its files; `usable` of them have a database and a gold SQL that runs.
+    checked: int  # questions that were looked at: all, or a seeded sample.
     usable: int
-    databases: int
-    bad: Mapping[str, int]
+    databases: int  # different ones behind the usable questions.
+    bad: Mapping[str, int]  # rows by the reason that they cannot be used; `shown` has a few of each in a line.
     shown: tuple[str, ...]
-    questions_sha256: str
-    databases_sha256: str | None
+    questions_sha256: str  # of what was read (id, question, evidence, database, gold), whatever file it came from.
+    databases_sha256: str | None  # of the database files; None when they are too many bytes to hash.
 
 
 def source_of(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
-    """A benchmark's source with its path, and the configuration that lays it over a recipe.
-
-    Raises:
-        DataError: no such benchmark.
-    """
+    """A benchmark's source with its path, and the configuration that lays it over a recipe."""
     if name not in BENCHMARKS:
         raise DataError(f"there is no benchmark {name!r}", f"There are: {', '.join(BENCHMARKS)}.")
     tree = read_yaml(CONF / "data" / f"{name}.yaml")
@@ -204,9 +185,6 @@ def examine(name: str, source: Source, root: Path, sql: SqlEngine) -> Health:
 
     Args:
         root: a folder for links to the databases.
-
-    Raises:
-        DataError: it is not there, or not in its layout; the hint says where to get it.
     """
     benchmark = BENCHMARKS[name]
     try:

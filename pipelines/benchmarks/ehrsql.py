@@ -8,8 +8,6 @@ Some questions cannot be answered from the database (`is_impossible`, or the que
 learn from or to compare with, and are passed over here. `sqltrain score` counts on them whether a system abstained.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,11 +39,7 @@ class EhrsqlOptions(Section):
 
 @reader("ehrsql", options=EhrsqlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The answerable questions of a split, over both databases where both are there.
-
-    Raises:
-        DataError: the folder or its question files are missing.
-    """
+    """The answerable questions of a split, over both databases where both are there."""
     home = _home(source_folder(source))
 
     def make(row: Any) -> Example:

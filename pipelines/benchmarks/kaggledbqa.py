@@ -8,8 +8,6 @@
 Rows are Spider's: question, query, db_id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,7 @@ class KaggleOptions(Section):
 
 @reader("kaggledbqa", options=KaggleOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions of a split, by database in the order of their names.
-
-    Raises:
-        DataError: the folder or its question files are missing.
-    """
+    """The questions of a split, by database in the order of their names."""
     folder = source_folder(source)
     files = _files(folder, source.split)
     databases = _databases(folder)

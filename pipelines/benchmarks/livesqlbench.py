@@ -16,8 +16,6 @@ The databases are given on the engine `sqlite_stateful`, and `pipelines/sql/equa
 by what it makes of the database, and a query with test cases of its own is rejected (`python_test_case`).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -66,31 +64,22 @@ LAYOUTS = {
 
 
 class LiveSqlBenchOptions(Section):
-    """What is read, and what is told.
+    """What is read, and what is told."""
 
-    Attributes:
-        gold: the file with gold SQL and test cases, relative to the path; null takes the one whose name has `_gt_`.
-        state: whether questions that change data are decided by the state of the database; false rejects those whose
-            test case is a Python function, which leaves what the official script decides in the same way.
-        knowledge: whether the database's own knowledge is told with each question.
-        meanings: whether the meanings of all columns are told with it.
-    """
-
+    # the file with gold SQL and test cases, relative to the path; null takes the one whose name has `_gt_`.
     gold: str | None = None
+    # whether questions that change data are decided by the state of the database; false rejects those whose test case
+    # is a Python function, which leaves what the official script decides in the same way.
     state: bool = True
-    knowledge: bool = True
-    meanings: bool = True
+    knowledge: bool = True  # whether the database's own knowledge is told with each question.
+    meanings: bool = True  # whether the meanings of all columns are told with it.
 
 
 @reader("livesqlbench", options=LiveSqlBenchOptions)
 @reader("mini_interact", options=LiveSqlBenchOptions)
 @reader("bird_critic", options=LiveSqlBenchOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of.
-
-    Raises:
-        DataError: the folder, its question file or its gold file is missing.
-    """
+    """The questions in the file's order; `meta` has the ambiguities that a simulated user knows of."""
     options = read_options(LiveSqlBenchOptions, source)
     folder, layout = source_folder(source), LAYOUTS[source.kind]
     home = folder / layout.folder
@@ -145,11 +134,7 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
-    """The file with gold SQL; none where the question file has been joined with it.
-
-    Raises:
-        DataError: there are several.
-    """
+    """The file with gold SQL; none where the question file has been joined with it."""
     if options.gold is not None:
         return [folder / options.gold]
     paths = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
@@ -189,11 +174,7 @@ def _script(row: Row, field: str) -> str:
 
 
 def _sql(row: Row, state: bool) -> str:
-    """The gold SQL.
-
-    Raises:
-        BadRow: there is none, or only a test case that is not run could decide.
-    """
+    """The gold SQL."""
     sql = _script(row, "sol_sql")
     if not sql:
         raise BadRow("missing_gold", "no gold SQL: it is not in the public file")

@@ -8,8 +8,6 @@ of that name says what is asked. With the options `dev` and `test` one file is a
 its three parts is read (`data/cutting.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json
@@ -38,9 +36,6 @@ def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dic
 
     Args:
         needed: columns that must be there, each with the other names that it may have.
-
-    Raises:
-        DataError: it cannot be read, is not UTF-8, or lacks a column; the message names it.
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -59,11 +54,7 @@ def rows(file: Path, needed: Sequence[Sequence[str]]) -> Iterator[tuple[int, dic
 
 
 def _records(stream: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row with the line that it ends in.
-
-    Raises:
-        csv.Error: the file ends within quotes: what follows the first of them was read as one cell.
-    """
+    """The cells of each row with the line that it ends in."""
     lines: list[str] = []  # of the row that is read
 
     def kept() -> Iterator[str]:
@@ -107,31 +98,20 @@ Row = tuple[int, Any]  # the line that it stands in, and a JSON value or the `Ba
 
 
 class OwnOptions(Section):
-    """What a reader of own questions knows.
+    """What a reader of own questions knows."""
 
-    Attributes:
-        databases: the folder in which a name is looked up, relative to the file's folder.
-        database: what the rows ask that name no database; named as a row would.
-        dev, test: shares of the questions that are held out; with either, `split` names the part that is read.
-        invented: a second file, of JSON lines, whose questions are trained on and never held out.
-    """
-
-    databases: str | None = None
-    database: str | None = None
+    databases: str | None = None  # the folder in which a name is looked up, relative to the file's folder.
+    database: str | None = None  # what the rows ask that name no database; named as a row would.
+    # dev, test: shares of the questions that are held out; with either, `split` names the part that is read.
     dev: Share = 0.0
     test: Share = 0.0
-    invented: str | None = None
+    invented: str | None = None  # a second file, of JSON lines, whose questions are trained on and never held out.
 
 
 @reader("csv", options=OwnOptions)
 @reader("jsonl", options=OwnOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions of a file, in order; of a part, those of the part.
-
-    Raises:
-        DataError: the path is missing or is a folder, a CSV file lacks a column, or the questions ask too few different
-            things to be parted.
-    """
+    """The questions of a file, in order; of a part, those of the part."""
     options = read_options(OwnOptions, source)
     own = _load(source, root)
     if not (options.dev or options.test):

@@ -37,11 +37,7 @@ TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 
 
 def describe(schema: Schema, database: Database) -> Schema:
-    """The schema with descriptions of its tables and columns, where there are any.
-
-    Raises:
-        DataError: the database cannot be read.
-    """
+    """The schema with descriptions of its tables and columns, where there are any."""
     words = catalogs.comments(database) if database.engine != "sqlite" else beside(Path(database.location))
     tables = []
     for table in schema.tables:

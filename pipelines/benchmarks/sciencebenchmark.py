@@ -9,8 +9,6 @@ some of which have one dev.json for all three. With the option `address` a Postg
 database under its own name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,11 +43,7 @@ class ScienceOptions(Section):
 
 @reader("sciencebenchmark", options=ScienceOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions of a split, by database in the order of their names.
-
-    Raises:
-        DataError: the folder or its question files are missing.
-    """
+    """The questions of a split, by database in the order of their names."""
     options, folder = read_options(ScienceOptions, source), source_folder(source)
 
     def make(row: Any) -> Example:

@@ -11,8 +11,6 @@ A schema comes from the database itself, so that the prompt shows what the SQL w
 natural names are read, where a recipe asks for descriptions (`data/descriptions.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,17 +38,12 @@ HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sql
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """How one variant's authors ship it.
+    """How one variant's authors ship it."""
 
-    Attributes:
-        files: a split's question files, all of them; where none is there, `<split>.json` is asked for.
-        folders: where, relative to the path, its files may lie; the first that has them counts.
-        question: the field that holds the question.
-    """
-
+    # a split's question files, all of them; where none is there, `<split>.json` is asked for.
     files: Mapping[str, tuple[str, ...]]
-    folders: tuple[str, ...] = (".",)
-    question: str = "question"
+    folders: tuple[str, ...] = (".",)  # where, relative to the path, its files may lie; the first that has them counts.
+    question: str = "question"  # the field that holds the question.
 
 
 VARIANTS = {
@@ -69,27 +62,17 @@ VARIANTS = {
 
 
 class SpiderOptions(Section):
-    """What else may be said of a source.
+    """What else may be said of a source."""
 
-    Attributes:
-        variant: Spider itself, or one of its robustness variants.
-        databases: the folder of databases, relative to the path; null finds it.
-        others: whether train has the 1,659 questions of older benchmarks too (train_others.json), beside Spider's own
-            7,000.
-    """
-
-    variant: Literal["spider", "dk", "syn", "realistic"] = "spider"
-    databases: str | None = None
+    variant: Literal["spider", "dk", "syn", "realistic"] = "spider"  # Spider itself, or one of its robustness variants.
+    databases: str | None = None  # the folder of databases, relative to the path; null finds it.
+    # whether train has the 1,659 questions of older benchmarks too (train_others.json), beside Spider's own 7,000.
     others: bool = True
 
 
 @reader("spider", options=SpiderOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The questions of a split.
-
-    Raises:
-        DataError: the folder, its question file or its database folder is missing.
-    """
+    """The questions of a split."""
     options = read_options(SpiderOptions, source)
     folder = source_folder(source)
     variant = VARIANTS[options.variant]
@@ -149,11 +132,7 @@ def _homes(folder: Path, split: str, options: SpiderOptions, beside: Path) -> li
 
 
 def _database(homes: Sequence[Path], id: str) -> Path:
-    """The database in the first folder that has it.
-
-    Raises:
-        BadRow: no folder has it; told of the first one.
-    """
+    """The database in the first folder that has it."""
     for home in homes[1:]:
         try:
             return database_file(homes[0], id)

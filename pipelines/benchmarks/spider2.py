@@ -11,8 +11,6 @@ Only `local...` instances run on SQLite; those of BigQuery and Snowflake are pas
 to `meta["gold_results"]`, and `pipelines/evaluation/result_files.py` decides by it (equality `spider2`).
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -43,11 +41,7 @@ class Spider2Options(Section):
 
 @reader("spider2", options=Spider2Options)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """The instances that run on SQLite, in the file's order.
-
-    Raises:
-        DataError: the folder, the question file or the evaluation standard is missing.
-    """
+    """The instances that run on SQLite, in the file's order."""
     options = read_options(Spider2Options, source)
     folder = _folder(source)
     standards = {str(row.get("instance_id")): row for row in _lines(folder / GOLD / "spider2lite_eval.jsonl")}
@@ -102,11 +96,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _document(folder: Path, name: str) -> str:
-    """The text of a question's external knowledge; "" where there is none.
-
-    Raises:
-        BadRow: it is named and not there.
-    """
+    """The text of a question's external knowledge; "" where there is none."""
     if not name:
         return ""
     path = folder / "resource" / "documents" / Path(name).name
@@ -116,11 +106,7 @@ def _document(folder: Path, name: str) -> str:
 
 
 def _gold(folder: Path, id: str, standard: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The accepted results as text cells, and by what they are compared.
-
-    Raises:
-        BadRow: there is no standard or no result file, or the standard names a column that the result does not have.
-    """
+    """The accepted results as text cells, and by what they are compared."""
     if standard is None:
         raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
     files = sorted(

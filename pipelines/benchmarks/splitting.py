@@ -4,8 +4,6 @@ Questions are alike when their words are the same but for case, accents, fillers
 its values (`pipelines/sql/similarity.py`); what is like a like one belongs with it, too. Such a group is never parted.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,23 +25,16 @@ class Shares(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The parts of a cut, each in the order of its questions.
-
-    Attributes:
-        repeats: invented questions that ask what a held-out one asks: they are in no part.
-    """
+    """The parts of a cut, each in the order of its questions."""
 
     parts: dict[Part, list[Example]]
-    repeats: list[Example]
+    repeats: list[Example]  # invented questions that ask what a held-out one asks: they are in no part.
 
 
 def cut(own: Sequence[Example], invented: Sequence[Example], shares: Shares) -> Cut:
     """Cut a user's own questions; invented ones are trained on, and where there are no others they are cut.
 
     Which group goes where depends on what it asks, on no seed and on no order of the file.
-
-    Raises:
-        DataError: the questions ask too few different things for every part to have one.
     """
     measured_pool = own or invented
     groups = _groups([*own, *invented])

@@ -8,8 +8,6 @@ The list is never whole in memory: rows are given one at a time, and with a `cou
 while the file goes by.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import heapq
@@ -34,24 +32,15 @@ Complexity = Literal["Simple", "Moderate", "Complex", "Highly Complex"]
 
 
 class SynsqlOptions(Section):
-    """Which rows are looked at.
+    """Which rows are looked at."""
 
-    Attributes:
-        complexity: SynSQL's own levels of the SQL; null takes all.
-        styles: question styles ("Formal", "Colloquial", "Vague", ...); null takes all.
-    """
-
-    complexity: tuple[Complexity, ...] | None = None
-    styles: tuple[str, ...] | None = None
+    complexity: tuple[Complexity, ...] | None = None  # SynSQL's own levels of the SQL; null takes all.
+    styles: tuple[str, ...] | None = None  # question styles ("Formal", "Colloquial", "Vague", ...); null takes all.
 
 
 @reader("synsql", options=SynsqlOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
-    """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style.
-
-    Raises:
-        DataError: the file is missing, or is no JSON list.
-    """
+    """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style."""
     options = read_options(SynsqlOptions, source)
     folder = source_folder(source)
     rows = _asked(stream(folder / "data.json"), options)
@@ -111,11 +100,7 @@ def draw(rows: Iterator[tuple[int, Any]], count: int, seed: int) -> list[tuple[i
 
 
 def stream(path: Path) -> Iterator[tuple[int, Any]]:
-    """The items of one JSON list with their places, holding no more than one chunk and one item.
-
-    Raises:
-        DataError: the file is missing, holds no list, or is torn; it says after which item.
-    """
+    """The items of one JSON list with their places, holding no more than one chunk and one item."""
     try:
         file = path.open(encoding="utf-8-sig")
     except OSError as error:

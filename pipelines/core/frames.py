@@ -1,7 +1,5 @@
 """Records as Polars frames and Parquet files: what a stage writes and the next one reads."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -33,11 +31,7 @@ def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None =
 
 
 def from_frame(frame: pl.DataFrame, kind: type[Record]) -> list[Record]:
-    """Records from a frame of `to_frame`; columns that are not the record's own are left out.
-
-    Raises:
-        DataError: a column is missing or of the wrong type.
-    """
+    """Records from a frame of `to_frame`; columns that are not the record's own are left out."""
     names = {field.name for field in dataclasses.fields(cast(Any, kind))}
     return [
         from_dict(kind, {key: json.loads(value) if key in _AS_JSON else value for key, value in row.items()})
@@ -51,11 +45,7 @@ def write(path: Path, frame: pl.DataFrame) -> None:
 
 
 def read(path: Path, *columns: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
-    """A Parquet file; or these columns, for their memory and that of the row groups that are being read.
-
-    Raises:
-        DataError: it is missing or is not Parquet.
-    """
+    """A Parquet file; or these columns, for their memory and that of the row groups that are being read."""
     frame = pl.scan_parquet(path, glob=False)
     if columns or named:
         return _collect(path, frame.select(*columns, **named), streaming=True)
@@ -77,9 +67,6 @@ def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
 
     Args:
         rows: row numbers, 0-based; they may repeat.
-
-    Raises:
-        DataError: it is missing or is not Parquet.
     """
     if not len(rows):
         return _collect(path, pl.scan_parquet(path, glob=False).head(0))

@@ -1,7 +1,5 @@
 """What a process knows of its place among others: its number in a stage, and the parent that it must not outlive."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

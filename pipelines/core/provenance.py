@@ -1,7 +1,5 @@
 """What made a stage: commit, versions of libraries, machine. It stands in manifests and in MLflow, and in no key."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

@@ -57,117 +57,87 @@ ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
 
 
 class RewardFunction(NamedTuple):
-    """A term of a reward panel.
+    """A term of a reward panel."""
 
-    Attributes:
-        pay: (outcome, **options) -> its value, before its weight; a value for each turn where `by_turn` says so.
-        wrong: lowest and highest value of a wrong answer; None for a case table, whose order is its own.
-        right: the same of a right answer.
-        by_turn: whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
-        reads: which of `ANALYSES` it needs: an outcome lacks what no term of the panel reads.
-    """
-
+    # (outcome, **options) -> its value, before its weight; a value for each turn where `by_turn` says so.
     pay: Callable[..., Any]
+    # lowest and highest value of a wrong answer; None for a case table, whose order is its own.
     wrong: tuple[float, float] | None = None
-    right: tuple[float, float] | None = None
+    right: tuple[float, float] | None = None  # the same of a right answer.
+    # whether it pays for turns, and not for the episode: so `grpo.credit=turn` knows which turn earned it.
     by_turn: bool = False
-    reads: Collection[str] = ANALYSES
+    reads: Collection[str] = ANALYSES  # which of `ANALYSES` it needs: an outcome lacks what no term of the panel reads.
 
 
 class Equality(NamedTuple):
-    """A named equality of two results.
+    """A named equality of two results."""
 
-    Attributes:
-        compare: the function on results.
-        rewrite: what is done to both queries before they run; None for nothing.
-        suite: whether every database of the directory must agree.
-        graded: whether the score is a number and not a yes or no.
-        timed: whether a right prediction is run against the gold query again and again, and paid by its speed.
-        by_units: whether it needs the value units of both SELECT lists, for which the database's names are read.
-        by_file: whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with
-            the result of a gold query.
-        by_outcome: whether it compares what whole scripts lead to, which only an engine tells that gives each episode a
-            copy to change (`Dialect.keeps_state`).
-        form: what two answers must share to be one vote: the set of their rows, or the bag.
-    """
-
-    compare: Callable[[Result, Result, Gold], float]
-    rewrite: Callable[[str], str] | None = None
-    suite: bool = False
-    graded: bool = False
+    compare: Callable[[Result, Result, Gold], float]  # the function on results.
+    rewrite: Callable[[str], str] | None = None  # what is done to both queries before they run; None for nothing.
+    suite: bool = False  # whether every database of the directory must agree.
+    graded: bool = False  # whether the score is a number and not a yes or no.
+    # whether a right prediction is run against the gold query again and again, and paid by its speed.
     timed: bool = False
+    # whether it needs the value units of both SELECT lists, for which the database's names are read.
     by_units: bool = False
+    # whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with the result
+    # of a gold query.
     by_file: bool = False
+    # whether it compares what whole scripts lead to, which only an engine tells that gives each episode a copy to
+    # change (`Dialect.keeps_state`).
     by_outcome: bool = False
+    # what two answers must share to be one vote: the set of their rows, or the bag.
     form: Literal["set", "bag"] = "bag"
 
 
 class Metric(NamedTuple):
-    """A figure of an evaluation, declared once for the summary, the tables, the page, the CSV files and the docs.
+    """A figure of an evaluation, declared once for the summary, the tables, the page, the CSV files and the docs."""
 
-    Attributes:
-        measure: (records, equality, seed) -> the figure of the unbroken greedy episodes, or of the sampled ones where
-            there are no others; None where nothing is known.
-        unit: how it is shown: a share in percent, a mean, or a count.
-        title: its heading.
-        about: what it says, in a few words.
-        table: where it stands; "" for the numbers of `metrics.json` alone.
-    """
-
+    # (records, equality, seed) -> the figure of the unbroken greedy episodes, or of the sampled ones where there are no
+    # others; None where nothing is known.
     measure: Callable[..., Measure | None]
-    unit: Literal["percent", "mean", "count"]
-    title: str
-    about: str
+    unit: Literal["percent", "mean", "count"]  # how it is shown: a share in percent, a mean, or a count.
+    title: str  # its heading.
+    about: str  # what it says, in a few words.
+    # where it stands; "" for the numbers of `metrics.json` alone.
     table: Literal["behaviour", "likeness", ""] = "behaviour"
 
 
 class PolicyMaker(NamedTuple):
-    """How a policy is made.
+    """How a policy is made."""
 
-    Attributes:
-        make: (checkpoint, recipe, **options) -> the policy, in each process that makes rollouts.
-        give: (checkpoint, recipe, step) -> the places that took them, or None where nobody says: brings the weights of
-            a checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO,
-            at each step, where it raises when no place took them. `give` is None where
-            there is no such place: GRPO cannot train what such a policy samples from.
-        can_serve: (recipe, trains) -> None: raises, before a run's first stage, what would keep `serve` from starting;
-            `trains` is for GRPO. None where there is nothing to look for.
-        takes_adapters: recipe -> whether what the policy asks takes low-rank adapters alone, where it has their base;
-            None where it never does.
-        serve: (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a
-            `Serving`; see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
-    """
-
-    make: Callable[..., Policy]
+    make: Callable[..., Policy]  # (checkpoint, recipe, **options) -> the policy, in each process that makes rollouts.
+    # (checkpoint, recipe, step) -> the places that took them, or None where nobody says: brings the weights of a
+    # checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO, at each
+    # step, where it raises when no place took them. `give` is None where there is no such place: GRPO cannot train what
+    # such a policy samples from.
     give: Callable[[str, Recipe, int | None], Sequence[str] | None] | None = None
+    # (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a `Serving`;
+    # see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
     serve: Callable[..., AbstractContextManager[Serving]] | None = None
+    # (recipe, trains) -> None: raises, before a run's first stage, what would keep `serve` from starting; `trains` is
+    # for GRPO. None where there is nothing to look for.
     can_serve: Callable[[Recipe, bool], None] | None = None
+    # recipe -> whether what the policy asks takes low-rank adapters alone, where it has their base; None where it never
+    # does.
     takes_adapters: Callable[[Recipe], bool] | None = None
 
 
 class Serving(NamedTuple):
-    """What a stage asks while what generates runs.
+    """What a stage asks while what generates runs."""
 
-    Attributes:
-        recipe: its own, with the addresses of what was started for it.
-        training: the GPUs that training may use beside it, as CUDA names them; None for all.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # its own, with the addresses of what was started for it.
+    # the GPUs that training may use beside it, as CUDA names them; None for all.
     training: tuple[str, ...] | None = None
 
 
 class OptimizerMaker(NamedTuple):
-    """How an optimiser is made.
+    """How an optimiser is made."""
 
-    Attributes:
-        make: (network, settings, **options) -> a `torch.optim.Optimizer`; None leaves it to transformers, which makes
-            AdamW of the settings.
-        whole_matrices: whether it must see whole matrices, which DeepSpeed cuts up.
-    """
-
+    # (network, settings, **options) -> a `torch.optim.Optimizer`; None leaves it to transformers, which makes AdamW of
+    # the settings.
     make: Callable[..., Any]
-    whole_matrices: bool = False
+    whole_matrices: bool = False  # whether it must see whole matrices, which DeepSpeed cuts up.
 
     def build(self, network: Any, settings: Optimizer) -> Any:
         """The optimiser of a network, as a section of a recipe says; None leaves it to transformers."""
@@ -181,18 +151,12 @@ UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wr
 
 @dataclass(frozen=True)
 class RegisteredPart(Generic[T]):
-    """One registered part.
+    """One registered part."""
 
-    Attributes:
-        value: the function or class, or a function together with its traits (`pipelines/core/registry.py`).
-        function: the function or class itself.
-        module: the name of the module that registered it.
-        options: the model of its options; None where the options are the function's own keyword parameters.
-    """
-
-    value: T
-    function: Any
-    module: str
+    value: T  # the function or class, or a function together with its traits (`pipelines/core/registry.py`).
+    function: Any  # the function or class itself.
+    module: str  # the name of the module that registered it.
+    # the model of its options; None where the options are the function's own keyword parameters.
     options: type[BaseModel] | None
 
 
@@ -228,11 +192,7 @@ class Registry(Generic[T]):
     def __call__(
         self, name: str, *, options: type[BaseModel] | None = None, **traits: Any
     ) -> Callable[[Function], Function]:
-        """A decorator that registers a function or a class under a name, with its traits where parts have some.
-
-        Raises:
-            RecipeError: another module has taken the name.
-        """
+        """A decorator that registers a function or a class under a name, with its traits where parts have some."""
 
         def register(function: Function) -> Function:
             value: Any = self._part(function, **traits) if self._part is not None else function
@@ -250,11 +210,7 @@ class Registry(Generic[T]):
         return register
 
     def __getitem__(self, name: str) -> T:
-        """The part of that name.
-
-        Raises:
-            RecipeError: there is none; the message names the nearest one.
-        """
+        """The part of that name."""
         return self.entry(name).value
 
     def __contains__(self, name: object) -> bool:
@@ -266,11 +222,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def entry(self, name: str) -> RegisteredPart[T]:
-        """All that is registered under a name.
-
-        Raises:
-            RecipeError: there is no such name; the message names the nearest one.
-        """
+        """All that is registered under a name."""
         self._load()
         if name not in self._entries:
             close = difflib.get_close_matches(name, self._entries, n=1)

@@ -8,8 +8,6 @@ A stage's files are held against its manifest before another stage reads them: s
 in a process and whenever a file's time has changed. A damaged stage is set aside under another name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -5,8 +5,6 @@ travel as links: a machine that pulls them needs these files at the same place, 
 The other side is not trusted: its names, links, sizes and bytes are checked before use.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -25,11 +23,7 @@ LINKED = ("databases", "parts")  # the folders of a stage that hold links: to da
 
 
 class Remote:
-    """A store's copy under a URL, such as s3://bucket/sqltrain or file:///backup/sqltrain.
-
-    Raises:
-        ResourceError: fsspec knows no such file system, its package is missing, or it refuses us.
-    """
+    """A store's copy under a URL, such as s3://bucket/sqltrain or file:///backup/sqltrain."""
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs
@@ -74,10 +68,6 @@ class Remote:
 
         Only files that the manifest lists, and the store's own side files, are fetched, into an empty folder, and none
         outside that folder.
-
-        Raises:
-            DataError: its bytes are not those of its manifest, a name or a link in it points out of its place, or the
-                disk has no room for it.
         """
         what = f"{stage}/{key}"
         content, claims, sizes = self._listed(stage, key)
@@ -134,11 +124,7 @@ class Remote:
         return bytes(self._try(lambda: self.files.cat_file(f"{self.root}/{name}")))
 
     def _listed(self, stage: str, key: str) -> tuple[bytes, dict[str, dict[str, Any]], dict[str, int]]:
-        """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list.
-
-        Raises:
-            DataError: the manifest is missing, damaged or another stage's, or a file is missing or of another size.
-        """
+        """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list."""
         what = f"{stage}/{key}"
         sizes = self.files_below(what)
         for name in sorted({MANIFEST, LINKS} - set(sizes)):
@@ -176,9 +162,6 @@ def chosen(names: Sequence[tuple[str, str]], wanted: Sequence[str], where: str) 
 
     Args:
         where: they are, for the error.
-
-    Raises:
-        DataError: there is none at all, or none of that name.
     """
     if not names:
         raise DataError(f"{where} has no finished stage", "Look at the address.")
@@ -212,11 +195,7 @@ def is_plain(name: str) -> bool:
 
 
 def _links(value: Any, claims: Mapping[str, Any], store: Store, stage: str, key: str) -> dict[str, str]:
-    """The links of a stage by name: to databases anywhere, or to the parts of a union in the same store.
-
-    Raises:
-        DataError: one lies at another place of the stage, hides a file, or leads out of the store's stages.
-    """
+    """The links of a stage by name: to databases anywhere, or to the parts of a union in the same store."""
     what = f"{stage}/{key}"
     if not isinstance(value, dict):
         raise refused(what, "its links are no mapping")
@@ -236,11 +215,7 @@ def _links(value: Any, claims: Mapping[str, Any], store: Store, stage: str, key:
 
 
 def inside(work: Path, name: str) -> Path:
-    """A file's place in a work folder, links on the way followed.
-
-    Raises:
-        DataError: it lies outside.
-    """
+    """A file's place in a work folder, links on the way followed."""
     try:
         spot = work / name
         below = _is_below(name) and spot.resolve().is_relative_to(work.resolve()) and not spot.is_symlink()

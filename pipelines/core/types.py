@@ -3,8 +3,6 @@
 No record holds a wall-clock time: the same recipe and seed must give the same bytes. Timings go to metrics files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools
@@ -40,38 +38,25 @@ HARDNESS_LEVELS: tuple[Hardness, ...] = ("easy", "medium", "hard", "extra")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Database:
-    """Where a question's answer lives.
+    """Where a question's answer lives."""
 
-    Attributes:
-        id: the benchmark's name for it ("concert_singer").
-        engine: which dialect reads it.
-        location: a file path (sqlite, duckdb) or a connection string (postgres).
-    """
-
-    id: str
-    engine: EngineName
-    location: str
+    id: str  # the benchmark's name for it ("concert_singer").
+    engine: EngineName  # which dialect reads it.
+    location: str  # a file path (sqlite, duckdb) or a connection string (postgres).
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its gold SQL.
+    """One question with its gold SQL."""
 
-    Attributes:
-        id: unique within a dataset; stable across runs.
-        evidence: external knowledge given with the question (BIRD); may be empty.
-        hardness: Spider's level; None until computed.
-        source: the benchmark or pool that it came from ("spider", "miniature", ...).
-        meta: whatever else the source says (difficulty, family, needs_probe, ...); JSON values only.
-    """
-
-    id: str
+    id: str  # unique within a dataset; stable across runs.
     question: str
     database: Database
     gold_sql: str
-    evidence: str = ""
-    hardness: Hardness | None = None
-    source: str = ""
+    evidence: str = ""  # external knowledge given with the question (BIRD); may be empty.
+    hardness: Hardness | None = None  # Spider's level; None until computed.
+    source: str = ""  # the benchmark or pool that it came from ("spider", "miniature", ...).
+    # whatever else the source says (difficulty, family, needs_probe, ...); JSON values only.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -88,23 +73,18 @@ class ExecutionStatus(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What a query returned: rows in order, with their column names and duplicates.
-
-    Attributes:
-        rows: at most the row limit; `truncated` says whether there were more.
-        error: the message, without paths or host details; None when the status is OK.
-        error_class: a short stable word for it ("no_such_column", "syntax", "timeout", ...); None when OK.
-        elapsed_ms: wall-clock of the execution in the worker; never part of a dataset.
-        work: thousands of SQLite's virtual machine steps, which no load changes; 0 on other engines.
-    """
+    """What a query returned: rows in order, with their column names and duplicates."""
 
     status: ExecutionStatus
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Scalar, ...], ...] = ()
+    rows: tuple[tuple[Scalar, ...], ...] = ()  # at most the row limit; `truncated` says whether there were more.
     truncated: bool = False
-    error: str | None = None
+    error: str | None = None  # the message, without paths or host details; None when the status is OK.
+    # a short stable word for it ("no_such_column", "syntax", "timeout", ...); None when OK.
     error_class: str | None = None
+    # wall-clock of the execution in the worker; never part of a dataset.
     elapsed_ms: float = dataclasses.field(default=0.0, compare=False)
+    # thousands of SQLite's virtual machine steps, which no load changes; 0 on other engines.
     work: int = dataclasses.field(default=0, compare=False)
 
     @property
@@ -127,39 +107,26 @@ class ActionKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:
-    """What a model's text was read as; parsing is total, so any text gives one.
-
-    Attributes:
-        content: the SQL, the JSON of a proposed schema, or the question to the user; "" when invalid.
-        reasoning: the text of the thinking block; "" when there is none.
-        format_error: a short stable word ("missing_reasoning", "two_actions", ...); None when well-formed.
-            A turn can carry a usable action and still have a format error.
-    """
+    """What a model's text was read as; parsing is total, so any text gives one."""
 
     kind: ActionKind
-    content: str = ""
-    reasoning: str = ""
+    content: str = ""  # the SQL, the JSON of a proposed schema, or the question to the user; "" when invalid.
+    reasoning: str = ""  # the text of the thinking block; "" when there is none.
+    # a short stable word ("missing_reasoning", "two_actions", ...); None when well-formed. A turn can carry a usable
+    # action and still have a format error.
     format_error: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One action of the agent and what the environment answered.
+    """One action of the agent and what the environment answered."""
 
-    Attributes:
-        text: the agent's text, exactly as generated.
-        observation: the environment's answer as the agent saw it; None after the final turn.
-        status: of the execution that the action caused; None when nothing was executed.
-        error_class: of that execution; None when it was fine.
-        n_rows: rows that the execution returned.
-    """
-
-    text: str
+    text: str  # the agent's text, exactly as generated.
     action: Action
-    observation: str | None = None
-    status: ExecutionStatus | None = None
-    error_class: str | None = None
-    n_rows: int = 0
+    observation: str | None = None  # the environment's answer as the agent saw it; None after the final turn.
+    status: ExecutionStatus | None = None  # of the execution that the action caused; None when nothing was executed.
+    error_class: str | None = None  # of that execution; None when it was fine.
+    n_rows: int = 0  # rows that the execution returned.
 
 
 class StopReason(enum.StrEnum):
@@ -174,39 +141,24 @@ class StopReason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The token-exact record of one episode.
+    """The token-exact record of one episode."""
 
-    Attributes:
-        example_id: the question it answers.
-        sample: index within the question's group, 0-based.
-        policy: the name of what generated it.
-        protocol: the name of the protocol it speaks.
-        prompt: the first messages, as (role, text).
-        turns: the agent's turns in order.
-        final_sql: the answer; None when there is none.
-        stop: why it ended.
-        failure: the class of the broken boundary when `stop` is BROKEN, else None.
-        forced: whether the last turn is the one forced at the turn cap (SQL-Trail, algorithm 1, line 29).
-        token_ids: (T,) prompt and all turns as the policy saw them; () for policies that speak text only.
-        agent_mask: (T,) 1 where the agent generated the token, else 0.
-        logprobs: (T,) the sampler's log-probability of each agent token, 0.0 elsewhere; () when not known.
-        turn_ends: for each turn, the index just past its last agent token: tracks are cut here.
-    """
-
-    example_id: str
-    sample: int
-    policy: str
-    protocol: str
-    prompt: tuple[tuple[str, str], ...]
-    turns: tuple[Turn, ...]
-    final_sql: str | None
-    stop: StopReason
-    failure: str | None = None
-    forced: bool = False
+    example_id: str  # the question it answers.
+    sample: int  # index within the question's group, 0-based.
+    policy: str  # the name of what generated it.
+    protocol: str  # the name of the protocol it speaks.
+    prompt: tuple[tuple[str, str], ...]  # the first messages, as (role, text).
+    turns: tuple[Turn, ...]  # the agent's turns in order.
+    final_sql: str | None  # the answer; None when there is none.
+    stop: StopReason  # why it ended.
+    failure: str | None = None  # the class of the broken boundary when `stop` is BROKEN, else None.
+    forced: bool = False  # whether the last turn is the one forced at the turn cap (SQL-Trail, algorithm 1, line 29).
+    # (T,) prompt and all turns as the policy saw them; () for policies that speak text only.
     token_ids: tuple[int, ...] = ()
-    agent_mask: tuple[int, ...] = ()
+    agent_mask: tuple[int, ...] = ()  # (T,) 1 where the agent generated the token, else 0.
+    # (T,) the sampler's log-probability of each agent token, 0.0 elsewhere; () when not known.
     logprobs: tuple[float, ...] = ()
-    turn_ends: tuple[int, ...] = ()
+    turn_ends: tuple[int, ...] = ()  # for each turn, the index just past its last agent token: tracks are cut here.
 
     @property
     def well_formed(self) -> bool:
@@ -221,15 +173,10 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchemaItems:
-    """Tables and columns that a query reads, lower-cased.
+    """Tables and columns that a query reads, lower-cased."""
 
-    Attributes:
-        tables: table names.
-        columns: (table, column) pairs; the table is "" where it could not be resolved.
-    """
-
-    tables: frozenset[str]
-    columns: frozenset[tuple[str, str]]
+    tables: frozenset[str]  # table names.
+    columns: frozenset[tuple[str, str]]  # (table, column) pairs; the table is "" where it could not be resolved.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -237,36 +184,26 @@ class Outcome:
     """All that a reward may look at: the final SQL and the gold SQL executed once, beside the episode's facts.
 
     Analyses that no reward term reads are left out: then fields are None or empty.
-
-    Attributes:
-        correct: by the equality named in `equality`; False when there is no final SQL.
-        status: of the final SQL's execution; None when there is none.
-        n_rows: rows that the final SQL returned.
-        broken: a boundary failed for the final SQL or the gold SQL: no reward may be given.
-        hardness: Spider's level of the gold SQL; None where nobody asked for it.
-        max_turns: the turn cap T that the episode ran under.
-        predicted_schema, gold_items: tables and columns of the final SQL and the gold SQL; None when the SQL does not
-            parse or is absent.
-        gold_schema: by consensus; None where the example has none.
-        predicted_bigrams, gold_bigrams: sets of adjacent token pairs; empty when absent.
-        judge: a judge's grade in [0, 1]; None when it was not asked.
     """
 
     example_id: str
     trajectory: Trajectory
     equality: str
-    correct: bool
-    status: ExecutionStatus | None
-    n_rows: int
-    broken: bool
-    hardness: Hardness | None
-    max_turns: int
+    correct: bool  # by the equality named in `equality`; False when there is no final SQL.
+    status: ExecutionStatus | None  # of the final SQL's execution; None when there is none.
+    n_rows: int  # rows that the final SQL returned.
+    broken: bool  # a boundary failed for the final SQL or the gold SQL: no reward may be given.
+    hardness: Hardness | None  # Spider's level of the gold SQL; None where nobody asked for it.
+    max_turns: int  # the turn cap T that the episode ran under.
+    # predicted_schema, gold_items: tables and columns of the final SQL and the gold SQL; None when the SQL does not
+    # parse or is absent.
     predicted_schema: SchemaItems | None
     gold_items: SchemaItems | None
-    gold_schema: SchemaItems | None
+    gold_schema: SchemaItems | None  # by consensus; None where the example has none.
+    # predicted_bigrams, gold_bigrams: sets of adjacent token pairs; empty when absent.
     predicted_bigrams: frozenset[tuple[str, str]]
     gold_bigrams: frozenset[tuple[str, str]]
-    judge: float | None = None
+    judge: float | None = None  # a judge's grade in [0, 1]; None when it was not asked.
 
     @property
     def executable(self) -> bool:
@@ -290,11 +227,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
-    """A record from what `to_dict` gave.
-
-    Raises:
-        DataError: a field is missing, unknown or of the wrong type.
-    """
+    """A record from what `to_dict` gave."""
     try:
         record: Record = _adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:
@@ -315,11 +248,7 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
 
 
 def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
-    """Records from a JSONL file that `write_jsonl` wrote.
-
-    Raises:
-        DataError: the file is missing, or a line is not JSON, or lacks a field; it names the line.
-    """
+    """Records from a JSONL file that `write_jsonl` wrote."""
     for _, value in read_lines(path):
         yield from_dict(kind, value)
 
@@ -355,9 +284,6 @@ def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple
     Args:
         hint: of the errors.
         torn: a last line without its line feed, which a kill cut short, is passed over.
-
-    Raises:
-        DataError: the file cannot be read, or a line is not UTF-8 or not JSON; it names the line.
     """
     try:
         with path.open("rb") as file:
@@ -404,9 +330,6 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     """The first of a row's fields that holds text, stripped; "" when none does and it is not required.
 
     Spider's files have the parsed tree under `sql` and the text under `query`.
-
-    Raises:
-        BadRow: the row is no JSON object, no field is valid text, or it is required and missing or empty.
     """
     if not isinstance(row, dict):
         raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")

@@ -1,7 +1,5 @@
 """The card of a dataset of demonstrations: sources, licences, counts, quality, costs, versions, on one page."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Difficulty of questions under a policy: pass@G, SQL-Trail's S(q) and RL selection (A.6), TRUST-SQL's bound."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,16 +18,11 @@ COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}
 
 @dataclasses.dataclass(frozen=True)
 class ScoredQuestion:
-    """One question under a policy.
-
-    Attributes:
-        samples: rollouts that count; broken ones do not.
-        right: how many of them were right.
-    """
+    """One question under a policy."""
 
     example_id: str
-    samples: int
-    right: int
+    samples: int  # rollouts that count; broken ones do not.
+    right: int  # how many of them were right.
 
     @property
     def pass_rate(self) -> float:

@@ -67,28 +67,20 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedTrajectory:
-    """What selection and the dataset's card need to know of one trajectory.
-
-    Attributes:
-        policy: the teacher.
-        right: the answer's result equals the gold SQL's, and no boundary failed.
-        reason: why it cannot be a demonstration (see `fault`); None when it can.
-        detail: the reason for a person, in one line; "" when there is none.
-        agent_chars: characters that the teacher wrote.
-        plan, shape, signature: digests of 63 bits of what it does, of its answer's SQL shape, and of what
-            near-duplicates share (`curation/duplicates.py`).
-    """
+    """What selection and the dataset's card need to know of one trajectory."""
 
     example_id: str
     sample: int
-    policy: str
+    policy: str  # the teacher.
     database: str
     hardness: str
-    right: bool
-    reason: str | None
-    detail: str
+    right: bool  # the answer's result equals the gold SQL's, and no boundary failed.
+    reason: str | None  # why it cannot be a demonstration (see `fault`); None when it can.
+    detail: str  # the reason for a person, in one line; "" when there is none.
     turns: int
-    agent_chars: int
+    agent_chars: int  # characters that the teacher wrote.
+    # plan, shape, signature: digests of 63 bits of what it does, of its answer's SQL shape, and of what near-duplicates
+    # share (`curation/duplicates.py`).
     plan: int
     shape: int
     signature: int

@@ -26,20 +26,13 @@ QUORUM = 2
 
 @dataclasses.dataclass(frozen=True)
 class SchemaConsensus:
-    """What the extractors say of one gold SQL.
-
-    Attributes:
-        items: the accepted tables and columns; None when too few extractors agree.
-        views: what each extractor said; None where it could not read the SQL.
-        agree: names of the extractors that said the accepted schema.
-        reason: why there is no full agreement, in one line; "" when all agree.
-    """
+    """What the extractors say of one gold SQL."""
 
     example_id: str
-    items: SchemaItems | None
-    views: Mapping[str, SchemaItems | None]
-    agree: tuple[str, ...]
-    reason: str
+    items: SchemaItems | None  # the accepted tables and columns; None when too few extractors agree.
+    views: Mapping[str, SchemaItems | None]  # what each extractor said; None where it could not read the SQL.
+    agree: tuple[str, ...]  # names of the extractors that said the accepted schema.
+    reason: str  # why there is no full agreement, in one line; "" when all agree.
 
     def record(self) -> dict[str, Any]:
         """JSON values with sorted lists, for a dataset."""

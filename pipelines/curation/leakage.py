@@ -1,7 +1,5 @@
 """Whether training questions are those of a benchmark: by exact text, by normalised text, and by their SQL's shape."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,19 +11,15 @@ from pipelines.sql.similarity import normalised, sql_shape
 
 @dataclasses.dataclass(frozen=True)
 class Leak:
-    """A training question that a held-out one repeats.
+    """A training question that a held-out one repeats."""
 
-    Attributes:
-        kind: "exact", "normalised" (words but for case, accents, fillers and order), or "sql" (the same query on tables
-            and columns of the same names, but for its values).
-        same_database: whether both ask the same database; a leak across databases is mostly a common phrase.
-    """
-
+    # "exact", "normalised" (words but for case, accents, fillers and order), or "sql" (the same query on tables and
+    # columns of the same names, but for its values).
     kind: str
     train: str
     held_out: str
     question: str
-    same_database: bool
+    same_database: bool  # whether both ask the same database; a leak across databases is mostly a common phrase.
 
 
 TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (  # the strictest first

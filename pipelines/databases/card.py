@@ -32,21 +32,14 @@ Part = TypeVar("Part", "ColumnCard", "TableCard")
 
 
 class ColumnCard(Section):
-    """A column.
-
-    Attributes:
-        key: whether it is (part of) the primary key.
-        synonyms: other words that people use for it.
-        hidden: whether no statement, prompt or answer may hold it.
-        values: some stored values, shown in prompts.
-    """
+    """A column."""
 
     type: str = ""
-    key: bool = False
+    key: bool = False  # whether it is (part of) the primary key.
     description: str = ""
-    synonyms: tuple[str, ...] = ()
-    hidden: bool = False
-    values: tuple[str | int | float, ...] = ()
+    synonyms: tuple[str, ...] = ()  # other words that people use for it.
+    hidden: bool = False  # whether no statement, prompt or answer may hold it.
+    values: tuple[str | int | float, ...] = ()  # some stored values, shown in prompts.
 
 
 class Reference(Section):
@@ -69,21 +62,15 @@ class TableCard(Section):
 
 
 class DatabaseCard(Section):
-    """A database.
+    """A database."""
 
-    Attributes:
-        engine: "sqlite", "duckdb", "postgres" or "mysql".
-        location: a file, or an address without a password.
-        password_env: the environment variable that holds the password; null where none is needed, or where the
-            driver's own sources (PGPASSWORD, a password file, MYSQL_PWD) have it.
-        notes: what every prompt says beside the schema; Markdown.
-        metrics: definitions by name ("revenue: sum of amount over paid orders"): a question gets those that it names.
-    """
-
-    engine: EngineName
-    location: str
+    engine: EngineName  # "sqlite", "duckdb", "postgres" or "mysql".
+    location: str  # a file, or an address without a password.
+    # the environment variable that holds the password; null where none is needed, or where the driver's own sources
+    # (PGPASSWORD, a password file, MYSQL_PWD) have it.
     password_env: str | None = None
-    notes: str = ""
+    notes: str = ""  # what every prompt says beside the schema; Markdown.
+    # definitions by name ("revenue: sum of amount over paid orders"): a question gets those that it names.
     metrics: dict[str, str] = pydantic.Field(default_factory=dict)
     tables: dict[str, TableCard] = pydantic.Field(default_factory=dict)
 
@@ -169,11 +156,7 @@ def place(name: str) -> Path:
 
 
 def read(path: Path) -> DatabaseCard:
-    """A card from its file.
-
-    Raises:
-        DataError: it cannot be read, or has an unknown key or a wrong type; the message names it.
-    """
+    """A card from its file."""
     try:
         return DatabaseCard.model_validate(read_yaml(path))
     except RecipeError as error:
@@ -188,9 +171,6 @@ def by_database() -> dict[str, DatabaseCard]:
     """The cards of the working folder by the `identity` of their databases.
 
     Of several cards of one database the first by name counts, and what any of them hides is hidden.
-
-    Raises:
-        DataError: a card cannot be read.
     """
     cards: dict[str, DatabaseCard] = {}
     for path in sorted(FOLDER.glob("*.yaml")):
@@ -203,30 +183,18 @@ def by_database() -> dict[str, DatabaseCard]:
 
 
 def name_of(address: str) -> str | None:
-    """The name of the first card that describes this file or address; None where there is none.
-
-    Raises:
-        DataError: a card cannot be read.
-    """
+    """The name of the first card that describes this file or address; None where there is none."""
     names = (path.stem for path in sorted(FOLDER.glob("*.yaml")) if identity(read(path).location) == identity(address))
     return next(names, None)
 
 
 def hidden() -> dict[str, HiddenNames]:
-    """What the cards of the working folder hide, by the locations of their databases: `SqlEngine` takes it.
-
-    Raises:
-        DataError: a card cannot be read.
-    """
+    """What the cards of the working folder hide, by the locations of their databases: `SqlEngine` takes it."""
     return {known.location: known.hidden for known in by_database().values() if known.hidden is not None}
 
 
 def write(path: Path, card: DatabaseCard) -> None:
-    """Write a card, whole or not at all.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
+    """Write a card, whole or not at all."""
     value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
     order = ("engine", "location", "password_env", "notes", "metrics", "tables")
     ordered = {key: value[key] for key in order if key in value}

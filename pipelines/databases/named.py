@@ -32,11 +32,7 @@ HINT = "It looks like postgresql://reader@host:5432/shop or mysql://reader@host/
 
 
 def parted(address: str) -> tuple[str, str | None]:
-    """An address without its password, and the password.
-
-    Raises:
-        DataError: this is no address; what it says is not quoted, for it may hold a password.
-    """
+    """An address without its password, and the password."""
     try:
         parts = urlsplit(address)
         _ = parts.port
@@ -70,11 +66,7 @@ def complete(address: str, engine: str, password: str | None) -> str:
 
 
 def password_of(engine: str, variable: str | None) -> str | None:
-    """The password in an environment variable; None where none is to be had.
-
-    Raises:
-        ResourceError: the card names a variable that is not set.
-    """
+    """The password in an environment variable; None where none is to be had."""
     if variable is None:
         return os.environ.get(DIALECTS[engine].password_variable)
     password = os.environ.get(variable)
@@ -121,15 +113,10 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class OpenableDatabase:
-    """A database that can be opened, and its card where it has one.
+    """A database that can be opened, and its card where it has one."""
 
-    Attributes:
-        database: with the password in its location, so it is never written anywhere.
-        address: the location without a password.
-    """
-
-    database: Database
-    address: str
+    database: Database  # with the password in its location, so it is never written anywhere.
+    address: str  # the location without a password.
     card: DatabaseCard | None = None
 
     def sql(self, execution: Execution, workers: int = 1, audit: Path | None = None) -> SqlEngine:
@@ -143,10 +130,6 @@ class OpenableDatabase:
             sql: its sandbox.
             values: example values of each column, where there is no card.
             described: with what the database itself says of tables and columns, where there is no card.
-
-        Raises:
-            DataError: it cannot be read.
-            DatabaseError: it is away.
         """
         from pipelines.benchmarks.prompt_schema import describe
         from pipelines.sql.schema import introspect
@@ -189,12 +172,7 @@ def _readable(schema: Schema, database: Database, sql: SqlEngine) -> Schema:
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:
-    """The database that a command was told of.
-
-    Raises:
-        DataError: there is no such file, name or address, or the file is no database.
-        ResourceError: its password is in an environment variable that is not set.
-    """
+    """The database that a command was told of."""
     engine = of_address(text)
     if engine is not None:
         bare, password = parted(text)
@@ -215,12 +193,7 @@ def is_connected(text: str) -> bool:
 
 
 def of_card(name: str, known: DatabaseCard) -> OpenableDatabase:
-    """The database that a card describes; what another card of the same database hides is hidden, too.
-
-    Raises:
-        ResourceError: its password is in an environment variable that is not set.
-        DataError: its file is gone, or another card cannot be read.
-    """
+    """The database that a card describes; what another card of the same database hides is hidden, too."""
     all_of_it = _card_of(known.location)
     if all_of_it is not None and all_of_it.hidden is not None:
         known = known.also_hiding(all_of_it.hidden)

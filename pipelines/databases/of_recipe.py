@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
-    """Schemas by database, each read once; those that a card describes as the card shows them.
-
-    Raises:
-        DataError: a card cannot be read.
-    """
+    """Schemas by database, each read once; those that a card describes as the card shows them."""
     schemas_read: dict[str, Schema] = {}
     cards = card.by_database()
 
@@ -47,11 +43,7 @@ def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
 
 
 def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
-    """The recipe's sandbox, in which nothing that a card hides can be read; close it (it is a context manager).
-
-    Raises:
-        DataError: a card cannot be read.
-    """
+    """The recipe's sandbox, in which nothing that a card hides can be read; close it (it is a context manager)."""
     from pipelines.sql.engine import Limits, SqlEngine
 
     limits = Limits.of(recipe.execution)
@@ -86,9 +78,6 @@ def noted(examples: Sequence[Example], root: Path) -> list[Example]:
 
     Args:
         root: what the examples' locations are relative to.
-
-    Raises:
-        DataError: a card cannot be read.
     """
     cards = card.by_database()
     return [_noted(example, cards, root) for example in examples] if cards else list(examples)

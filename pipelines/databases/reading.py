@@ -1,7 +1,5 @@
 """Reads a database for its card: catalogue, comments, sizes and a few rows, each within limits."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,11 +137,7 @@ class Found:
 
 
 def role(named: OpenableDatabase) -> tuple[Role, str]:
-    """What the connection's role may do, and the schema that it reads.
-
-    Raises:
-        DataError: the database cannot be opened; says why.
-    """
+    """What the connection's role may do, and the schema that it reads."""
     dialect = DIALECTS[named.database.engine]
     try:
         with dialect.catalog(named.database.location, LIMITS.timeout_s) as opened:
@@ -154,11 +148,7 @@ def role(named: OpenableDatabase) -> tuple[Role, str]:
 
 
 def read(named: OpenableDatabase, password_env: str | None, on_tables: Bar = lambda done: None) -> Found:
-    """The card of a database that can be opened.
-
-    Raises:
-        DataError: its catalogue cannot be read, or it has no tables.
-    """
+    """The card of a database that can be opened."""
     database = named.database
     schema = introspect(database)
     if not schema.tables:
@@ -173,11 +163,7 @@ def read(named: OpenableDatabase, password_env: str | None, on_tables: Bar = lam
 
 
 def _look(named: OpenableDatabase, schema: Schema, on_tables: Bar) -> tuple[dict[str, Samples], dict[str, int | None]]:
-    """Some rows of each table, and how many it has; of what fails or takes too long there is nothing.
-
-    Raises:
-        DataError: none of a good many statements reaches the database.
-    """
+    """Some rows of each table, and how many it has; of what fails or takes too long there is nothing."""
     samples: dict[str, Samples] = {}
     rows: dict[str, int | None] = {}
     until = time.monotonic() + SECONDS

@@ -1,7 +1,5 @@
 """What a chat endpoint answered, read from its JSON whatever the server's habits, and as a turn of our protocols."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -17,21 +15,16 @@ _THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DO
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One answer, as it is kept.
-
-    Attributes:
-        kind: how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
-            "malformed" where no choice could be read.
-        reasoning: a thinking model's own field; "" where there is none.
-        calls: (name, arguments as JSON text) of tool calls that the server took out of the text.
-        stopped: the stop string that ended it, where the server says so.
-    """
+    """One answer, as it is kept."""
 
     text: str
+    # how it ended: "truncated" at the token limit, "refused" by the model or a filter, "empty" without a word,
+    # "malformed" where no choice could be read.
     kind: Kind = "ok"
-    reasoning: str = ""
+    reasoning: str = ""  # a thinking model's own field; "" where there is none.
+    # (name, arguments as JSON text) of tool calls that the server took out of the text.
     calls: tuple[tuple[str, str], ...] = ()
-    stopped: str | None = None
+    stopped: str | None = None  # the stop string that ended it, where the server says so.
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -58,12 +51,7 @@ def whole(text: str) -> str:
 
 
 def read(value: Mapping[str, Any]) -> Answer:
-    """The first choice of a chat completion.
-
-    Raises:
-        Malformed: it is not one: no choices, or fields of other types.
-        Unreadable: as that, of a server that tells of no error.
-    """
+    """The first choice of a chat completion."""
     problem = Malformed("the answer tells of an error")
     try:
         if not value.get("error"):
@@ -184,9 +172,6 @@ async def collect(client: Any, body: Mapping[str, Any], omit: Sequence[str] = ()
 
     Args:
         omit: "stream_options" for a server that refuses it; it then counts no tokens.
-
-    Raises:
-        Malformed: the stream ended before the answer did.
     """
     parts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
     calls: dict[int, dict[str, str]] = {}

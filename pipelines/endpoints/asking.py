@@ -45,11 +45,7 @@ class Asker:
 
     Attributes:
         bought: what this run has paid; the log's own count goes back to the first run.
-        used: tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run
-            paid.
-
-    Raises:
-        ResourceError: the environment variable that should hold the key is empty.
+        used: tokens of the prompt and of the answer, and the kind, of each answer handed out, by key, whichever run paid.
     """
 
     def __init__(self, endpoint: Endpoint, name: str, responses: Path | None, concurrency: int = 16) -> None:
@@ -71,11 +67,7 @@ class Asker:
 
     @classmethod
     def named(cls, name: str, responses: Path | None) -> Asker:
-        """The endpoint of that name in `conf/local/endpoints.yaml`.
-
-        Raises:
-            RecipeError: there is none.
-        """
+        """The endpoint of that name in `conf/local/endpoints.yaml`."""
         settings = endpoint(name)
         return cls(settings, name, responses, settings.concurrency)
 
@@ -138,21 +130,12 @@ class Asker:
 
         Args:
             samples: of each conversation, which stand together.
-
-        Raises:
-            UserError: what the user must mend.
-            BoundaryError: the endpoint failed on one after all retries. The rest was asked before and is kept, so that
-                asking again costs one answer; going on without it would make another dataset.
         """
         return asyncio.run(self.ask_all_async(conversations, sampling, samples))
 
     def ask_most(self, conversations: Sequence[Sequence[Message]]) -> list[Answer | None]:
         """As `ask_all`, but None also where the endpoint failed on one: for a training, which leaves an episode out
         that a boundary broke, and caches no answer's absence.
-
-        Raises:
-            UserError: what the user must mend; also that every request was refused.
-            BoundaryError: every one failed.
         """
         done, failures = asyncio.run(self._ask_each(conversations, GREEDY, caught=(EndpointError, RecipeError)))
         if failures and len(failures) == len(done):

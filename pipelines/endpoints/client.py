@@ -8,8 +8,6 @@
       key_env: EXAMPLE_API_KEY    # the environment variable that holds the key; leave out for a server without one
 """
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import json
@@ -80,51 +78,43 @@ class Refused(EndpointError):
 
 
 class Endpoint(Section):
-    """One model behind an OpenAI-compatible HTTP interface.
+    """One model behind an OpenAI-compatible HTTP interface."""
 
-    Attributes:
-        base_url: up to and with `/v1`; without a user name or a password.
-        key_env: the environment variable that holds the key; null for a server that wants none.
-        timeout_s: of one request from its first byte to its last, in seconds in which this process was running.
-        retries: of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with
-            exponential back-off and jitter, or after what the server's Retry-After says.
-        concurrency: requests in flight at once, of a judge, cleaner, linker, extractor, selector or `invent`; a teacher
-            has `synthesis.teacher.concurrency`.
-        patience_s: seconds in which nothing works after which the run stops.
-        requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
-        price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
-        cap_tokens, cap_cost: a run stops before the endpoint's answers in this store have used more; no store keeps
-            what `ask`, `serve` and `mcp` ask, so there a process has this much for itself.
-        max_tokens_key: what the server calls the most tokens of an answer; newer OpenAI models want
-            `max_completion_tokens`.
-        omit: keys of a request's body that the server refuses ("seed", "stop", "temperature", "top_p").
-        extra: further JSON of each request's body ({"reasoning_effort": "low"}).
-        system: "merge" puts the system message into the first user message, for templates that refuse the role.
-        reasoning: "keep" makes a thinking model's reasoning field the turn's reasoning block where it has none; "drop"
-            leaves it out.
-        stream: read the answer as it is written, for servers that cut silent connections.
-    """
-
-    base_url: str
+    base_url: str  # up to and with `/v1`; without a user name or a password.
     model: str
-    key_env: str | None = None
+    key_env: str | None = None  # the environment variable that holds the key; null for a server that wants none.
+    # of one request from its first byte to its last, in seconds in which this process was running.
     timeout_s: float = pydantic.Field(default=600.0, gt=0)
+    # of one request, for broken connections, cut or malformed answers, 408, 409, 429 and 5xx; with exponential back-off
+    # and jitter, or after what the server's Retry-After says.
     retries: Positive = 8
+    # requests in flight at once, of a judge, cleaner, linker, extractor, selector or `invent`; a teacher has
+    # `synthesis.teacher.concurrency`.
     concurrency: Positive = 16
-    patience_s: float = pydantic.Field(default=300.0, gt=0)
+    patience_s: float = pydantic.Field(default=300.0, gt=0)  # seconds in which nothing works after which the run stops.
+    # requests_per_minute, tokens_per_minute: never exceeded; null for no limit.
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
+    # price_in, price_out: of a million tokens of prompt and of answer, in `currency`.
     price_in: float = pydantic.Field(default=0.0, ge=0)
     price_out: float = pydantic.Field(default=0.0, ge=0)
     currency: str = "USD"
+    # cap_tokens, cap_cost: a run stops before the endpoint's answers in this store have used more; no store keeps what
+    # `ask`, `serve` and `mcp` ask, so there a process has this much for itself.
     cap_tokens: Positive | None = None
     cap_cost: float | None = pydantic.Field(default=None, gt=0)
+    # what the server calls the most tokens of an answer; newer OpenAI models want `max_completion_tokens`.
     max_tokens_key: str = "max_tokens"
+    # keys of a request's body that the server refuses ("seed", "stop", "temperature", "top_p").
     omit: tuple[str, ...] = ()
+    # further JSON of each request's body ({"reasoning_effort": "low"}).
     extra: dict[str, Any] = pydantic.Field(default_factory=dict)
+    # "merge" puts the system message into the first user message, for templates that refuse the role.
     system: Literal["keep", "merge"] = "keep"
+    # "keep" makes a thinking model's reasoning field the turn's reasoning block where it has none; "drop" leaves it
+    # out.
     reasoning: Literal["keep", "drop"] = "keep"
-    stream: bool = False
+    stream: bool = False  # read the answer as it is written, for servers that cut silent connections.
 
     @pydantic.model_validator(mode="after")
     def _priced(self) -> Self:
@@ -180,9 +170,6 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
 
     Args:
         path: the file that holds it; by default `place()`.
-
-    Raises:
-        RecipeError: there is no such entry, or it has an unknown or a missing key.
     """
     path = path or place()
     entries = endpoints(path)
@@ -201,11 +188,7 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
 
 
 def name_of(teacher: Teacher) -> str:
-    """The endpoint that a teacher section names.
-
-    Raises:
-        RecipeError: it names none.
-    """
+    """The endpoint that a teacher section names."""
     if teacher.endpoint is None:
         raise RecipeError("the recipe's teacher is an endpoint without a name", "Set synthesis.teacher.endpoint=NAME.")
     return teacher.endpoint
@@ -219,9 +202,6 @@ class Connection:
 
     Attributes:
         pace: its requests and tokens per minute.
-
-    Raises:
-        ResourceError: the environment variable that should hold the key is empty.
     """
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
@@ -240,11 +220,7 @@ class Connection:
         self._left: set[asyncio.Task[Any]] = set()  # of these, the ones whose asker has gone
 
     async def reach(self) -> None:
-        """Ask the server once for its models, which costs nothing.
-
-        Raises:
-            ResourceError: it does not answer, or refuses the key.
-        """
+        """Ask the server once for its models, which costs nothing."""
         import openai
 
         async def listed() -> None:
@@ -269,12 +245,6 @@ class Connection:
 
         Args:
             tokens: that the request may use, for the endpoint's limit per minute.
-
-        Raises:
-            RecipeError, ResourceError: the server refuses such requests, or is down; says what to change.
-            ContextOverflow: the conversation is too long for the model.
-            Refused: the provider's filter refuses the conversation.
-            EndpointError: no answer after all retries.
         """
         attempt = 0
         while True:
@@ -396,9 +366,6 @@ async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer
 
     The time is counted in slices, each as long as it was to be and not as long as it took: a process that was starved
     or suspended looks at what has come before it gives up, for what has come is paid for.
-
-    Raises:
-        TimeoutError: it did not.
     """
     task = asyncio.ensure_future(request)
     try:
@@ -413,11 +380,7 @@ async def within(request: Coroutine[Any, Any, Answer], seconds: float) -> Answer
 
 
 def body_of(raw: bytes | str) -> Mapping[str, Any]:
-    """A response's JSON object.
-
-    Raises:
-        Malformed: it is none.
-    """
+    """A response's JSON object."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

@@ -1,7 +1,5 @@
 """The cap on what may be spent at an endpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import email.utils
 import random
@@ -54,9 +52,6 @@ class Budget:
 
         Args:
             most: tokens of its prompt and of its completion.
-
-        Raises:
-            ResourceError: it does not fit any more.
         """
         while (problem := self._over(most)) is not None:
             if not self._in_flight:
@@ -198,11 +193,7 @@ class Breaker:
         return self.failures >= TRIP
 
     async def admit(self) -> None:
-        """Wait until a request may go out.
-
-        Raises:
-            ResourceError: nothing has worked for `patience_s`, and it is not yet time for another probe.
-        """
+        """Wait until a request may go out."""
         came = self._clock()
         while self.open:
             now = self._clock()
@@ -220,11 +211,7 @@ class Breaker:
         self.failures, self._pause, self._gave_up = 0, FIRST_DELAY_S, False
 
     def failed(self) -> None:
-        """A request failed at the boundary.
-
-        Raises:
-            ResourceError: it was a probe, and nothing has worked for `patience_s`.
-        """
+        """A request failed at the boundary."""
         now = self._clock()
         if self.failures == 0:
             self._since = now

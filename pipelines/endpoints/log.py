@@ -6,8 +6,6 @@ asked again. Several processes may share a log: whoever asks first holds a claim
 its holder, and the others wait for the line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -148,9 +146,6 @@ class ResponseLog:
 
         Args:
             tokens: of the prompt and of the completion, as the endpoint counted them.
-
-        Raises:
-            ResourceError: the disk is full.
         """
         value = {"key": key, "tokens": list(tokens), **record}
         line = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"

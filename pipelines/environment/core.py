@@ -58,19 +58,14 @@ POLICY = "outside"  # the name of the policy in the trajectories: the environmen
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a turn led to.
+    """What a turn led to."""
 
-    Attributes:
-        observation: the environment's answer, as the text of a user message; None when the episode is over.
-        reward: the panel's sum on the full track when the episode is over; None before, and for a broken episode, which
-            must be left out of its group and never counted as 0.
-        done: whether the episode is over.
-        info: after the last turn: `correct`, `broken`, `stop`, `turns`, `final_sql`, `by_term` and `by_track`.
-    """
-
-    observation: str | None
+    observation: str | None  # the environment's answer, as the text of a user message; None when the episode is over.
+    # the panel's sum on the full track when the episode is over; None before, and for a broken episode, which must be
+    # left out of its group and never counted as 0.
     reward: float | None
-    done: bool
+    done: bool  # whether the episode is over.
+    # after the last turn: `correct`, `broken`, `stop`, `turns`, `final_sql`, `by_term` and `by_track`.
     info: Mapping[str, Any] = field(default_factory=dict)
 
 

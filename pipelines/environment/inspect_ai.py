@@ -3,8 +3,6 @@
 inspect eval sqltrain/text_to_sql --model openai/MODEL -T recipe=sql_trail -T include=local/bird_dev
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -28,9 +26,6 @@ def text_to_sql(recipe: str = "sql_trail", overrides: str | list[str] = "", pool
         overrides: `key=value`, as on the command line; one, or a list.
         pool: `sft`, `rl`, `dev`, or a benchmark of `data.test`; without it, the first benchmark.
         workers: processes that run SQL.
-
-    Raises:
-        UserError: there is no such recipe or pool, or its data is missing.
     """
     words = [overrides] if isinstance(overrides, str) else overrides
     environment = shared(recipe, tuple(filter(None, words)), workers, evaluates=True)

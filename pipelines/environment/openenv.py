@@ -8,8 +8,6 @@ while not result.done:
 result = await client.step(Turn(text=my_model(result.observation.messages)))
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,16 +30,11 @@ class AgentTurn(Action):  # type: ignore[misc]
 
 
 class Seen(Observation):  # type: ignore[misc]
-    """What the agent sees: the whole conversation, so that any chat model can go on from it.
-
-    Attributes:
-        stop: texts after which the agent's turn ends.
-        info: of an ended episode; see `Step.info`.
-    """
+    """What the agent sees: the whole conversation, so that any chat model can go on from it."""
 
     messages: Messages = Field(default_factory=list)
-    stop: list[str] = Field(default_factory=list)
-    info: dict[str, Any] = Field(default_factory=dict)
+    stop: list[str] = Field(default_factory=list)  # texts after which the agent's turn ends.
+    info: dict[str, Any] = Field(default_factory=dict)  # of an ended episode; see `Step.info`.
 
 
 class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
@@ -56,22 +49,14 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
         self._state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> Seen:
-        """Begin an episode on the question that `Asked.example` finds; without one, on question `seed` of pool `rl`.
-
-        Raises:
-            DataError: there is no such question.
-        """
+        """Begin an episode on the question that `Asked.example` finds; without one, on question `seed` of pool `rl`."""
         asked = asked or {"pool": "rl", "index": (seed or 0) % len(self._asked.pool("rl"))}
         self._session = self._environment.reset(self._asked.example(asked))
         self._state = State(episode_id=episode_id, step_count=0)
         return Seen(messages=self._session.messages, stop=list(self._session.stop))
 
     def step(self, action: AgentTurn, timeout_s: float | None = None, **_: Any) -> Seen:
-        """Take the agent's turn; SQL has the recipe's own time limit.
-
-        Raises:
-            ValueError: there is no episode, or it is over.
-        """
+        """Take the agent's turn; SQL has the recipe's own time limit."""
         if self._session is None:
             raise ValueError("reset comes first")
         step = self._session.step(action.text)
@@ -122,9 +107,6 @@ def app(
         databases: the folder whose files clients' own rows may name; None gives out the recipe's questions alone.
         sessions: episodes at a time.
         idle_s: after which the episode of a client that has gone silent is ended.
-
-    Raises:
-        RecipeError: no such recipe, or it pays nothing.
     """
     environment = Environment(recipe, overrides, workers)
     asked = QuestionPools(environment, databases)

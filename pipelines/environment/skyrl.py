@@ -7,8 +7,6 @@ Each row of the dataset has, beside SkyRL's `prompt`, the fields that `example_o
 recipe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,11 +36,7 @@ class SqltrainEnv(BaseTextEnv):  # type: ignore[misc]
         return self._session.messages, {"stop": list(self._session.stop)}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take the agent's turn; the last one has the reward.
-
-        Raises:
-            RuntimeError: the episode is broken. SkyRL knows no reward of None, and 0 would teach a falsehood.
-        """
+        """Take the agent's turn; the last one has the reward."""
         assert self._session is not None, "init comes first"
         self._last = last = self._session.step(action)
         self.turns += 1

@@ -18,11 +18,7 @@ OPENING, CLOSING = "<tool_response>\n", "\n</tool_response>"
 
 
 def tools(recipe: str, overrides: Sequence[str] = (), workers: int = 1) -> Callable[[], SqlTools]:
-    """What `environment_factory` takes: all episodes share one pool of SQL workers.
-
-    Raises:
-        RecipeError: no such recipe.
-    """
+    """What `environment_factory` takes: all episodes share one pool of SQL workers."""
     environment = Environment(recipe, [*overrides, *NATIVE], workers)
     return lambda: SqlTools(environment)
 
@@ -36,11 +32,7 @@ class SqlTools:
         self._last: StepResult | None = None
 
     def reset(self, **row: Any) -> str:
-        """Begin an episode on a row of the dataset; its prompt is appended to the last message of the row's.
-
-        Raises:
-            DataError: the row lacks a field.
-        """
+        """Begin an episode on a row of the dataset; its prompt is appended to the last message of the row's."""
         self._session, self._last = self._environment.reset(example_of(row)), None
         return "\n\n".join(message["content"] for message in self._session.messages)
 

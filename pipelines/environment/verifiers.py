@@ -7,8 +7,6 @@ verifiers finds a taskset by the name of a top-level module, so a project of you
     __all__ = ["SqlEnv", "SqlTaskset"]
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any
@@ -19,19 +17,13 @@ from pipelines.environment.core import Environment, example_of, row_of, shared
 
 
 class SqlConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Which questions, and how they are asked and paid.
+    """Which questions, and how they are asked and paid."""
 
-    Attributes:
-        recipe: a recipe's name or path.
-        overrides: `key=value`, as on the command line.
-        pool: `sft`, `rl`, `dev`, or a benchmark of `data.test` by its name.
-        workers: processes that run SQL.
-    """
-
-    recipe: str = "sql_trail"
+    recipe: str = "sql_trail"  # a recipe's name or path.
+    # `key=value`, as on the command line.
     overrides: list[str] = []  # noqa: RUF012 - pydantic copies defaults
-    pool: str = "rl"
-    workers: int = 1
+    pool: str = "rl"  # `sft`, `rl`, `dev`, or a benchmark of `data.test` by its name.
+    workers: int = 1  # processes that run SQL.
 
     def environment(self) -> Environment:
         """The one that all episodes of this process share."""
@@ -73,11 +65,7 @@ class SqlEnv(vf.Env[SqlEnvConfig]):  # type: ignore[misc]
     """The agent's turns go to our environment, whose observations are the user's."""
 
     async def run(self, task: Any, agents: Any) -> None:
-        """Play one episode and note its reward, `correct`, and the reward by term.
-
-        Raises:
-            RuntimeError: the episode is broken: verifiers records an error, and no reward.
-        """
+        """Play one episode and note its reward, `correct`, and the reward by term."""
         session = self.taskset.config.environment().reset(example_of(task.data.row))
         async with agents.agent.interaction(task) as interaction:
             segment = await interaction.turn()

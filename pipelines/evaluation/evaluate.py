@@ -1,7 +1,5 @@
 """From trajectories to evaluation records: verdicts under every named equality, costs, schema links, error classes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -63,10 +61,6 @@ def evaluate(
         equalities: names of `pipelines/sql/equalities/compare.py`; the first says what counts as the same result in a vote.
         gold_schemas: consensus gold schemas by example id; without the mapping, the gold SQL's own items are taken.
         verdicts: of the trajectories under these equalities, where they are known.
-
-    Raises:
-        ValueError: no equality is named.
-        DataError: an example has accepted results and no gold query, or the other way round, for these equalities.
     """
     if not equalities:
         raise ValueError("a verdict needs a named equality")

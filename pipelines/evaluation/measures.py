@@ -5,8 +5,6 @@ wrong answers), ... A measure of one slice names the benchmark's own level, or S
 ex` is a number of the training before, by its steps, and `swing ex` how far it moves from one step to the next.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -3,8 +3,6 @@
 Broken records are left out everywhere. Where a question has several samples, it counts once, with its mean.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -32,40 +30,26 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KPoint:
-    """One point of the curves over the number of samples.
+    """One point of the curves over the number of samples."""
 
-    Attributes:
-        k: samples.
-        pass_at: whether any of k is right, unbiased (Chen et al., 2021, equation 1).
-        average_at: mean accuracy of the first k samples (Reasoning-SQL, A.4).
-        majority_at: accuracy of the vote of k.
-        tied: share of the votes that were ties.
-    """
-
-    k: int
-    pass_at: Estimate
-    average_at: Estimate
-    majority_at: Estimate
-    tied: float
+    k: int  # samples.
+    pass_at: Estimate  # whether any of k is right, unbiased (Chen et al., 2021, equation 1).
+    average_at: Estimate  # mean accuracy of the first k samples (Reasoning-SQL, A.4).
+    majority_at: Estimate  # accuracy of the vote of k.
+    tied: float  # share of the votes that were ties.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkingMeans:
-    """Schema linking averaged over episodes; all are shares in [0, 1].
-
-    Attributes:
-        exact: episodes that name gold's tables and columns, no more and no fewer.
-        jaccard: mean similarity (SQL-Trail, equation 10).
-        n: episodes that have a gold schema.
-    """
+    """Schema linking averaged over episodes; all are shares in [0, 1]."""
 
     table_precision: float
     table_recall: float
     column_precision: float
     column_recall: float
-    exact: float
-    jaccard: float
-    n: int
+    exact: float  # episodes that name gold's tables and columns, no more and no fewer.
+    jaccard: float  # mean similarity (SQL-Trail, equation 10).
+    n: int  # episodes that have a gold schema.
 
 
 def scored(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
@@ -107,11 +91,7 @@ def execution_accuracy(records: Iterable[EpisodeRecord], equality: str, seed: in
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The chance that k of n samples hold a correct one: 1 - C(n - c, k) / C(n, k) (Chen et al., 2021, equation 1).
-
-    Raises:
-        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
-    """
+    """The chance that k of n samples hold a correct one: 1 - C(n - c, k) / C(n, k) (Chen et al., 2021, equation 1)."""
     if not (0 <= correct <= n and 1 <= k <= n):
         raise ValueError(f"no pass@{k} of {correct} right in {n}")
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
@@ -341,9 +321,6 @@ def data_efficiency(before: float, after: float, examples: int) -> float:
     Args:
         before, after: EX as shares in [0, 1].
         examples: training examples used in between.
-
-    Raises:
-        ValueError: examples is not positive.
     """
     if examples <= 0:
         raise ValueError("data efficiency needs training examples")

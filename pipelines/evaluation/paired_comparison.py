@@ -1,7 +1,5 @@
 """Two systems on the same questions: which ones flipped, and whether the difference is more than chance."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -123,33 +121,27 @@ class Flip:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two systems, question by question, over the questions that both have unbroken records of.
+    """Two systems, question by question, over the questions that both have unbroken records of."""
 
-    Attributes:
-        before, after: the systems' names.
-        accuracy_before, accuracy_after: EX over these questions; with several samples, mean EX.
-        paired: their difference with its interval and the sign-flip test by database.
-        gained, lost: questions that only `after`, or only `before`, has right; for greedy episodes.
-        p_mcnemar: exact, two-sided, of those counts; None for sampled episodes, whose scores are graded.
-        needed: questions that would detect a difference of this size with 80 % power; None when there is none.
-        detectable: the smallest difference that so many questions detect with 80 % power, by the flips that were seen;
-            None for sampled episodes, and where nothing flipped or not even the flips all one way would be enough.
-        flips: the questions that flipped, in the order of `before`; for greedy episodes.
-    """
-
+    # before, after: the systems' names.
     before: str
     after: str
     equality: str
     mode: Mode
+    # accuracy_before, accuracy_after: EX over these questions; with several samples, mean EX.
     accuracy_before: float
     accuracy_after: float
-    paired: Paired
+    paired: Paired  # their difference with its interval and the sign-flip test by database.
+    # gained, lost: questions that only `after`, or only `before`, has right; for greedy episodes.
     gained: int
     lost: int
-    p_mcnemar: float | None
+    p_mcnemar: float | None  # exact, two-sided, of those counts; None for sampled episodes, whose scores are graded.
+    # questions that would detect a difference of this size with 80 % power; None when there is none.
     needed: int | None
+    # the smallest difference that so many questions detect with 80 % power, by the flips that were seen; None for
+    # sampled episodes, and where nothing flipped or not even the flips all one way would be enough.
     detectable: float | None
-    flips: tuple[Flip, ...]
+    flips: tuple[Flip, ...]  # the questions that flipped, in the order of `before`; for greedy episodes.
 
 
 def compare(

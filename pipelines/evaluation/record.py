@@ -94,70 +94,50 @@ class Linking:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One trajectory of an evaluation, with its verdicts.
+    """One trajectory of an evaluation, with its verdicts."""
 
-    Attributes:
-        example_id, sample: the trajectory's own; with `mode` they name it.
-        database: the id of the database that the question is about.
-        difficulty: the benchmark's own level (BIRD); "" where it gives none.
-        needs_probe: whether the question can't be answered without looking at stored values; None when not known.
-        mode: greedy, or one of several samples.
-        final_sql: the answer; None when there is none.
-        scores: the verdict under each equality, by its name: 1.0 or 0.0, or graded.
-        broken: a boundary failed (the episode, the database or the gold SQL): counted nowhere but in its own count.
-        failure: what broke, in a short word; None when nothing did.
-        status: of the final SQL's execution; None when there is none.
-        n_rows, gold_rows: rows that the answer and the gold SQL returned.
-        signature: of the answer's result, for voting; None when there is no usable result.
-        stop, forced, well_formed: as in `Trajectory`.
-        turns: agent turns, the final one included.
-        tool_calls: turns that had something executed; the final answer's own execution is not one.
-        failed_calls: those whose execution did not end well.
-        tokens_in: prompt and observation tokens; None for policies that speak text only.
-        tokens_out: tokens that the agent generated; None likewise.
-        reasoning_chars: characters of all thinking blocks (SQL-Trail, figure 5).
-        linking: against the gold schema; None when there is no gold schema.
-        bigrams: Jaccard similarity of token bigrams with the gold SQL (SQL-Trail, equation 9).
-        diagnosis: why it is wrong by some equality; None when it is right by all, or broken.
-        lists_first: whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None where
-            the agent has no explore phase.
-        asked: questions to the user; None where the agent has nobody to ask.
-        unverified: names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without one.
-        question_digest, gold_digest: of the question's and the gold SQL's text, "" where there is none: what tells a
-            question whatever a benchmark's reader or a prediction file calls it.
-    """
-
+    # example_id, sample: the trajectory's own; with `mode` they name it.
     example_id: str
-    database: str
+    database: str  # the id of the database that the question is about.
     hardness: Hardness
-    mode: Mode
+    mode: Mode  # greedy, or one of several samples.
     sample: Number
-    final_sql: str | None
+    final_sql: str | None  # the answer; None when there is none.
+    # the verdict under each equality, by its name: 1.0 or 0.0, or graded.
     scores: Mapping[Annotated[str, pydantic.Field(max_length=60)], Grade]
-    broken: bool
-    failure: str | None
-    status: ExecutionStatus | None
+    broken: bool  # a boundary failed (the episode, the database or the gold SQL): counted nowhere but in its own count.
+    failure: str | None  # what broke, in a short word; None when nothing did.
+    status: ExecutionStatus | None  # of the final SQL's execution; None when there is none.
+    # n_rows, gold_rows: rows that the answer and the gold SQL returned.
     n_rows: Number
     gold_rows: Number
-    signature: str | None
+    signature: str | None  # of the answer's result, for voting; None when there is no usable result.
+    # stop, forced, well_formed: as in `Trajectory`.
     stop: StopReason
     forced: bool
     well_formed: bool
-    turns: Number
-    tool_calls: Number
-    failed_calls: Number
-    tokens_in: Number | None
-    tokens_out: Number | None
-    reasoning_chars: Number
-    linking: Linking | None
-    bigrams: Grade
-    diagnosis: Diagnosis | None = None
-    difficulty: str = ""
+    turns: Number  # agent turns, the final one included.
+    tool_calls: Number  # turns that had something executed; the final answer's own execution is not one.
+    failed_calls: Number  # those whose execution did not end well.
+    tokens_in: Number | None  # prompt and observation tokens; None for policies that speak text only.
+    tokens_out: Number | None  # tokens that the agent generated; None likewise.
+    reasoning_chars: Number  # characters of all thinking blocks (SQL-Trail, figure 5).
+    linking: Linking | None  # against the gold schema; None when there is no gold schema.
+    bigrams: Grade  # Jaccard similarity of token bigrams with the gold SQL (SQL-Trail, equation 9).
+    diagnosis: Diagnosis | None = None  # why it is wrong by some equality; None when it is right by all, or broken.
+    difficulty: str = ""  # the benchmark's own level (BIRD); "" where it gives none.
+    # whether the question can't be answered without looking at stored values; None when not known.
     needs_probe: bool | None = None
+    # whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None where the agent has no
+    # explore phase.
     lists_first: bool | None = None
+    # names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without one.
     unverified: Number | None = None
+    # question_digest, gold_digest: of the question's and the gold SQL's text, "" where there is none: what tells a
+    # question whatever a benchmark's reader or a prediction file calls it.
     question_digest: str = ""
     gold_digest: str = ""
+    # questions to the user; None where the agent has nobody to ask.
     asked: Annotated[Number | None, pydantic.Field(exclude_if=lambda asked: asked is None)] = None
 
     @property
@@ -171,11 +151,7 @@ class EpisodeRecord:
         return self.status is ExecutionStatus.OK
 
     def score(self, equality: str) -> float:
-        """The verdict under an equality.
-
-        Raises:
-            KeyError: it has no verdict under that equality.
-        """
+        """The verdict under an equality."""
         return self.scores[equality]
 
     def right(self, equality: str) -> bool:

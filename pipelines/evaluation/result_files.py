@@ -6,8 +6,6 @@ called and whatever else the answer returns. Numbers may differ by 0.01. Both si
 reads as a number is one, and an empty cell equals NULL.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -32,11 +30,7 @@ Gold = Mapping[str, Any]
 
 
 def is_asked_for(examples: Sequence[Example], equalities: Sequence[str]) -> bool:
-    """Whether result files decide here, and not gold queries.
-
-    Raises:
-        DataError: the equalities ask for both, or for what some example does not have.
-    """
+    """Whether result files decide here, and not gold queries."""
     by_files = EQUALITY in equalities
     if by_files and len(set(equalities)) > 1:
         raise DataError(

@@ -39,39 +39,27 @@ Method = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean of scores in [0, 1] with its interval.
+    """A mean of scores in [0, 1] with its interval."""
 
-    Attributes:
-        value: the mean.
-        low, high: bounds of the 95 % interval.
-        n: questions.
-        n_clusters: databases that they are about.
-        method: how the interval was made.
-    """
-
-    value: float
+    value: float  # the mean.
+    # low, high: bounds of the 95 % interval.
     low: float
     high: float
-    n: int
-    n_clusters: int
-    method: Method
+    n: int  # questions.
+    n_clusters: int  # databases that they are about.
+    method: Method  # how the interval was made.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paired:
-    """The mean difference of two systems on the same questions.
+    """The mean difference of two systems on the same questions."""
 
-    Attributes:
-        difference: mean of after - before, in [-1, 1].
-        low, high: bounds of its 95 % interval.
-        p_permutation: two-sided p-value of the sign-flip test, of what `flipped` says.
-        n, n_clusters, method: as in `Estimate`.
-    """
-
-    difference: float
+    difference: float  # mean of after - before, in [-1, 1].
+    # low, high: bounds of its 95 % interval.
     low: float
     high: float
-    p_permutation: float
+    p_permutation: float  # two-sided p-value of the sign-flip test, of what `flipped` says.
+    # n, n_clusters, method: as in `Estimate`.
     n: int
     n_clusters: int
     method: Method
@@ -83,11 +71,7 @@ class Paired:
 
 
 def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a proportion (E. B. Wilson, 1927); `successes` may be fractional.
-
-    Raises:
-        ValueError: n is not positive, or successes lies outside [0, n].
-    """
+    """Wilson's 95 % score interval of a proportion (E. B. Wilson, 1927); `successes` may be fractional."""
     if n <= 0 or not 0 <= successes <= n:
         raise ValueError(f"no proportion: {successes} of {n}")
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
@@ -130,9 +114,6 @@ def paired(
 
     Whole databases are resampled, or single questions when there are fewer than `MIN_CLUSTERS`; differences that are
     all equal get the reach of Wilson's interval of 0 in n; of counts, in units of that difference.
-
-    Raises:
-        ValueError: the three sequences differ in length.
     """
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if not differences:
@@ -223,9 +204,6 @@ def questions_needed(first: float, second: float) -> int:
 
     The normal approximation of the two-sided test of two proportions, without a continuity correction (Fleiss, 1981,
     chapter 3). For 75 against 80 %: 1,094.
-
-    Raises:
-        ValueError: the accuracies are equal or outside [0, 1].
     """
     if first == second or not (0 <= first <= 1 and 0 <= second <= 1):
         raise ValueError(f"no difference to detect between {first} and {second}")
@@ -242,9 +220,6 @@ def pairs_needed(discordant: float, difference: float) -> int:
     Args:
         discordant: share of questions that exactly one of the two systems has right.
         difference: the difference of the two accuracies; its size is at most `discordant`.
-
-    Raises:
-        ValueError: the difference is 0 or larger than the discordant share.
     """
     if not 0 < abs(difference) <= discordant <= 1:
         raise ValueError(f"no difference of {difference} can come from {discordant} discordant questions")
@@ -316,9 +291,6 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
 
     Args:
         before, after: one a seed, in the same order of seeds.
-
-    Raises:
-        ValueError: the two have not equally many runs.
     """
     runs = [
         {

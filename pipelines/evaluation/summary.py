@@ -1,7 +1,5 @@
 """One system's evaluation as a table of figures: serialisable, with every interval beside its figure."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
@@ -35,41 +33,31 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What a report says about one system.
+    """What a report says about one system."""
 
-    Attributes:
-        equality: the headline's.
-        n_questions, n_databases: with at least one verdict.
-        n_broken: episodes that count nowhere; `failures` says by class why.
-        ex: of the greedy episodes, under each equality.
-        sampled: mean EX of the sampled episodes, under the headline equality.
-        points: pass@k, average@k and majority@k of the sampled episodes, by ascending k.
-        measured: the registered metrics by name (`evaluation/metrics.py`), of the greedy episodes, or of the sampled
-            ones when there are no others, as are all figures below; one that nothing is known of is not there.
-        errors: wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
-        by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
-        left_out: questions of the benchmark that could not be asked, by the reason.
-        n_unasked: episodes that were not asked, for the model had been given up; they count as wrong.
-        ex_with_broken: EX of the headline with every broken episode counted as wrong; None where none is broken.
-    """
-
-    equality: str
+    equality: str  # the headline's.
+    # n_questions, n_databases: with at least one verdict.
     n_questions: int
     n_databases: int
-    n_broken: int
+    n_broken: int  # episodes that count nowhere; `failures` says by class why.
     failures: Mapping[str, int]
-    ex: Mapping[str, Estimate]
-    sampled: Estimate | None
-    points: tuple[KPoint, ...]
+    ex: Mapping[str, Estimate]  # of the greedy episodes, under each equality.
+    sampled: Estimate | None  # mean EX of the sampled episodes, under the headline equality.
+    points: tuple[KPoint, ...]  # pass@k, average@k and majority@k of the sampled episodes, by ascending k.
+    # the registered metrics by name (`evaluation/metrics.py`), of the greedy episodes, or of the sampled ones when
+    # there are no others, as are all figures below; one that nothing is known of is not there.
     measured: Mapping[str, Measure]
-    errors: Mapping[str, int]
+    errors: Mapping[str, int]  # wrong episodes by error class; hints: wrong episodes that have a clue of a kind.
     hints: Mapping[str, int]
+    # by_hardness, by_difficulty, by_database, by_links: the slices; by_links counts gold columns.
     by_hardness: tuple[Level, ...]
     by_difficulty: tuple[Level, ...]
     by_database: tuple[Level, ...]
     by_links: tuple[Level, ...]
+    # questions of the benchmark that could not be asked, by the reason.
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    n_unasked: int = 0
+    n_unasked: int = 0  # episodes that were not asked, for the model had been given up; they count as wrong.
+    # EX of the headline with every broken episode counted as wrong; None where none is broken.
     ex_with_broken: float | None = None
 
     @property
@@ -98,9 +86,6 @@ def summarise(
         rule: who may vote for majority@k.
         seed: of the bootstrap.
         more: metrics of plug-ins, by name, beside ours.
-
-    Raises:
-        ValueError: there are no records.
     """
     if not records:
         raise ValueError("there is nothing to summarise")

@@ -24,31 +24,21 @@ Form = Literal["set", "bag"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """One sampled answer of a question.
+    """One sampled answer of a question."""
 
-    Attributes:
-        sample: its index in the group.
-        signature: of its result; None when it gave no usable result (no SQL, an error, a time-out).
-        empty: whether the result has no rows.
-        score: what the answer is worth in [0, 1].
-    """
-
-    sample: int
-    signature: str | None
-    empty: bool
-    score: float
+    sample: int  # its index in the group.
+    signature: str | None  # of its result; None when it gave no usable result (no SQL, an error, a time-out).
+    empty: bool  # whether the result has no rows.
+    score: float  # what the answer is worth in [0, 1].
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may vote.
+    """Who may vote."""
 
-    Attributes:
-        empty: whether results without rows vote ("vote"), or only when there are no others ("last").
-        failing: whether candidates without a usable result abstain, or vote together as one group.
-    """
-
+    # whether results without rows vote ("vote"), or only when there are no others ("last").
     empty: Literal["vote", "last"] = "vote"
+    # whether candidates without a usable result abstain, or vote together as one group.
     failing: Literal["abstain", "vote"] = "abstain"
 
     @classmethod
@@ -62,28 +52,18 @@ PLAIN = Rule()  # every usable result votes, as the papers' "execution-result co
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Vote:
-    """How a vote went.
+    """How a vote went."""
 
-    Attributes:
-        winner: the candidate whose answer is given; the earliest one when nobody could vote.
-        tied: whether another group was as large.
-    """
-
-    winner: Candidate
-    tied: bool
+    winner: Candidate  # the candidate whose answer is given; the earliest one when nobody could vote.
+    tied: bool  # whether another group was as large.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Consensus:
-    """Majority@k of one question, over all (or `MAX_SUBSETS` drawn) k-subsets of its samples.
+    """Majority@k of one question, over all (or `MAX_SUBSETS` drawn) k-subsets of its samples."""
 
-    Attributes:
-        score: mean score of the winners, in [0, 1].
-        tied: share of the votes that were ties.
-    """
-
-    score: float
-    tied: float
+    score: float  # mean score of the winners, in [0, 1].
+    tied: float  # share of the votes that were ties.
 
 
 def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
@@ -119,11 +99,7 @@ def _canonical(cell: object) -> str:
 
 
 def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
-    """The answer of a group of candidates.
-
-    Raises:
-        ValueError: there are no candidates.
-    """
+    """The answer of a group of candidates."""
     if not candidates:
         raise ValueError("a vote needs candidates")
     ordered = sorted(candidates, key=lambda candidate: candidate.sample)
@@ -149,9 +125,6 @@ def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, s
 
     With k = n it is the vote's own score. Taking every subset, not only the first k samples, makes points of a curve
     over k comparable: each uses all n samples.
-
-    Raises:
-        ValueError: k is not between 1 and the number of candidates.
     """
     if not 1 <= k <= len(candidates):
         raise ValueError(f"no majority@{k} of {len(candidates)} candidates")

@@ -4,8 +4,6 @@ They hold settings, counts and figures. No question, query, value or name of a d
 path or address of the machine that trained it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping
@@ -39,25 +37,16 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Lineage:
-    """A checkpoint and where it comes from.
+    """A checkpoint and where it comes from."""
 
-    Attributes:
-        folder: with the weights.
-        adapter: with the low-rank adapters that were merged into them; None where all weights were trained.
-        card: how it is asked.
-        manifests: of the stages that made it, by kind, its own among them; {} for a folder that no stage made.
-        metrics: what those stages counted, by kind.
-        evaluations: of this checkpoint, in the store.
-        demonstrations: the card of what it was shown; "" where there is none.
-    """
-
-    folder: Path
-    adapter: Path | None
-    card: CheckpointCard | None
+    folder: Path  # with the weights.
+    adapter: Path | None  # with the low-rank adapters that were merged into them; None where all weights were trained.
+    card: CheckpointCard | None  # how it is asked.
+    # of the stages that made it, by kind, its own among them; {} for a folder that no stage made.
     manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    evaluations: tuple[Evaluated, ...] = ()
-    demonstrations: str = ""
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what those stages counted, by kind.
+    evaluations: tuple[Evaluated, ...] = ()  # of this checkpoint, in the store.
+    demonstrations: str = ""  # the card of what it was shown; "" where there is none.
 
     def setting(self, path: str) -> Any:
         """What the recipe said at a path that one of the stages reads whole; None where none does."""
@@ -66,11 +55,7 @@ class Lineage:
 
 
 def trace(folder: Path) -> Lineage:
-    """All that is known of a checkpoint's folder.
-
-    Raises:
-        DataError: there is no model, its weights are damaged, or its card or an evaluation of it cannot be read.
-    """
+    """All that is known of a checkpoint's folder."""
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a checkpoint folder that holds a config.json.")
     require_sound(folder)

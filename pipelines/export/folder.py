@@ -1,7 +1,5 @@
 """Writes an export: the files of a checkpoint that others need, whole or not at all, with its cards beside them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -25,13 +23,7 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def write(lineage: Lineage, kind: Kind, out: Path) -> list[str]:
-    """Write an export; returns what a person should know of it, a line each.
-
-    Raises:
-        DataError: `out` is there already, there are no adapters or none whose base has a hub name, or the chat template
-            cannot be said.
-        ResourceError: no room on the disk, or it cannot be written.
-    """
+    """Write an export; returns what a person should know of it, a line each."""
     if out.exists():
         raise DataError(f"{out} exists", "Name a folder that is not there yet.")
     files = _adapters(lineage) if kind == "hub-adapter" else list(_files(lineage.folder, WEIGHTS))
@@ -102,11 +94,7 @@ HUB_HINT = "Set HF_TOKEN, or run: hf auth login"
 
 
 def require_token() -> str:
-    """The token of the hub.
-
-    Raises:
-        ResourceError: there is none.
-    """
+    """The token of the hub."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -116,12 +104,7 @@ def require_token() -> str:
 
 
 def push(folder: Path, name: str, token: str) -> str:
-    """Upload a folder into a repository of that name, made private where there is none; returns its address.
-
-    Raises:
-        UserError: the hub refuses the token or the name.
-        EndpointError: the hub does not answer.
-    """
+    """Upload a folder into a repository of that name, made private where there is none; returns its address."""
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

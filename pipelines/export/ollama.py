@@ -3,8 +3,6 @@
 What Ollama converts, and the pre-tokenizers that it knows, are those of its `convert/convert.go` and `tokenizer.go`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -38,9 +36,6 @@ def modelfile(folder: Path, tokenizer: Any, card: CheckpointCard | None) -> str:
 
     Args:
         card: how the model is asked; without one it has the template alone.
-
-    Raises:
-        DataError: the chat template does more than put each message between fixed texts.
     """
     protocol = None if card is None else build(card.protocol)
     chat_template = template(tokenizer, protocol.thought if protocol is not None else "think")
@@ -58,9 +53,6 @@ def template(tokenizer: Any, thought: str) -> str:
 
     Args:
         thought: the tag of the agent's reasoning, which some templates leave out of earlier turns.
-
-    Raises:
-        DataError: it does more than put each message between fixed texts.
     """
     if not tokenizer.chat_template:
         raise DataError("the model's tokenizer has no chat template", HINT)

@@ -6,8 +6,6 @@ that was edited is a new row; a batch whose folder is removed was never there, a
 was refused is such a one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -35,11 +33,7 @@ Row = dict[str, Any] | str  # a line that is no JSON object stays as it is: the 
 
 
 def collect(settings: Nightly, batches: Path) -> Path | None:
-    """Freeze the inbox's new rows as the next batch under `batches`; None where there are none.
-
-    Raises:
-        DataError: there is no inbox, or it cannot be read.
-    """
+    """Freeze the inbox's new rows as the next batch under `batches`; None where there are none."""
     if settings.inbox is None:
         raise DataError("the recipe names no inbox", "Set nightly.inbox=FOLDER.")
     inbox = Path(settings.inbox).expanduser().resolve()
@@ -84,11 +78,7 @@ def _rows(inbox: Path, table: str | None) -> Iterator[tuple[str, Row]]:
 
 
 def _files(inbox: Path) -> list[Path]:
-    """The files of questions in a folder, in order.
-
-    Raises:
-        DataError: there is a file that looks like questions and is not read, which must not pass unseen.
-    """
+    """The files of questions in a folder, in order."""
     files = [path for path in sorted(inbox.iterdir()) if not path.name.startswith(".")]
     deeper = [path for path in sorted(inbox.glob("[!.]*/*")) if path.suffix.lower() in READ]
     unread = [path for path in files if path.is_file() and path.suffix.lower() in UNREAD] + deeper

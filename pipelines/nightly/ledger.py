@@ -3,8 +3,6 @@
 The registry's aliases only mirror it: a tracking server that is gone, or a name moved there by hand, decides nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -53,11 +51,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one night of a recipe at a time, whoever starts it; the kernel drops the lock with its holder.
-
-        Raises:
-            Overlap: another one is at work.
-        """
+        """Only one night of a recipe at a time, whoever starts it; the kernel drops the lock with its holder."""
         with writing(self.folder):
             self.batches.mkdir(parents=True, exist_ok=True)
         with writing(self.folder):
@@ -86,10 +80,6 @@ class Ledger:
 
         Args:
             standing: key of the champion that the line is about; "" for a line that is about none.
-
-        Raises:
-            Moved: another champion stands by now; nothing is written.
-            ResourceError: no room on the disk, or the ledger cannot be written; what was cut short never happened.
         """
         row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **facts}
         with writing(self.folder), self.lines_locked():
@@ -157,11 +147,7 @@ class Ledger:
         return sorted(self.batches.glob("[0-9]*"))
 
     def rollback(self) -> tuple[Champion, Champion]:
-        """Give the place back to the champion before, at any time; returns the one that left and the one that came.
-
-        Raises:
-            DataError: there is none before it, or its checkpoint is gone.
-        """
+        """Give the place back to the champion before, at any time; returns the one that left and the one that came."""
         champions = self.champions()
         if len(champions) < 2:
             raise DataError(f"there is no earlier champion of {self.folder.name} to go back to")

@@ -3,8 +3,6 @@
 A ledger only grows: one that continues another takes its place, and two that have parted are never mixed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Container, Iterator
@@ -23,9 +21,6 @@ def push(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
     """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
 
     A recipe whose night is at work is left out, and a line says so.
-
-    Raises:
-        DataError: the ledger there is not one that this store's continues.
     """
     for recipe, ledger in ledgers(store).items():
         try:
@@ -53,11 +48,7 @@ def _push(remote: Remote, ledger: Ledger, recipe: str, say: Callable[[str], None
 
 
 def pull(remote: Remote, store: Store, say: Callable[[str], None]) -> None:
-    """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken.
-
-    Raises:
-        DataError: the ledger there is not one that continues this store's, or a file is too long.
-    """
+    """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken."""
     sizes = remote.files_below(HOME)
     for recipe in sorted({name.partition("/")[0] for name in sizes if is_plain(name.partition("/")[0])}):
         if f"{recipe}/{LINES}" not in sizes:
@@ -118,11 +109,7 @@ def _take(remote: Remote, ledger: Ledger, recipe: str, name: str, size: int, dec
 
 
 def _links(path: Path) -> dict[str, str]:
-    """The links of a batch to its databases.
-
-    Raises:
-        DataError: they are no mapping of texts, or one has a name that the batch's own files have or may have.
-    """
+    """The links of a batch to its databases."""
     links = read_json(path)
     if not isinstance(links, dict) or not all(isinstance(to, str) and "\0" not in to for to in links.values()):
         raise refused(f"{path.parent.name}/{LINKS}", "its links are no mapping of texts")
@@ -146,11 +133,7 @@ def _decided(lines: bytes, recipe: str) -> Container[str]:
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
-    """Whether one ledger has lines that the other lacks; no where it is the same or behind.
-
-    Raises:
-        DataError: they have parted: each has nights of its own.
-    """
+    """Whether one ledger has lines that the other lacks; no where it is the same or behind."""
     if not longer.startswith(shorter) and not shorter.startswith(longer):
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",

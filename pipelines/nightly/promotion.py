@@ -1,7 +1,5 @@
 """Whether a challenger takes the champion's place: better by a paired test, and nowhere worse than a bound."""
 
-from __future__ import annotations
-
 import dataclasses
 from bisect import bisect_right
 from collections import Counter
@@ -36,25 +34,17 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class PromotionDecision:
-    """A decision with its numbers.
-
-    Attributes:
-        reason: in one line, for a person.
-        numbers: EX of both, their difference with interval and p-values, and the difference on each hardness level
-            ("level/hard") and guard ("guard/NAME"), all as shares.
-    """
+    """A decision with its numbers."""
 
     decision: Decision
-    reason: str
+    reason: str  # in one line, for a person.
+    # EX of both, their difference with interval and p-values, and the difference on each hardness level ("level/hard")
+    # and guard ("guard/NAME"), all as shares.
     numbers: dict[str, float]
 
 
 def decide(test: Held, guards: Mapping[str, Held], settings: Nightly, seed: int) -> PromotionDecision:
-    """Hold a challenger against the champion.
-
-    Raises:
-        DataError: they share no held-out question.
-    """
+    """Hold a challenger against the champion."""
     whole = _compare(test, seed)
     parts = {f"level/{level}": _level(test, level) for level in HARDNESS_LEVELS}
     parts |= {f"guard/{name}": pairs for name, pairs in guards.items()}

@@ -1,7 +1,5 @@
 """What of a store is needed, by whom, and what may go: live runs, pins, champions and newest reports keep theirs."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -58,9 +56,6 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
 
     Args:
         about: what `live` tells of the run, JSON values.
-
-    Raises:
-        ResourceError: the store cannot be written, or its disk is full.
     """
     folder = store.root / RUNS
     try:
@@ -102,11 +97,7 @@ def pins(store: Store) -> list[Name]:
 
 
 def pin(store: Store, name: str, keep: bool) -> Name:
-    """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer.
-
-    Raises:
-        DataError: there is no such stage, or there are several.
-    """
+    """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer."""
     stage, _, start = name.partition("/")
     pinned = pins(store)
     among = list(store.names()) if keep else pinned

@@ -4,8 +4,6 @@ Every batch is read, taught, filtered and given its gold schemas by itself, so i
 others. A union only joins finished rows; its key is made of theirs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -30,14 +28,10 @@ Frames = list[pl.DataFrame]
 
 @dataclass(frozen=True)
 class UnionPart:
-    """One batch, or the recipe's own data: the keys of its finished stages, by name.
-
-    Attributes:
-        fresh: the champion has not learned it: GRPO draws on it, and all of its demonstrations are taken.
-    """
+    """One batch, or the recipe's own data: the keys of its finished stages, by name."""
 
     keys: Mapping[str, str]
-    fresh: bool
+    fresh: bool  # the champion has not learned it: GRPO draws on it, and all of its demonstrations are taken.
 
 
 def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: int) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """The contract of a protocol: how a prompt is put, a turn read, an observation shown, and where tracks are cut."""
 
-from __future__ import annotations
-
 import abc
 import functools
 import re
@@ -36,27 +34,20 @@ class Protocol(abc.ABC):
     """One way to speak with a database.
 
     Attributes:
-        name: as recipes call it.
-        prompts: the folder of its prompt files, `NAME_PROMPT.txt` each.
-        thought: the tag of the reasoning block.
-        agent: names of the tags that the agent may write, the reasoning block's among them.
-        environment: names of the tags that only the environment writes.
-        tags: literal tags that the two sides write; the tiny tokenizer makes each a single token.
-        stop: closing tags that end an agent's turn; they stay in its text.
         strict: whether more than the tags counts (`config.format`).
-        opening: the tag that the environment writes for the agent where it forces the final answer, so that the turn
-            can be nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
-        can_prefill: whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
     """
 
-    name: ClassVar[str]
-    prompts: ClassVar[Path] = PROMPTS
-    thought: str
-    agent: tuple[str, ...]
-    environment: tuple[str, ...]
-    tags: tuple[str, ...]
-    stop: tuple[str, ...]
+    name: ClassVar[str]  # as recipes call it.
+    prompts: ClassVar[Path] = PROMPTS  # the folder of its prompt files, `NAME_PROMPT.txt` each.
+    thought: str  # the tag of the reasoning block.
+    agent: tuple[str, ...]  # names of the tags that the agent may write, the reasoning block's among them.
+    environment: tuple[str, ...]  # names of the tags that only the environment writes.
+    tags: tuple[str, ...]  # literal tags that the two sides write; the tiny tokenizer makes each a single token.
+    stop: tuple[str, ...]  # closing tags that end an agent's turn; they stay in its text.
+    # the tag that the environment writes for the agent where it forces the final answer, so that the turn can be
+    # nothing else (SQL-Trail, algorithm 1, line 29); "" where `force` asks in words alone.
     opening: str = ""
+    # whether `schema_view: prefill` has a meaning: a first turn that is given and shows the schema.
     can_prefill: ClassVar[bool] = False
 
     def __init__(self, config: config.ProtocolSection) -> None:

@@ -5,8 +5,6 @@ closing tag closes its block, wherever it stands, because that is what a stop st
 generated; SQL that needs such text in a literal writes it in two pieces (`'<' || '/sql>'`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -31,17 +29,11 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """What a text holds.
+    """What a text holds."""
 
-    Attributes:
-        blocks: closed blocks in order, up to the first error.
-        stray: whether anything but white space stands outside the blocks.
-        error: the first structural error; None when there is none.
-    """
-
-    blocks: tuple[Block, ...]
-    stray: bool = False
-    error: str | None = None
+    blocks: tuple[Block, ...]  # closed blocks in order, up to the first error.
+    stray: bool = False  # whether anything but white space stands outside the blocks.
+    error: str | None = None  # the first structural error; None when there is none.
 
     def bodies(self, tag: str) -> list[str]:
         """The texts of the blocks of one tag, in order."""

@@ -12,8 +12,6 @@ pragma's argument only where the pragma is one that tells of a table, and gave r
 prefilled variant the synthetic first turn's observation counts like any other.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -106,11 +104,7 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
 
 
 def write_schema(content: str, brief: bool) -> str:
-    """A proposal as an agent says it.
-
-    Raises:
-        ValueError: the content is no proposal.
-    """
+    """A proposal as an agent says it."""
     if read_schema(content, brief=False)[1]:
         raise ValueError("not a proposed schema")
     value = json.loads(content)

@@ -9,8 +9,6 @@ the text has lines. In cells they are escaped, too, and ` | ` cannot forge a col
 under headings, their lines are indented, so that none of them can be a heading (`indented`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """What the protocols share whose turn is a reasoning block and then exactly one action block."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
@@ -73,32 +71,22 @@ INVALID = "Your last action was not valid. Think again and try another one."
 
 
 class ReactOptions(section.Section):
-    """What else a recipe may say.
+    """What else a recipe may say."""
 
-    Attributes:
-        reasoning_tag: what the reasoning block is called.
-        scout: whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
-        headers: whether a result shows its column names (SQL-Trail, table 4).
-    """
-
-    reasoning_tag: Literal["reasoning", "think"] = "reasoning"
+    reasoning_tag: Literal["reasoning", "think"] = "reasoning"  # what the reasoning block is called.
+    # whether there is `<schema>` too: TRUST-SQL's proposal, made in a turn of its own, ends the schema track.
     scout: bool = False
-    headers: bool = True
+    headers: bool = True  # whether a result shows its column names (SQL-Trail, table 4).
 
 
 @protocol("react", options=ReactOptions)
 class React(OneAction):
-    """Reason, act, observe.
-
-    Attributes:
-        settings: the model of its options.
-        others: tags of further actions, by what they ask for.
-    """
+    """Reason, act, observe."""
 
     name = "react"
     opening = "<solution>"
-    settings: ClassVar[type[ReactOptions]] = ReactOptions
-    others: ClassVar[Mapping[str, ActionKind]] = {}
+    settings: ClassVar[type[ReactOptions]] = ReactOptions  # the model of its options.
+    others: ClassVar[Mapping[str, ActionKind]] = {}  # tags of further actions, by what they ask for.
 
     def __init__(self, config: config.ProtocolSection) -> None:
         super().__init__(config)
@@ -157,15 +145,11 @@ SCRIPTED = "scripted"  # the user who answers from a question's own marks
 
 
 class AskOptions(ReactOptions):
-    """What else a recipe may say.
+    """What else a recipe may say."""
 
-    Attributes:
-        user: "scripted" answers from the question's own marks of what is vague; else the endpoint that plays the user.
-        patience: questions that are answered beyond the number of marks that matter (BIRD-Interact: 3).
-    """
-
+    # "scripted" answers from the question's own marks of what is vague; else the endpoint that plays the user.
     user: str = SCRIPTED
-    patience: Count = 3
+    patience: Count = 3  # questions that are answered beyond the number of marks that matter (BIRD-Interact: 3).
 
 
 @protocol("ask", options=AskOptions)

@@ -7,8 +7,6 @@ prompt says the same with plain SQL in place of JSON calls, and `table : column 
 schemas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 
@@ -47,15 +45,12 @@ WHOLE_CATALOGUE = "SELECT sql FROM sqlite_master"
 
 
 class PhasesOptions(section.Section):
-    """What else a recipe may say.
+    """What else a recipe may say."""
 
-    Attributes:
-        phases: which there are: all four (EPGC), or the pilot study's EC and EGC.
-        probes_only: whether exploring is refused to a query that is more than a look (`probes.is_probe`). The paper's
-            prompt asks for metadata queries, and its tool runs any SQL.
-    """
-
+    # which there are: all four (EPGC), or the pilot study's EC and EGC.
     phases: tuple[Phase, ...] = ("explore", "propose", "generate", "confirm")
+    # whether exploring is refused to a query that is more than a look (`probes.is_probe`). The paper's prompt asks for
+    # metadata queries, and its tool runs any SQL.
     probes_only: bool = False
 
     @pydantic.field_validator("phases")

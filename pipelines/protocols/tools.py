@@ -1,7 +1,5 @@
 """The one tool that agents call, described as MCP describes tools, and the JSON calls that name it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -73,11 +71,7 @@ def write_call(sql: str) -> str:
 
 
 def write_fence(sql: str) -> str:
-    """The SQL in the fence that answers come in.
-
-    Raises:
-        ValueError: the SQL holds a fence itself.
-    """
+    """The SQL in the fence that answers come in."""
     if "```" in sql:
         raise ValueError("SQL that holds ``` cannot be said in a fence")
     return f"```sql\n{sql}\n```"

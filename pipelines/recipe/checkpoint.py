@@ -1,7 +1,5 @@
 """The card beside a checkpoint's weights: how the model was taught to speak, for whoever asks it later."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,22 +14,15 @@ _DATA = {"values", "linker"}
 
 
 class CheckpointCard(section.Section):
-    """What a checkpoint says of itself.
+    """What a checkpoint says of itself."""
 
-    Attributes:
-        recipe: the name of the recipe that made it.
-        stage: the stage that made it: "model", "sft" or "grpo".
-        inputs: the keys of the stages that it was made from, by name.
-        protocol: how it speaks: the tags, the prompt, the turn caps, what the prompt shows of the schema.
-        sampling: how evaluation draws its samples; also the token budgets of a turn and of an episode.
-        values, linker: as in the recipe's data; cards of before have none, and then the recipe says it.
-    """
-
-    recipe: str
-    stage: str
-    inputs: dict[str, str]
+    recipe: str  # the name of the recipe that made it.
+    stage: str  # the stage that made it: "model", "sft" or "grpo".
+    inputs: dict[str, str]  # the keys of the stages that it was made from, by name.
+    # how it speaks: the tags, the prompt, the turn caps, what the prompt shows of the schema.
     protocol: config.ProtocolSection
-    sampling: section.Sampling
+    sampling: section.Sampling  # how evaluation draws its samples; also the token budgets of a turn and of an episode.
+    # values, linker: as in the recipe's data; cards of before have none, and then the recipe says it.
     values: int = 0
     linker: str | None = None
 
@@ -64,11 +55,7 @@ def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str
 
 
 def read_card(folder: Path) -> CheckpointCard | None:
-    """The card of a checkpoint; None where there is none, as in a folder that no stage made.
-
-    Raises:
-        DataError: there is a card and it cannot be read.
-    """
+    """The card of a checkpoint; None where there is none, as in a folder that no stage made."""
     path = folder / CARD
     if not path.is_file():
         return None
@@ -83,9 +70,6 @@ def require_sound(folder: Path) -> None:
     """Hold the weights of a store's stage against the digests of its manifest; a folder that no stage made has none.
 
     Some 0.4 to 2 GB a second, once in a process.
-
-    Raises:
-        DataError: they are not what the stage wrote.
     """
     place = folder.resolve().parent
     if not (place / MANIFEST).is_file():

@@ -1,7 +1,5 @@
 """Plug-ins: modules that a recipe names or a package declares, their import, and the digest of their code."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

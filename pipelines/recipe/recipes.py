@@ -4,8 +4,6 @@ A recipe file names the files it includes (`include: [models/tiny, data/miniatur
 ones win), then sets its own keys. Overrides come last. Unknown keys and wrong types are errors that name the key.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

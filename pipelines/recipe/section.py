@@ -1,7 +1,5 @@
 """What the sections of a recipe are made of: their base, bounded numbers, and names that a registry checks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import pydantic
@@ -51,16 +49,10 @@ FilterRule = Annotated[str, pydantic.AfterValidator(FILTER_RULES.check)]
 
 
 class Sampling(Section):
-    """How tokens are drawn.
+    """How tokens are drawn."""
 
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: draw among the likeliest tokens that together have this probability.
-        turn_tokens: most tokens of one turn.
-        episode_tokens: most tokens of a whole episode, its prompt and observations included.
-    """
-
-    temperature: Annotated[float, pydantic.Field(ge=0)] = 1.0
+    temperature: Annotated[float, pydantic.Field(ge=0)] = 1.0  # 0 is greedy.
+    # draw among the likeliest tokens that together have this probability.
     top_p: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0
-    turn_tokens: Positive = 1024
-    episode_tokens: Positive = 8192
+    turn_tokens: Positive = 1024  # most tokens of one turn.
+    episode_tokens: Positive = 8192  # most tokens of a whole episode, its prompt and observations included.

@@ -1,7 +1,5 @@
 """YAML as this project reads it: no key twice, `1e-6` is a number, aliases have a bound, and errors are plain."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -88,11 +86,7 @@ def _loaded(text: str) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """A YAML value.
-
-    Raises:
-        yaml.YAMLError: it is not YAML, nests too deep, or grows too large where aliases repeat its parts.
-    """
+    """A YAML value."""
     try:
         value = _loaded(text)
         if _size(value, {}) > max(MOST_VALUES, len(text)):
@@ -126,11 +120,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping.
-
-    Raises:
-        RecipeError: the file is missing, is not YAML, or is not a mapping; it names the line.
-    """
+    """A YAML mapping."""
     try:
         value = _copied(_parsed(path.read_text(encoding="utf-8")))
     except OSError as error:

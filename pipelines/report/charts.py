@@ -1,7 +1,5 @@
 """The report's charts as inline SVG, drawn here so that they need no script and print as they look."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

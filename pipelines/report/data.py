@@ -1,7 +1,5 @@
 """What a report is made of: systems with their records and trajectories, and what surrounds them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -25,70 +23,49 @@ MAX_TRAJECTORIES = 2000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class System:
-    """One evaluated system: a checkpoint before or after a stage, an endpoint, somebody's prediction file.
+    """One evaluated system: a checkpoint before or after a stage, an endpoint, somebody's prediction file."""
 
-    Attributes:
-        name: as tables call it ("after GRPO").
-        records: its evaluation records, greedy and sampled together; at least one.
-        trajectories: what each record was made from, in the same order; () leaves the reader with the answers alone.
-        training_examples: examples that training used up to here, all stages together; None when not known.
-        note: where it comes from (a checkpoint's digest, a file's name).
-        at_once: records of the greedy pass in which the agent had to answer without looking; () without one.
-        left_out: questions of the benchmark that could not be asked, by the reason.
-        costs: what an answer took, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.
-    """
-
-    name: str
-    records: tuple[EpisodeRecord, ...]
+    name: str  # as tables call it ("after GRPO").
+    records: tuple[EpisodeRecord, ...]  # its evaluation records, greedy and sampled together; at least one.
+    # what each record was made from, in the same order; () leaves the reader with the answers alone.
     trajectories: tuple[Trajectory, ...] = ()
+    # examples that training used up to here, all stages together; None when not known.
     training_examples: int | None = None
-    note: str = ""
+    note: str = ""  # where it comes from (a checkpoint's digest, a file's name).
+    # records of the greedy pass in which the agent had to answer without looking; () without one.
     at_once: tuple[EpisodeRecord, ...] = ()
+    # questions of the benchmark that could not be asked, by the reason.
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # what an answer took, by name ("seconds", "R-VES"), from side files; {} where nothing was noted.
     costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """All that one report shows. Whatever is left empty leaves its section out.
+    """All that one report shows. Whatever is left empty leaves its section out."""
 
-    Attributes:
-        title: of the page ("miniature").
-        equality: the headline's name; every record must have a verdict under it.
-        systems: in the order of training, the baseline first; their colours follow this order.
-        examples: of the questions in the records, by id; the reader shows these, and {} leaves it out.
-        schemas: by database id, the schema as text for the reader.
-        curves: rows of `curves.jsonl` by stage ("SFT", "GRPO"); each row has a "step".
-        pass_rates: one a scored question, in [0, 1]: the difficulty stage's.
-        group: rollouts behind each pass rate (G).
-        results: first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
-        facts: what names the run, label and value ("recipe": "miniature", "seed": "0", ...).
-        verdict: what was decided by these figures, in a sentence beside them.
-        tables: further tables, each a section of its own.
-        ks: sample counts of the curves over k.
-        rule: who votes for majority@k.
-        metrics: those of plug-ins, by name, that are shown beside ours.
-        max_trajectories: how many the reader holds; greedy ones come first.
-        seed: of the bootstraps.
-    """
-
-    title: str
-    equality: str
-    systems: tuple[System, ...]
+    title: str  # of the page ("miniature").
+    equality: str  # the headline's name; every record must have a verdict under it.
+    systems: tuple[System, ...]  # in the order of training, the baseline first; their colours follow this order.
+    # of the questions in the records, by id; the reader shows these, and {} leaves it out.
     examples: Mapping[str, Example]
+    # by database id, the schema as text for the reader.
     schemas: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # rows of `curves.jsonl` by stage ("SFT", "GRPO"); each row has a "step".
     curves: Mapping[str, Sequence[Mapping[str, float]]] = dataclasses.field(default_factory=dict)
-    pass_rates: tuple[float, ...] = ()
-    group: int | None = None
+    pass_rates: tuple[float, ...] = ()  # one a scored question, in [0, 1]: the difficulty stage's.
+    group: int | None = None  # rollouts behind each pass rate (G).
+    # first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
     results: Mapping[tuple[str, str], Preview] = dataclasses.field(default_factory=dict)
+    # what names the run, label and value ("recipe": "miniature", "seed": "0", ...).
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    verdict: str = ""
-    tables: tuple[ReportTable, ...] = ()
-    ks: tuple[int, ...] = KS
-    rule: Rule = PLAIN
-    metrics: tuple[str, ...] = ()
-    max_trajectories: int = MAX_TRAJECTORIES
-    seed: int = 0
+    verdict: str = ""  # what was decided by these figures, in a sentence beside them.
+    tables: tuple[ReportTable, ...] = ()  # further tables, each a section of its own.
+    ks: tuple[int, ...] = KS  # sample counts of the curves over k.
+    rule: Rule = PLAIN  # who votes for majority@k.
+    metrics: tuple[str, ...] = ()  # those of plug-ins, by name, that are shown beside ours.
+    max_trajectories: int = MAX_TRAJECTORIES  # how many the reader holds; greedy ones come first.
+    seed: int = 0  # of the bootstraps.
 
     @functools.cached_property
     def summaries(self) -> tuple[Summary, ...]:
@@ -135,9 +112,6 @@ def as_report(
         databases: by id; one that is missing makes its items broken, not wrong.
         equalities: the first is the headline.
         verdicts: of the predictions, in their order, where they are known; they may be of more equalities.
-
-    Raises:
-        ValueError: there is no prediction.
     """
     examples = {str(idx): _example(idx, gold[idx], databases[gold[idx].db_id]) for idx in predictions}
     answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]

@@ -105,21 +105,14 @@ class TableColumn:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportTable:
-    """Rows of raw values.
+    """Rows of raw values."""
 
-    Attributes:
-        slug: names its CSV file and its LaTeX label.
-        title: its caption.
-        note: how to read it; may be empty.
-        styles: the system that each row is about, as a number of the palette; () for none.
-    """
-
-    slug: str
-    title: str
+    slug: str  # names its CSV file and its LaTeX label.
+    title: str  # its caption.
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
-    styles: tuple[int, ...] = ()
+    note: str = ""  # how to read it; may be empty.
+    styles: tuple[int, ...] = ()  # the system that each row is about, as a number of the palette; () for none.
 
 
 def show(cell: Cell, kind: Kind) -> str:

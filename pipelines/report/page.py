@@ -1,7 +1,5 @@
 """The whole page: one file that asks nothing of the network and runs no script but its own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The trajectory reader's data: a small index that lists and filters, and chunks that are read when one is opened."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -20,17 +18,11 @@ RIGHT, WRONG, BROKEN = 1, 0, 2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Payload:
-    """What the page's script is given.
+    """What the page's script is given."""
 
-    Attributes:
-        index: systems, questions, schemas, and a short row for each trajectory.
-        chunks: lists of `CHUNK` trajectories in full, in the order of the index.
-        left_out: trajectories that the cap left out.
-    """
-
-    index: dict[str, Any]
-    chunks: list[list[dict[str, Any]]]
-    left_out: int
+    index: dict[str, Any]  # systems, questions, schemas, and a short row for each trajectory.
+    chunks: list[list[dict[str, Any]]]  # lists of `CHUNK` trajectories in full, in the order of the index.
+    left_out: int  # trajectories that the cap left out.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

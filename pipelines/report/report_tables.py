@@ -1,7 +1,5 @@
 """The report's tables, each made from the report's data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Evaluation tables for a terminal: the figures at a run's end, where to look, and a comparison of two systems."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Mapping, Sequence
 

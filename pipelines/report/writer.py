@@ -1,7 +1,5 @@
 """The report of an evaluation: one self-contained HTML page, and its tables as Markdown, LaTeX and CSV."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -31,11 +29,7 @@ PREVIEW_S = 5.0  # seconds for the first rows of one result; a slower one is lef
 
 
 def write(data: ReportData, path: Path) -> None:
-    """Write the HTML page. The same data gives the same bytes.
-
-    Raises:
-        ValueError: there is no system, or one without records.
-    """
+    """Write the HTML page. The same data gives the same bytes."""
     if not data.systems:
         raise ValueError("a report needs a system")
     # A lone surrogate of a model's text has no UTF-8; written as its escape it is what JSON wants anyway.
@@ -70,11 +64,7 @@ def with_results(data: ReportData) -> ReportData:
 
 
 def write_all(data: ReportData, folder: Path) -> None:
-    """Write the page, and the tables into a folder of their own; `folder` exists.
-
-    Raises:
-        ValueError: there is no system, or one without records.
-    """
+    """Write the page, and the tables into a folder of their own; `folder` exists."""
     write(data, folder / PAGE)
     (folder / TABLES).mkdir(exist_ok=True)
     write_tables(data, folder / TABLES)

@@ -22,34 +22,21 @@ Choice = Literal["accepted", "mended", "rejected", "open"]
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What a person said of one question.
+    """What a person said of one question."""
 
-    Attributes:
-        key: of the question (`items.Item`).
-        id: the question's name, for whoever reads the file.
-        choice: "open" takes an earlier one back.
-        at: the moment, in UTC.
-        question, sql, evidence: the texts of a mended one as they are right; "" of any other.
-        reason: in the person's words; may be empty.
-    """
-
-    key: str
-    id: str
-    choice: Choice
-    at: str
+    key: str  # of the question (`items.Item`).
+    id: str  # the question's name, for whoever reads the file.
+    choice: Choice  # "open" takes an earlier one back.
+    at: str  # the moment, in UTC.
+    # question, sql, evidence: the texts of a mended one as they are right; "" of any other.
     question: str = ""
     sql: str = ""
     evidence: str = ""
-    reason: str = ""
+    reason: str = ""  # in the person's words; may be empty.
 
 
 class Journal:
-    """The file of a review's decisions, which one process at a time writes; the kernel frees it with its holder.
-
-    Raises:
-        ResourceError: another review writes it, or it cannot be written.
-        DataError: a line of it is damaged.
-    """
+    """The file of a review's decisions, which one process at a time writes; the kernel frees it with its holder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,11 +57,7 @@ class Journal:
         return {key: decision for key, decision in self._last.items() if decision.choice != "open"}
 
     def add(self, decision: Decision) -> None:
-        """Keep a decision.
-
-        Raises:
-            ResourceError: no room on the disk; what was cut short never happened.
-        """
+        """Keep a decision."""
         rest = json.dumps(to_dict(decision), ensure_ascii=True).encode() + b"\n"
         size = self._file.seek(0, os.SEEK_END)
         with writing(self.path.parent):
@@ -107,25 +90,15 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where a review keeps and writes.
+    """Where a review keeps and writes."""
 
-    Attributes:
-        out: questions that are right, or corrections.
-        rejected: the others, with the reason.
-        decisions: the journal.
-    """
-
-    out: Path
-    rejected: Path
-    decisions: Path
+    out: Path  # questions that are right, or corrections.
+    rejected: Path  # the others, with the reason.
+    decisions: Path  # the journal.
 
     @classmethod
     def beside(cls, out: Path) -> Places:
-        """The places of a review that writes `out`.
-
-        Raises:
-            DataError: something is there already that no review wrote, or there is no such folder.
-        """
+        """The places of a review that writes `out`."""
         stem = out.name.removesuffix(".jsonl").removesuffix(".reviewed")
         places = cls(out, *(out.with_name(f"{stem}.{what}.jsonl") for what in ("rejected", "decisions")))
         if not out.parent.is_dir():
@@ -209,11 +182,7 @@ def _texts(decision: Decision) -> dict[str, str]:
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON lines.
-
-    Raises:
-        ResourceError: no room on the disk, or the folder cannot be written.
-    """
+    """Write rows as JSON lines."""
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
@@ -232,9 +201,6 @@ class Review:
         corrects: None where the questions are one's own; else what the sources correct already, and the review
             writes corrections.
         address: of the database of all questions; None where each line names its own.
-
-    Raises:
-        ResourceError: another review of it is open.
     """
 
     def __init__(
@@ -251,11 +217,7 @@ class Review:
         self._journal = Journal(places.decisions)
 
     def item(self, key: object) -> Item:
-        """The question of that key.
-
-        Raises:
-            DataError: there is none.
-        """
+        """The question of that key."""
         item = self.items.get(str(key))
         if item is None:
             raise DataError("no such question", "Load the page again.")
@@ -289,11 +251,7 @@ class Review:
         }
 
     def check(self, sent: Mapping[str, Any]) -> Decision:
-        """What a person says of a question, before its SQL is run: texts that are as they were are accepted.
-
-        Raises:
-            DataError: the question is unknown, a text is none, or a reason is wanting.
-        """
+        """What a person says of a question, before its SQL is run: texts that are as they were are accepted."""
         item, texts = self.item(sent.get("key")), {name: sent.get(name) or "" for name in TEXTS}
         if sent.get("choice") not in get_args(Choice):
             raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
@@ -318,19 +276,11 @@ class Review:
             raise DataError("not kept", hint)
 
     def keep(self, decision: Decision) -> None:
-        """Write a decision down.
-
-        Raises:
-            ResourceError: no room on the disk.
-        """
+        """Write a decision down."""
         self._journal.add(decision)
 
     def write(self) -> dict[str, int]:
-        """Write the files; returns how many questions each choice has.
-
-        Raises:
-            ResourceError: no room on the disk, or the folder cannot be written.
-        """
+        """Write the files; returns how many questions each choice has."""
         items, decisions = self.items.values(), self._journal.decisions
         if self._corrects is None:
             rows = questions(items, decisions, self._address)

@@ -1,7 +1,5 @@
 """Questions to be looked through: those of a file, or those of a recipe's sources with what speaks against them."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -35,21 +33,16 @@ class BlindAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A question with its SQL.
+    """A question with its SQL."""
 
-    Attributes:
-        key: a digest of its texts and its database: a decision holds for them, whatever else the file says. A second
-            line with the same ones has a number behind it.
-        row: its line of the file; {} where it is of a benchmark.
-        votes: as the file has them.
-        doubts: what `sqltrain check --data` finds, a line each.
-    """
-
+    # a digest of its texts and its database: a decision holds for them, whatever else the file says. A second line with
+    # the same ones has a number behind it.
     key: str
     example: Example
+    # its line of the file; {} where it is of a benchmark.
     row: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    votes: tuple[BlindAnswer, ...] = ()
-    doubts: tuple[str, ...] = ()
+    votes: tuple[BlindAnswer, ...] = ()  # as the file has them.
+    doubts: tuple[str, ...] = ()  # what `sqltrain check --data` finds, a line each.
 
     @property
     def is_doubted(self) -> bool:
@@ -62,9 +55,6 @@ def of_file(path: Path, database: str | None) -> tuple[list[Item], list[Openable
 
     Args:
         database: of all of them: a file, an address, or a name of databases/; None for what each line names.
-
-    Raises:
-        DataError: the file or a database cannot be read, or a line has no question; it names the line.
     """
     databases: dict[str, OpenableDatabase] = {}
     items = []
@@ -129,9 +119,6 @@ def of_recipe(recipe: Recipe, folder: Path) -> list[Item]:
 
     Args:
         folder: where readers put or make databases.
-
-    Raises:
-        DataError: a source cannot be read.
     """
     pools = [base.read(source, recipe.seed, folder).examples for source in sources(recipe)]
     # By more than the id, which two sources may give to two questions.
@@ -156,11 +143,7 @@ def examined(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
 
 
 def hold_ids_apart(items: Iterable[Item]) -> None:
-    """A file of corrections names questions by id: what may get an entry needs an id of its own.
-
-    Raises:
-        DataError: two questions that are doubted, or corrected already, have one id.
-    """
+    """A file of corrections names questions by id: what may get an entry needs an id of its own."""
     ids = Counter(item.example.id for item in items if item.doubts or corrections.META in item.example.meta)
     shared = [id for id, count in ids.items() if count > 1]
     if shared:

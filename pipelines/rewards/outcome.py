@@ -1,7 +1,5 @@
 """From trajectories to outcomes: gold and final SQL executed once, compared by a named equality, and taken apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The panel: a recipe's reward terms with their weights and tracks, summed, and logged term by term."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math
@@ -117,27 +115,17 @@ def grade(
 
 @dataclass(frozen=True)
 class Rewards:
-    """What one episode is paid.
+    """What one episode is paid."""
 
-    Attributes:
-        total: the full track's reward: what plain GRPO optimises.
-        by_term: each term's own value, before its weight.
-        by_track: weighted sum of each track's terms ("full", and "schema" where the recipe has one).
-        by_turn: the full track's reward by the turn that it is paid for: the last one, where a term does not say.
-    """
-
-    total: float
-    by_term: Mapping[str, float]
-    by_track: Mapping[str, float]
+    total: float  # the full track's reward: what plain GRPO optimises.
+    by_term: Mapping[str, float]  # each term's own value, before its weight.
+    by_track: Mapping[str, float]  # weighted sum of each track's terms ("full", and "schema" where the recipe has one).
+    # the full track's reward by the turn that it is paid for: the last one, where a term does not say.
     by_turn: tuple[float, ...] = ()
 
 
 class Rubric:
-    """A weighted panel (SQL-Trail, equation 12; TRUST-SQL, equation 4; Reasoning-SQL, 3.2).
-
-    Raises:
-        RecipeError: a term is named twice, or there is no term on the full track.
-    """
+    """A weighted panel (SQL-Trail, equation 12; TRUST-SQL, equation 4; Reasoning-SQL, 3.2)."""
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
         names = [term.term for term in terms]
@@ -154,11 +142,7 @@ class Rubric:
         self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
 
     def score(self, outcome: Outcome) -> Rewards:
-        """The rewards of an outcome.
-
-        Raises:
-            ValueError: the outcome is broken; it must be left out of its group, never scored.
-        """
+        """The rewards of an outcome."""
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
         payments = {term.term: _by_turn(term, outcome) for term in self.terms}

@@ -4,8 +4,6 @@ Where a paper gives a case table (SkyRL-SQL, TRUST-SQL, MTIR-SQL), the table is 
 are defaults of options, so that a recipe shows and changes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from typing import Annotated, Any, Literal
 
@@ -75,9 +73,6 @@ def judge(outcome: Outcome, by: str = "static", scale: Annotated[float, Field(gt
         by: "static" (a program, `static_grade`) or an endpoint's name: its grades come with the outcome. With a weight
             of 0 no endpoint is asked.
         scale: the top of the judge's own scale: the paper's prompt grades 0 to 2, its algorithm uses 0 to 1.
-
-    Raises:
-        ValueError: an endpoint was to grade this answer and no grade came with it.
     """
     if outcome.correct:
         return 1.0

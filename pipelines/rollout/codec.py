@@ -4,8 +4,6 @@ The template is rendered once around marker strings to learn what stands between
 that a conversation only ever grows at its end, so that an id that was generated is never encoded a second time.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence
@@ -26,9 +24,6 @@ class ChatCodec:
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
-
-    Raises:
-        DataError: the tokenizer has no chat template, or one that does not repeat what it is given.
     """
 
     def __init__(self, tokenizer: Any) -> None:

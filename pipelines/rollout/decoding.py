@@ -1,7 +1,5 @@
 """Decodes many conversations together, one step at a time: each keeps its keys and values and draws by its own seed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -44,17 +42,11 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Group:
-    """Spans of like length that are attended together: E conversations, C new tokens and K keys each.
+    """Spans of like length that are attended together: E conversations, C new tokens and K keys each."""
 
-    Attributes:
-        rows: (E,) their slots; None for slots 0 to E - 1, which are read in place.
-        take: (E * C,) where each token is in the flat batch; None for its first E tokens.
-        mask: (E, 1, C, K) bool: which keys each token sees.
-    """
-
-    rows: Tensor | None
-    take: Tensor | None
-    mask: Tensor
+    rows: Tensor | None  # (E,) their slots; None for slots 0 to E - 1, which are read in place.
+    take: Tensor | None  # (E * C,) where each token is in the flat batch; None for its first E tokens.
+    mask: Tensor  # (E, 1, C, K) bool: which keys each token sees.
 
 
 class Slots:
@@ -299,25 +291,15 @@ SEEDS = 2**64
 
 @dataclasses.dataclass(slots=True)
 class _Row:
-    """One conversation.
+    """One conversation."""
 
-    Attributes:
-        slot: where its keys and values are.
-        prompt: its context in its first turn; conversations that begin alike share its keys and values.
-        request: the turn being generated; meaningless between turns.
-        generating: whether a turn is being generated.
-        ids: its whole context so far.
-        cached: how many of them have keys and values.
-        logprobs: of the ids that the turn has drawn so far.
-    """
-
-    slot: int
-    prompt: tuple[int, ...]
-    request: Request
-    generating: bool = False
-    ids: list[int] = dataclasses.field(default_factory=list)
-    cached: int = 0
-    logprobs: list[float] = dataclasses.field(default_factory=list)
+    slot: int  # where its keys and values are.
+    prompt: tuple[int, ...]  # its context in its first turn; conversations that begin alike share its keys and values.
+    request: Request  # the turn being generated; meaningless between turns.
+    generating: bool = False  # whether a turn is being generated.
+    ids: list[int] = dataclasses.field(default_factory=list)  # its whole context so far.
+    cached: int = 0  # how many of them have keys and values.
+    logprobs: list[float] = dataclasses.field(default_factory=list)  # of the ids that the turn has drawn so far.
 
 
 class Decoder:

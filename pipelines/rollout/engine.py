@@ -79,18 +79,13 @@ class _Broken(Exception):
 
 @dataclasses.dataclass(slots=True)
 class Timing:
-    """Where a run's time went, in seconds: never part of a dataset.
+    """Where a run's time went, in seconds: never part of a dataset."""
 
-    Attributes:
-        wall_s: of the whole run.
-        generate_s, sql_s: summed over episodes, which overlap: latencies, not shares of the wall clock.
-        queries: SQL statements executed.
-    """
-
-    wall_s: float = 0.0
+    wall_s: float = 0.0  # of the whole run.
+    # generate_s, sql_s: summed over episodes, which overlap: latencies, not shares of the wall clock.
     generate_s: float = 0.0
     sql_s: float = 0.0
-    queries: int = 0
+    queries: int = 0  # SQL statements executed.
 
 
 class RolloutEngine:
@@ -104,11 +99,11 @@ class RolloutEngine:
 
     Attributes:
         timing: of the last run.
-        on_action: called with each turn when the agent has said it, before its SQL runs.
-        on_turn: called with each turn when it is over; both for a person who watches one episode.
     """
 
+    # called with each turn when the agent has said it, before its SQL runs.
     on_action: Callable[[Turn], None] | None = None
+    # called with each turn when it is over; both for a person who watches one episode.
     on_turn: Callable[[Turn], None] | None = None
 
     def __init__(
@@ -136,11 +131,6 @@ class RolloutEngine:
 
         Args:
             on_done: called with each trajectory when it ends, in no particular order.
-
-        Raises:
-            UserError: what the user must mend.
-            BoundaryError: the first 32 episodes all broke. A broken boundary as such is not raised: it ends its episode
-                as BROKEN.
         """
         return asyncio.run(self.run_async(requests, on_done))
 
@@ -189,9 +179,6 @@ class RolloutEngine:
 
         Args:
             session: its name, which no other episode of the policy has meanwhile.
-
-        Raises:
-            UserError: what the user must mend.
         """
         self._policy.open(session)
         try:

@@ -31,33 +31,23 @@ PROMPTS_KEPT = 256  # of questions whose episodes run side by side
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    """One episode to run.
-
-    Attributes:
-        sample: index within the question's group, 0-based.
-        seed: fixes all randomness of the episode.
-    """
+    """One episode to run."""
 
     example: Example
-    sample: int
-    seed: int
+    sample: int  # index within the question's group, 0-based.
+    seed: int  # fixes all randomness of the episode.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all episodes of a run.
-
-    Attributes:
-        max_turns: the turn cap T. With 0 and a forced final answer, the agent must answer at once.
-        forced_final: whether the cap forces one last answer (SQL-Trail, algorithm 1, line 29).
-        sampling: how tokens are drawn; `turn_tokens` bounds one agent turn, `episode_tokens` the whole sequence with
-            the prompt and the observations (for policies that speak tokens).
-    """
+    """What holds for all episodes of a run."""
 
     protocol: Protocol
+    # how tokens are drawn; `turn_tokens` bounds one agent turn, `episode_tokens` the whole sequence with the prompt and
+    # the observations (for policies that speak tokens).
     sampling: Sampling
-    max_turns: int
-    forced_final: bool
+    max_turns: int  # the turn cap T. With 0 and a forced final answer, the agent must answer at once.
+    forced_final: bool  # whether the cap forces one last answer (SQL-Trail, algorithm 1, line 29).
     _prompts: dict[tuple[str, ...], tuple[Example, Schema, tuple[Message, ...]]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )

@@ -1,7 +1,5 @@
 """Causal language models with their tokenizers, from checkpoint folders and hub names."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path
@@ -21,10 +19,6 @@ def load(
     Args:
         dtype: of the weights; None takes `model.compute_dtype`, which is right where they only sample.
         quantized: holds the matrices of all linear layers but the head in NF4, on the device of this process.
-
-    Raises:
-        DataError: there is no such folder or hub name, or it holds no whole causal language model with its tokenizer.
-        ResourceError: `bfloat16` was asked for on a CUDA device that lacks it, or bitsandbytes is not installed.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -37,11 +37,7 @@ class User(Protocol):
     """Whoever answers the agent's questions."""
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
-        """The answer to one question; `sample` is the episode's number in its group.
-
-        Raises:
-            EndpointError: the endpoint that plays the user failed.
-        """
+        """The answer to one question; `sample` is the episode's number in its group."""
 
     async def close(self) -> None:
         """Let go of connections."""
@@ -72,9 +68,6 @@ class EndpointUser:
     Args:
         name: of the endpoint in `conf/local/endpoints.yaml`.
         responses: the folder of the logs of answers; None keeps none.
-
-    Raises:
-        RecipeError: there is no such endpoint.
     """
 
     def __init__(self, name: str, responses: Path | None) -> None:

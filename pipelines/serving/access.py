@@ -1,7 +1,5 @@
 """Who may ask, and how much: keys, questions a minute and at once, by user."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import time
@@ -33,11 +31,7 @@ class Denied(Exception):
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Keys by user, from a YAML file.
-
-    Raises:
-        DataError: the file cannot be read, is empty, or a key is short or stands twice.
-    """
+    """Keys by user, from a YAML file."""
     hint = f"Each line is USER: KEY, with a key of {SHORTEST_KEY} signs or more."
     keys = {str(user): str(key) for user, key in read_yaml(path).items()}
     if not keys or any(len(key) < SHORTEST_KEY or not key.isascii() for key in keys.values()):
@@ -75,11 +69,7 @@ class Access:
         return not self._users
 
     def user(self, authorization: str) -> str:
-        """The user of an `Authorization: Bearer KEY` header.
-
-        Raises:
-            Denied: there is none with that key.
-        """
+        """The user of an `Authorization: Bearer KEY` header."""
         if self.is_open:
             return ANYBODY
         scheme, _, key = authorization.partition(" ")
@@ -91,11 +81,7 @@ class Access:
 
     @contextmanager
     def question(self, user: str) -> Iterator[None]:
-        """A question of a user runs.
-
-        Raises:
-            Denied: the user has too many.
-        """
+        """A question of a user runs."""
         now, begins = self._clock(), self._begun.setdefault(user, deque())
         while begins and begins[0] <= now - MINUTE:
             begins.popleft()

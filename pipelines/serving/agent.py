@@ -9,8 +9,6 @@ An event is a JSON object with a `type`:
     {"type": "error", "message": "..."}                       the last one in place of an answer; one plain line
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -110,16 +108,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AnsweringModel:
-    """What answers: a policy, and how it is asked.
+    """What answers: a policy, and how it is asked."""
 
-    Attributes:
-        name: as clients are told it.
-        recipe: its protocol, its sampling and its limits of execution.
-    """
-
-    name: str
+    name: str  # as clients are told it.
     policy: Policy
-    recipe: Recipe
+    recipe: Recipe  # its protocol, its sampling and its limits of execution.
 
 
 @dataclass(frozen=True)

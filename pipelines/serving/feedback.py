@@ -59,9 +59,6 @@ class Feedback:
     Args:
         days: after which a question and what was said of it are removed by `prune`; None keeps them.
         clock: seconds since 1970.
-
-    Raises:
-        ResourceError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, days: int | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -77,11 +74,7 @@ class Feedback:
 
     @classmethod
     def of(cls, folder: Path) -> Feedback:
-        """The feedback that a folder holds.
-
-        Raises:
-            DataError: it holds none.
-        """
+        """The feedback that a folder holds."""
         if not (folder / FILE).is_file():
             raise DataError(f"no feedback in {folder}", "Pass the folder that sqltrain serve --feedback was given.")
         return cls(folder)
@@ -107,9 +100,6 @@ class Feedback:
 
         Args:
             sql: the right SQL, which was run before; None to say nothing of it.
-
-        Raises:
-            DataError: this user has not asked that question.
         """
         with self._change(inbox=True) as db:
             question = db.execute("SELECT * FROM asked WHERE id = ? AND user = ?", (id, user)).fetchone()

@@ -1,7 +1,5 @@
 """The HTTP server around the agent: OpenAI's chat protocol, the chat page, feedback, health and figures."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -33,11 +31,7 @@ SHOWN_ROWS = 50  # of a Markdown table; `sqltrain` has all of them
 
 
 def question_of(body: Any) -> str:
-    """The question of a request: its last user message. What was said before is not part of it.
-
-    Raises:
-        Denied: there is none, or it is too long.
-    """
+    """The question of a request: its last user message. What was said before is not part of it."""
     messages = _list(body.get("messages") if isinstance(body, Mapping) else None)
     of_user = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "user"]
     content = of_user[-1].get("content") if of_user else None
@@ -182,22 +176,16 @@ class MountedApp(Protocol):
 
 @dataclass
 class Service:
-    """What the routes share.
-
-    Attributes:
-        audit: a JSONL file with a line for every question.
-        feedback: None keeps nothing of what is asked beside the audit log.
-        mcp: what is at /mcp, where the mcp extra is installed.
-        beside: run beside the server until it ends, such as the look at the ledger.
-    """
+    """What the routes share."""
 
     agent: Agent
     access: Access
-    audit: Path
-    feedback: Feedback | None = None
+    audit: Path  # a JSONL file with a line for every question.
+    feedback: Feedback | None = None  # None keeps nothing of what is asked beside the audit log.
+    # run beside the server until it ends, such as the look at the ledger.
     beside: Sequence[Callable[[], Awaitable[None]]] = ()
     metrics: Metrics = field(default_factory=Metrics)
-    mcp: MountedApp | None = None
+    mcp: MountedApp | None = None  # what is at /mcp, where the mcp extra is installed.
 
     def app(self) -> Starlette:
         """The application."""

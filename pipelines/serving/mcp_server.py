@@ -5,8 +5,6 @@ read-only statement, wall clock, memory and rows bounded, cells cut, no text tha
 has no authentication, so it binds to this machine alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -45,11 +43,7 @@ HOST = "127.0.0.1"  # no authentication: other machines need a proxy that asks w
 
 
 def open_databases(texts: Sequence[str]) -> dict[str, OpenableDatabase]:
-    """The databases that the tool serves, by their names; each text is a file, an address, or a name of databases/.
-
-    Raises:
-        DataError: one is missing, or two have the same name.
-    """
+    """The databases that the tool serves, by their names; each text is a file, an address, or a name of databases/."""
     databases: dict[str, OpenableDatabase] = {}
     for text in texts:
         named_database = named.find(text, "Pass a file: sqltrain mcp FILE.sqlite")
@@ -182,9 +176,6 @@ def serve(
         port: of the HTTP server on this machine's own address; None for stdin and stdout.
         model: what answers questions; None serves the SQL tool alone.
         follow: looks for a new model, beside the server, until that ends.
-
-    Raises:
-        DataError: see `open_databases`; or a file is no database.
     """
     databases = open_databases(texts)
     with named.sandbox(databases.values(), execution) as sql:

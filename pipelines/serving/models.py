@@ -1,7 +1,5 @@
 """What answers: a checkpoint, the champion of a recipe's nights, a model behind an endpoint, or a script."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence
@@ -30,9 +28,6 @@ def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> An
 
     Args:
         recipe: whose protocol an endpoint or a script speaks; a checkpoint has a card that says so.
-
-    Raises:
-        UserError: there is none of that name; says what to pass.
     """
     if text.startswith(CHAMPION):
         champion = champion_of(store, text.removeprefix(CHAMPION))
@@ -46,11 +41,7 @@ def opened(text: str, recipe: str, overrides: Sequence[str], store: Store) -> An
 
 
 def champion_of(store: Store, recipe: str) -> Champion:
-    """The champion of a recipe's nights.
-
-    Raises:
-        DataError: it has none, or the store does not hold it.
-    """
+    """The champion of a recipe's nights."""
     ledger = Ledger(store, recipe)
     champion = ledger.champion()
     if champion is not None:
@@ -95,11 +86,7 @@ def _endpoint(name: str, recipe: str, overrides: Sequence[str]) -> AnsweringMode
 
 
 def script(path: Path) -> Policy:
-    """A policy that says what a file says: a JSON object a line with a `question` ("*" for any other) and its `turns`.
-
-    Raises:
-        DataError: the file cannot be read, or a line is none of such.
-    """
+    """A policy that says what a file says: a JSON object a line with a `question` ("*" for any other) and its `turns`."""
     turns: dict[str, list[str]] = {}
     for number, row in read_lines(path, 'Each line is {"question": "...", "turns": ["..."]}.'):
         script = row.get("turns") if isinstance(row, dict) else None

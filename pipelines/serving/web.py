@@ -1,7 +1,5 @@
 """What our HTTP servers share: who may ask, the body of a request, work that ends with its client, and pages."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -47,21 +45,13 @@ def guarded(
 
 
 def admit(request: Request, access: Access) -> str:
-    """The user of a request.
-
-    Raises:
-        Denied: it has no key, or comes from a page of another site.
-    """
+    """The user of a request."""
     _check_origin(request, access.is_open)
     return access.user(request.headers.get("authorization", ""))
 
 
 def _check_origin(request: Request, is_open: bool) -> None:
-    """A browser sends the page's own host; a server without keys answers to this machine's names only.
-
-    Raises:
-        Denied: another site's page, or a name that somebody made lead here.
-    """
+    """A browser sends the page's own host; a server without keys answers to this machine's names only."""
     host = request.headers.get("host", "")
     name = re.sub(r":\d+$", "", host)
     origin = request.headers.get("origin")
@@ -84,11 +74,7 @@ def page(path: Path) -> Response:
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """The JSON object of a request.
-
-    Raises:
-        Denied: it is none, or too large; a form of another site cannot send this type.
-    """
+    """The JSON object of a request."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Denied(415, "the body must be application/json")
     data = bytearray()
@@ -106,11 +92,7 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 
 async def while_there(request: Request, work: Awaitable[Any]) -> Any:
-    """What some work gives, ended when its client leaves.
-
-    Raises:
-        Denied: nobody is there to read it.
-    """
+    """What some work gives, ended when its client leaves."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():

@@ -5,8 +5,6 @@ that the worker cannot read within its bounds is answered like one that nobody c
 diagnosis that says so.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -26,30 +24,19 @@ Value = TypeVar("Value")
 
 
 class Naming(NamedTuple):
-    """What a query names, in lower case.
+    """What a query names, in lower case."""
 
-    Attributes:
-        names: tables and columns that it reads of the database.
-        own: words that it writes itself: aliases, and texts that it selects.
-        is_made_up: whether its result may hold a text of its own, or one that was put together.
-    """
-
-    names: frozenset[str]
-    own: frozenset[str]
-    is_made_up: bool
+    names: frozenset[str]  # tables and columns that it reads of the database.
+    own: frozenset[str]  # words that it writes itself: aliases, and texts that it selects.
+    is_made_up: bool  # whether its result may hold a text of its own, or one that was put together.
 
 
 class TieProbe(NamedTuple):
-    """A query that shows whether a cut goes through a tie.
-
-    Attributes:
-        kept: rows that the query reads before its cut.
-        keys: sort keys behind the columns.
-    """
+    """A query that shows whether a cut goes through a tie."""
 
     sql: str
-    kept: int
-    keys: int
+    kept: int  # rows that the query reads before its cut.
+    keys: int  # sort keys behind the columns.
 
 
 class Compared(NamedTuple):

@@ -1,7 +1,5 @@
 """The audit log: one JSON line for every statement that ran, in a file that is rotated when it has grown."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import json
@@ -18,21 +16,15 @@ KEPT_FILES = 5
 
 
 class AuditEntry(NamedTuple):
-    """One statement.
-
-    Attributes:
-        role: "query", "gold" or "prediction".
-        ms: wall clock of its execution in the worker.
-        outcome: the status, a value of `ExecutionStatus`.
-    """
+    """One statement."""
 
     database: str
     engine: str
-    role: str
+    role: str  # "query", "gold" or "prediction".
     sql: str
-    ms: float
+    ms: float  # wall clock of its execution in the worker.
     rows: int
-    outcome: str
+    outcome: str  # the status, a value of `ExecutionStatus`.
     error_class: str | None
 
 
@@ -62,9 +54,6 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_B
     """Append JSON lines in one write, so that several processes may share a file, which is rotated when it has grown.
 
     A full file becomes NAME.1, what was NAME.1 becomes NAME.2, and so on up to `KEPT_FILES`.
-
-    Raises:
-        ResourceError: the file cannot be written; an audit that silently stops is none.
     """
     lines = [json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n" for row in rows]
     if not lines:

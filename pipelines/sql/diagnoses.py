@@ -45,54 +45,38 @@ KINDS: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failure:
-    """A wrong answer, as an error analysis is given it.
+    """A wrong answer, as an error analysis is given it."""
 
-    Attributes:
-        predicted_sql: the answer; None when there is none.
-        status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
-        stop, turns: how the episode ended.
-        n_rows, gold_rows: rows that the answer and the gold SQL returned.
-        scores: the verdict under each equality.
-        values: distinct values that are stored in a column, by (table, column); one that is not there is not known.
-    """
-
-    predicted_sql: str | None
+    predicted_sql: str | None  # the answer; None when there is none.
     gold_sql: str
     schema: Schema
     engine: EngineName = "sqlite"
+    # status, error_class: of its execution, as in `ExecutionResult`; None when nothing was executed.
     status: ExecutionStatus | None = ExecutionStatus.OK
     error_class: str | None = None
+    # stop, turns: how the episode ended.
     stop: StopReason = StopReason.SOLUTION
     turns: int = 1
+    # n_rows, gold_rows: rows that the answer and the gold SQL returned.
     n_rows: int = 0
     gold_rows: int = 0
-    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the verdict under each equality.
+    # distinct values that are stored in a column, by (table, column); one that is not there is not known.
     values: Mapping[tuple[str, str], Sequence[Scalar]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hint:
-    """A finer clue about a failure, for people: one failure can have several.
+    """A finer clue about a failure, for people: one failure can have several."""
 
-    Attributes:
-        kind: a short stable word ("wrong_literal", "missing_join", ...); `KINDS` lists them.
-        detail: what exactly, in one line.
-    """
-
-    kind: str
-    detail: str
+    kind: str  # a short stable word ("wrong_literal", "missing_join", ...); `KINDS` lists them.
+    detail: str  # what exactly, in one line.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why an answer is wrong (TRUST-SQL, section 3.1).
+    """Why an answer is wrong (TRUST-SQL, section 3.1)."""
 
-    Attributes:
-        error: the class; exactly one.
-        evidence: the fact that put it there, in one line.
-        hints: finer clues.
-    """
-
-    error: ErrorClass
-    evidence: str
-    hints: tuple[Hint, ...] = ()
+    error: ErrorClass  # the class; exactly one.
+    evidence: str  # the fact that put it there, in one line.
+    hints: tuple[Hint, ...] = ()  # finer clues.

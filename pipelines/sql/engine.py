@@ -32,19 +32,14 @@ _STATUS = {status.value: status for status in ExecutionStatus}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one statement may take.
+    """What one statement may take."""
 
-    Attributes:
-        timeout_s: wall clock, in seconds.
-        max_rows, max_bytes: of one result; more is cut for `execute`, and is no result for a verdict. `max_bytes`
-            also bounds one cell.
-        memory_mb: address space that a worker may add, in MiB.
-    """
-
-    timeout_s: float = 30.0
+    timeout_s: float = 30.0  # wall clock, in seconds.
+    # max_rows, max_bytes: of one result; more is cut for `execute`, and is no result for a verdict. `max_bytes` also
+    # bounds one cell.
     max_rows: int = 100_000
     max_bytes: int = 64_000_000
-    memory_mb: int = 2048
+    memory_mb: int = 2048  # address space that a worker may add, in MiB.
 
     @classmethod
     def of(cls, execution: config.Execution) -> Limits:
@@ -63,19 +58,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a pair.
+    """What became of a pair."""
 
-    Attributes:
-        scores: by equality name, 1.0 or 0.0, or a grade in [0, 1]; all 0.0 when `broken`.
-        predicted, gold: how the executions ended; `predicted` is None when there is no prediction or gold gave nothing.
-        error_class: of the prediction, or of the gold query when that failed; None when both ran.
-        n_rows, gold_rows: rows returned.
-    """
-
-    scores: Mapping[str, float]
+    scores: Mapping[str, float]  # by equality name, 1.0 or 0.0, or a grade in [0, 1]; all 0.0 when `broken`.
+    # predicted, gold: how the executions ended; `predicted` is None when there is no prediction or gold gave nothing.
     predicted: ExecutionStatus | None
     gold: ExecutionStatus
-    error_class: str | None
+    error_class: str | None  # of the prediction, or of the gold query when that failed; None when both ran.
+    # n_rows, gold_rows: rows returned.
     n_rows: int
     gold_rows: int
 

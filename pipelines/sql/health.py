@@ -5,8 +5,6 @@ Such gold queries cost a benchmark its meaning: no prediction can be right where
 may read, any empty result is where it is empty, and for the last three chance decides on a right prediction.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re
@@ -31,18 +29,12 @@ _TEXT = re.compile(r"'(?!now')(?:[^']|'')*'", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class GoldFinding:
-    """One thing that is wrong with one gold query.
+    """One thing that is wrong with one gold query."""
 
-    Attributes:
-        place: of the example among those that were looked at; several may have one id.
-        reason: one of `REASONS`.
-        detail: the error class, the milliseconds, the tied values: one line.
-    """
-
-    place: int
+    place: int  # of the example among those that were looked at; several may have one id.
     example_id: str
-    reason: str
-    detail: str
+    reason: str  # one of `REASONS`.
+    detail: str  # the error class, the milliseconds, the tied values: one line.
     sql: str
 
 

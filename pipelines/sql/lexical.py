@@ -1,7 +1,5 @@
 """What is read off the signs of SQL text, without a parser and in time linear in its length: bigrams, an ORDER BY."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -77,11 +75,7 @@ _WORD_THAT_WRITES = re.compile(
 
 
 def statements(script: str) -> list[str]:
-    """The statements of a script, without comments and semicolons. Linear in its length, but for bodies of triggers.
-
-    Raises:
-        ValueError: there are more than `MOST_STATEMENTS`.
-    """
+    """The statements of a script, without comments and semicolons. Linear in its length, but for bodies of triggers."""
     parts, text = [], ""
     for match in _PIECE.finditer(script):
         if match["end"] is None:

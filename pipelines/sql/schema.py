@@ -1,7 +1,5 @@
 """Schemas: read from a database of any engine, and rendered for a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,20 +17,13 @@ VALUE_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column.
-
-    Attributes:
-        type: as the database declares it; may be "".
-        primary_key: whether it is (part of) the primary key.
-        values: some distinct values that are stored in it; () unless asked for.
-        description: what it means, as the database or its benchmark says; "" unless asked for.
-    """
+    """A column."""
 
     name: str
-    type: str
-    primary_key: bool = False
-    values: tuple[Scalar, ...] = ()
-    description: str = ""
+    type: str  # as the database declares it; may be "".
+    primary_key: bool = False  # whether it is (part of) the primary key.
+    values: tuple[Scalar, ...] = ()  # some distinct values that are stored in it; () unless asked for.
+    description: str = ""  # what it means, as the database or its benchmark says; "" unless asked for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +157,6 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
     """What the database's makers say of tables and columns, by (table, column), lower-cased; a table's under column "".
 
     Nothing where its engine has no comments.
-
-    Raises:
-        DataError: the database is missing or cannot be read.
     """
     dialect = DIALECTS[database.engine]
     if not dialect.comments_query:
@@ -182,11 +170,7 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
 
 
 def introspect(database: Database, values: int = 0) -> Schema:
-    """Read the schema of a database, with up to `values` example values a column.
-
-    Raises:
-        DataError: it is missing or cannot be read.
-    """
+    """Read the schema of a database, with up to `values` example values a column."""
     dialect = DIALECTS[database.engine]
     where = "" if dialect.is_server() else f" at {database.location}"  # an address may hold a password
     try:

@@ -1,7 +1,5 @@
 """Scoring prediction files as the official evaluators read them: items, verdicts, figures by level, disagreements."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -37,30 +35,20 @@ MISSING = "n/a"  # what EHRSQL's script runs where a question has no prediction:
 
 @dataclasses.dataclass(frozen=True)
 class GoldQuery:
-    """A gold query as a file gives it.
-
-    Attributes:
-        difficulty: BIRD's level, where the file tells it.
-        question, evidence: of a split's JSON; "" where the file has only SQL.
-        id: of a split's JSON, where it has one; predictions may name it (EHRSQL).
-        answerable: whether the database has an answer (EHRSQL has questions without one, and without SQL).
-    """
+    """A gold query as a file gives it."""
 
     sql: str
     db_id: str
-    difficulty: str | None = None
+    difficulty: str | None = None  # BIRD's level, where the file tells it.
+    # question, evidence: of a split's JSON; "" where the file has only SQL.
     question: str = ""
     evidence: str = ""
-    id: str = ""
-    answerable: bool = True
+    id: str = ""  # of a split's JSON, where it has one; predictions may name it (EHRSQL).
+    answerable: bool = True  # whether the database has an answer (EHRSQL has questions without one, and without SQL).
 
 
 def read_gold(path: Path) -> list[GoldQuery]:
-    """Gold queries: lines of "SQL<TAB>db_id" (Spider, BIRD), or the JSON of a Spider or BIRD split.
-
-    Raises:
-        DataError: the file is missing, or a line is not of that form.
-    """
+    """Gold queries: lines of "SQL<TAB>db_id" (Spider, BIRD), or the JSON of a Spider or BIRD split."""
     text = _read(path)
     if _is_json(text):
         return [_gold_record(path, number, row) for number, row in enumerate(_json(path, text))]
@@ -93,22 +81,14 @@ def _gold_record(path: Path, number: int, row: Any) -> GoldQuery:
 
 
 def _named(where: str, db_id: str) -> str:
-    """A database's name, which becomes a part of a path or of an address.
-
-    Raises:
-        DataError: it is no plain name.
-    """
+    """A database's name, which becomes a part of a path or of an address."""
     if not is_plain_name(db_id):
         raise DataError(f"{where}: {db_id[:60]!r} is no plain name of a database")
     return db_id
 
 
 def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
-    """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order.
-
-    Raises:
-        DataError: the file is missing or malformed, or has another number of records.
-    """
+    """Gold queries with BIRD's difficulties and questions, from the split's JSON in the same order."""
     rows = [_gold_record(path, number, row) for number, row in enumerate(_json(path, _read(path)))]
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
@@ -124,9 +104,6 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery]) -> dict[int, str]:
 
     A line that is blank is an empty prediction when there are as many lines as gold queries, blank ones at the end
     left out; else it parts sessions. BIRD's numbers may leave some out; those gold queries are then not scored.
-
-    Raises:
-        DataError: the file is missing or malformed, or its predictions are not as many as the gold queries.
     """
     text, count = _read(path), len(gold)
     if _is_json(text):
@@ -155,11 +132,7 @@ def _bird_predictions(path: Path, value: Any, count: int) -> dict[int, str]:
 
 
 def _bird_sql(path: Path, key: object, row: Any) -> str:
-    """The SQL of one entry: a text; a number or null, which BIRD's scripts write for a failed generation, is none.
-
-    Raises:
-        DataError: it is an object or a list, in which the SQL lies somewhere.
-    """
+    """The SQL of one entry: a text; a number or null, which BIRD's scripts write for a failed generation, is none."""
     if isinstance(row, dict | list):
         raise DataError(f"{path}, prediction {key}: an object where SQL text was expected", 'As in {"0": "SELECT 1"}.')
     return row.split(BIRD_SEPARATOR)[0].strip() if isinstance(row, str) else ""
@@ -203,23 +176,17 @@ CHUNK = 256
 
 @dataclasses.dataclass(frozen=True)
 class ScoredItem:
-    """One item with its verdict.
-
-    Attributes:
-        scores: by equality; None, not wrong, where nothing may be scored.
-        error: a class: of the prediction; "gold_..." of a gold query that did not run; of the boundary that broke.
-        verdict: what `scores` and `error` were taken from; None where there is no answer to compare with.
-        answered: whether the prediction is one, and not EHRSQL's "null".
-    """
+    """One item with its verdict."""
 
     idx: int
     db_id: str
     hardness: str
     difficulty: str | None
-    scores: Mapping[str, float | None]
+    scores: Mapping[str, float | None]  # by equality; None, not wrong, where nothing may be scored.
+    # a class: of the prediction; "gold_..." of a gold query that did not run; of the boundary that broke.
     error: str | None
-    verdict: Verdict | None
-    answered: bool = True
+    verdict: Verdict | None  # what `scores` and `error` were taken from; None where there is no answer to compare with.
+    answered: bool = True  # whether the prediction is one, and not EHRSQL's "null".
 
     @property
     def counted(self) -> bool:
@@ -248,9 +215,6 @@ def locate(db_id: str, databases: str, engine: EngineName) -> Database:
     Args:
         db_id: a plain name, as `read_gold` gives it.
         databases: the folder; for a server its address, whose database has a schema for each id.
-
-    Raises:
-        UserError: `databases` is no connection string.
     """
     dialect = DIALECTS[engine]
     if dialect.is_server():
@@ -265,11 +229,7 @@ def locate(db_id: str, databases: str, engine: EngineName) -> Database:
 
 
 def parse_equalities(names: str) -> list[str]:
-    """Equality names parted by commas.
-
-    Raises:
-        UserError: there is no such equality, or it compares with result files, which a prediction file has none of.
-    """
+    """Equality names parted by commas."""
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
     unknown = [name for name in chosen if name not in by_query]
@@ -319,25 +279,19 @@ def _scored(idx: int, gold: GoldQuery, level: Hardness, verdict: Verdict, answer
 
 @dataclasses.dataclass(frozen=True)
 class ScoreSummary:
-    """The figures of a score.
+    """The figures of a score."""
 
-    Attributes:
-        figures: percent by equality and level ("all" first); R-VES in its own unit.
-        counts: scored items by level.
-        disagreements: (equality that says yes, the one that says no) -> item numbers.
-        gold_errors, unavailable: (item number, class) of what was left out.
-        errors: classes of predictions that did not run, and how many, the most frequent first.
-        with_unavailable: the figures of all items when those of `unavailable` count as wrong; {} where there are none.
-        reliability: by equality, EHRSQL's six figures over all questions; {} where each has an answer.
-    """
-
-    figures: Mapping[str, Mapping[str, float]]
-    counts: Mapping[str, int]
+    figures: Mapping[str, Mapping[str, float]]  # percent by equality and level ("all" first); R-VES in its own unit.
+    counts: Mapping[str, int]  # scored items by level.
+    # (equality that says yes, the one that says no) -> item numbers.
     disagreements: Mapping[tuple[str, str], Sequence[int]]
+    # gold_errors, unavailable: (item number, class) of what was left out.
     gold_errors: Sequence[tuple[int, str]]
     unavailable: Sequence[tuple[int, str]]
-    errors: Mapping[str, int]
+    errors: Mapping[str, int]  # classes of predictions that did not run, and how many, the most frequent first.
+    # the figures of all items when those of `unavailable` count as wrong; {} where there are none.
     with_unavailable: Mapping[str, float]
+    # by equality, EHRSQL's six figures over all questions; {} where each has an answer.
     reliability: Mapping[str, Mapping[str, float]]
 
     @property

@@ -1,7 +1,5 @@
 """What makes two questions alike: the same words, or the same query but for its values."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -1,7 +1,5 @@
 """What a stage is given: the recipe, its folder, its inputs' folders, and where to show progress."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -61,17 +59,12 @@ class Silent:
 
 @dataclass(frozen=True)
 class Context:
-    """One making of one stage.
-
-    Attributes:
-        folder: the work folder; it holds what a killed run left.
-        inputs: the finished folder of each stage that this one needs, by name.
-    """
+    """One making of one stage."""
 
     stage: str
     recipe: Recipe
-    folder: Path
-    inputs: Mapping[str, Path]
+    folder: Path  # the work folder; it holds what a killed run left.
+    inputs: Mapping[str, Path]  # the finished folder of each stage that this one needs, by name.
     progress: Progress
 
     def metrics(self, numbers: Mapping[str, float]) -> None:

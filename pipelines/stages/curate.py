@@ -4,8 +4,6 @@ Both read their input a shard at a time and keep some hundred bytes a row betwee
 million rows need no more memory than a laptop has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +34,7 @@ SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counte
 
 
 def filter_trajectories(ctx: Context) -> None:
-    """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`.
-
-    Raises:
-        DataError: nothing is kept.
-    """
+    """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`."""
     settings, source = ctx.recipe.filter, ctx.inputs["synthesize"] / DATA
     shards = _checked(ctx, source)
     selected = filtering.select(_table(shards), settings, ctx.recipe.seed)

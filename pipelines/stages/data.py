@@ -43,33 +43,23 @@ TRAINING = ("sft", "rl")
 
 @dataclasses.dataclass(frozen=True)
 class SourcePart:
-    """One source as it was read.
+    """One source as it was read."""
 
-    Attributes:
-        pool, part: what the source is of the recipe's data.
-        path: its examples, a Parquet file; not there where it has none.
-        rows: how many it has.
-        rejected: what is no example, with its reason.
-    """
-
+    # pool, part: what the source is of the recipe's data.
     pool: str
     part: int
     kind: str
-    path: Path
-    rows: int
-    rejected: tuple[base.Rejected, ...]
+    path: Path  # its examples, a Parquet file; not there where it has none.
+    rows: int  # how many it has.
+    rejected: tuple[base.Rejected, ...]  # what is no example, with its reason.
 
 
 @dataclasses.dataclass
 class CheckedSource:
-    """A source after its gold SQL was run: row numbers of its file that are kept, and all that was rejected.
-
-    Attributes:
-        levels: the hardness of each row that is kept.
-    """
+    """A source after its gold SQL was run: row numbers of its file that are kept, and all that was rejected."""
 
     kept: array[int]
-    levels: list[str]
+    levels: list[str]  # the hardness of each row that is kept.
     rejected: list[base.Rejected]
 
 
@@ -251,9 +241,6 @@ TRAINED = ("sft", "rl")  # pools that are learned from
 def build(ctx: Context) -> None:
     """Write `data.parquet` (one row an example, with its pool), `quarantine.jsonl`, the counts, and `leakage.json`:
     which questions of each training pool one of the dev pool repeats.
-
-    Raises:
-        DataError: a source is missing, or more of its rows are bad than `data.max_bad_share` allows.
     """
     data = ctx.recipe.data
     rl = [("rl", part, source) for part, source in enumerate(data.rl)]
@@ -345,9 +332,6 @@ def _refuse_shared_ids(path: Path) -> None:
 
     The same question may be in several sources and pools: then its database is the same, and its words or its gold SQL
     are, unless a file of corrections has changed them.
-
-    Raises:
-        DataError: two other questions have one id.
     """
     texts = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
     texts |= {

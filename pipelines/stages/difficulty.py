@@ -1,7 +1,5 @@
 """Stage 6: how often the policy solves each RL question, and which of them GRPO should train on."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from array import array
@@ -28,11 +26,7 @@ from pipelines.stages.shards import Run, Shards, asking
 
 
 def build(ctx: Context) -> None:
-    """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`.
-
-    Raises:
-        DataError: no question is left to train on, or none has a score.
-    """
+    """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
     settings, data = ctx.recipe.difficulty, ctx.inputs["data"]
     pools = _candidates(ctx)
     rows = array("q", pl.concat(pools).unique("id", keep="first", maintain_order=True)["row"])

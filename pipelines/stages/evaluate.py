@@ -126,16 +126,13 @@ def _bytes(path: Path, size: int, changed_ns: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """What one episode took on average; episodes overlap, so the seconds are no shares of the wall clock.
-
-    Attributes:
-        generate_s, sql_s: waiting for the policy, and for the database.
-        bought_in, bought_out: prompt and completion tokens that an endpoint counted; 0.0 where there was none.
-    """
+    """What one episode took on average; episodes overlap, so the seconds are no shares of the wall clock."""
 
     episodes: int
+    # generate_s, sql_s: waiting for the policy, and for the database.
     generate_s: float
     sql_s: float
+    # bought_in, bought_out: prompt and completion tokens that an endpoint counted; 0.0 where there was none.
     bought_in: float = 0.0
     bought_out: float = 0.0
 
@@ -272,11 +269,7 @@ class Texts:
 
 
 def texts(folder: Path, passes: Sequence[str]) -> Texts:
-    """The trajectories of some passes, in the order of the passes and of their records, and the test questions.
-
-    Raises:
-        DataError: a file is damaged.
-    """
+    """The trajectories of some passes, in the order of the passes and of their records, and the test questions."""
     if not (folder / DATA).is_file():
         return Texts()
     frame = frames.read(folder / DATA)
@@ -507,10 +500,6 @@ def answering(name: str, recipe: Recipe, responses: Path) -> Policy:
         name: "oracle" for the scripted teacher without its mistakes, "endpoint:NAME" for an entry of
             `conf/local/endpoints.yaml`, anything else is a checkpoint folder or a hub name.
         responses: the folder of the logs of endpoints' answers.
-
-    Raises:
-        RecipeError: there is no such endpoint.
-        DataError: there is no such model.
     """
     if name == ORACLE:
         from pipelines.rollout.policies.oracle import OraclePolicy
@@ -557,11 +546,7 @@ class EvaluationPass:
 
 
 def passes(recipe: Recipe) -> list[EvaluationPass]:
-    """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once.
-
-    Raises:
-        RecipeError: the recipe asks for the latter, and its protocol cannot answer at once.
-    """
+    """A greedy pass, a sampled one and, where the recipe says so, one in which the agent must answer at once."""
     settings, protocol, turns = recipe.evaluation, recipe.protocol, recipe.protocol.max_turns_eval
     greedy = settings.sampling.model_copy(update={"temperature": 0.0})
     evaluations = [EvaluationPass("greedy", "greedy", protocol, greedy, turns, 1)]

@@ -26,22 +26,14 @@ UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # what reading 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationRun:
-    """One evaluation.
-
-    Attributes:
-        records: of the passes that make one system.
-        at_once: of the pass in which the agent had to answer without looking.
-        passes: what `records` is made of, as the file calls them.
-        equality: of its headline, where it says one.
-        folder: where side files lie.
-    """
+    """One evaluation."""
 
     name: str
-    records: tuple[EpisodeRecord, ...]
-    at_once: tuple[EpisodeRecord, ...]
-    passes: tuple[str, ...]
-    equality: str | None
-    folder: Path
+    records: tuple[EpisodeRecord, ...]  # of the passes that make one system.
+    at_once: tuple[EpisodeRecord, ...]  # of the pass in which the agent had to answer without looking.
+    passes: tuple[str, ...]  # what `records` is made of, as the file calls them.
+    equality: str | None  # of its headline, where it says one.
+    folder: Path  # where side files lie.
     left_out: Mapping[str, int]
     timing: Mapping[str, Latency]
     r_ves: float | None
@@ -58,12 +50,7 @@ class EvaluationRun:
 def comparison(
     runs: Sequence[str], equality: str | None
 ) -> tuple[ReportData, list[EvaluationRun], list[Mapping[str, str]]]:
-    """The runs at these paths under one equality, the runs themselves, and how each one's questions are called.
-
-    Raises:
-        DataError: fewer than two runs, one that cannot be read, no equality that all share, or two without a
-            common question.
-    """
+    """The runs at these paths under one equality, the runs themselves, and how each one's questions are called."""
     if len(runs) < 2:
         raise DataError("a comparison needs two runs", HINT)
     by_path = [load(path) for path in runs]
@@ -97,11 +84,7 @@ def with_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[
 
 
 def load(run: str) -> list[EvaluationRun]:
-    """A run by its path, named by what stands before "=", else by its folder; and its selected answers, if any.
-
-    Raises:
-        DataError: there is no such file, or it holds something else.
-    """
+    """A run by its path, named by what stands before "=", else by its folder; and its selected answers, if any."""
     name, equals, rest = run.partition("=")
     path = Path(rest if equals else run).expanduser()
     file = path / RECORDS if path.is_dir() else path
@@ -133,11 +116,7 @@ class FolderFacts:
 
 
 def _beside(folder: Path) -> tuple[FolderFacts, Mapping[str, Latency]]:
-    """What the files beside the records say, and the time that answers took.
-
-    Raises:
-        DataError: one of them is damaged.
-    """
+    """What the files beside the records say, and the time that answers took."""
     try:
         summary, efficiency = (read_json(folder / name) for name in ("summary.json", EFFICIENCY))
         fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
@@ -167,11 +146,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _records(file: Path) -> Iterator[tuple[str, EpisodeRecord]]:
-    """Each record with the pass that it is of; all have verdicts under the same equalities.
-
-    Raises:
-        DataError: a line is none, or has verdicts of other equalities.
-    """
+    """Each record with the pass that it is of; all have verdicts under the same equalities."""
     equalities: set[str] | None = None
     for number, row in read_lines(file, HINT):
         try:
@@ -194,11 +169,7 @@ def _named(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
 
 
 def choose(runs: Sequence[EvaluationRun], asked: str | None) -> str:
-    """The equality to compare under: what is asked for, else the first run's headline, else the first that all share.
-
-    Raises:
-        DataError: some run has no verdicts under it.
-    """
+    """The equality to compare under: what is asked for, else the first run's headline, else the first that all share."""
     equalities = [set(run.records[0].scores) for run in runs]
     shared = [name for name in runs[0].records[0].scores if all(name in names for names in equalities)]
     chosen = asked or (runs[0].equality if runs[0].equality in shared else next(iter(shared), None))

@@ -10,8 +10,6 @@ of another its name behind a dot (`evaluate_grpo.spider_dk`). They see a recipe 
 not depend on the place in the list: one more benchmark trains nothing again, and evaluates nothing again on the others.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,27 +38,19 @@ BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage.
+    """One stage."""
 
-    Attributes:
-        name: unique in a run; before its first dot, the kind of stage, which is the folder's name in the store.
-        reads: dotted paths of the recipe that decide its result.
-        needs: stages whose folders it reads; those that the recipe leaves out are skipped.
-        build: "module:function" that fills the work folder, imported only when it runs.
-        libraries: those whose minor version decides its result. Others may move a last digit (torch, numpy): they
-            stand in the manifest, for two halves of one installation may have different ones and share a store.
-        by_benchmark: whether each benchmark has one of its own.
-        asks_policy: whether it makes rollouts with the policy that the recipe names, and not with a teacher.
-    """
-
-    name: str
+    name: str  # unique in a run; before its first dot, the kind of stage, which is the folder's name in the store.
     version: int
-    reads: tuple[str, ...]
-    needs: tuple[str, ...]
-    build: str
+    reads: tuple[str, ...]  # dotted paths of the recipe that decide its result.
+    needs: tuple[str, ...]  # stages whose folders it reads; those that the recipe leaves out are skipped.
+    build: str  # "module:function" that fills the work folder, imported only when it runs.
     about: str
+    # those whose minor version decides its result. Others may move a last digit (torch, numpy): they stand in the
+    # manifest, for two halves of one installation may have different ones and share a store.
     libraries: tuple[str, ...] = ()
-    by_benchmark: bool = False
+    by_benchmark: bool = False  # whether each benchmark has one of its own.
+    # whether it makes rollouts with the policy that the recipe names, and not with a teacher.
     asks_policy: bool = False
 
 
@@ -148,19 +138,14 @@ def benchmark_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of one run.
-
-    Attributes:
-        why: why it must run, or that it is there.
-        needs: names of the steps whose folders it reads.
-    """
+    """One stage of one run."""
 
     name: str
     key: str
     folder: Path
     cached: bool
-    why: str
-    needs: tuple[str, ...]
+    why: str  # why it must run, or that it is there.
+    needs: tuple[str, ...]  # names of the steps whose folders it reads.
 
     @property
     def kind(self) -> str:

@@ -1,7 +1,5 @@
 """What decides a stage's result and stands outside the recipe: files, weights, prompts, and models behind endpoints."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -88,9 +86,6 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
     """For each path of some sources, a digest of the files there that their readers read; unrelated ones don't count.
 
     Links are followed. What a reader names and is not there counts, too: it may come.
-
-    Raises:
-        DataError: a source's path is not there, or its questions cannot be read.
     """
     digests = Digests(store)
     by_folder: dict[str, dict[str, str]] = {}
@@ -106,11 +101,7 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
 
 
 def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
-    """The digests of the cards that describe databases of some sources, by the databases' names; {} for no card.
-
-    Raises:
-        DataError: a card or a source cannot be read.
-    """
+    """The digests of the cards that describe databases of some sources, by the databases' names; {} for no card."""
     described = card.by_database()
     if not described:
         return {}

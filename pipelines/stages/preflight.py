@@ -1,7 +1,5 @@
 """What a run needs, looked for before its first stage: hours of work should not end at a missing key or a bad word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from pipelines.core.errors import RecipeError
@@ -18,14 +16,7 @@ from pipelines.training.combinations import IN_PROCESS
 
 
 def check(recipe: Recipe, steps: Sequence[Step]) -> None:
-    """Look for the endpoints, and their keys, that the steps still to be made will ask; nothing is sent.
-
-    Raises:
-        RecipeError: the recipe names no endpoint where it needs one, or one that `conf/local/endpoints.yaml` lacks; or
-            a later stage would refuse its protocol, its rewards or its parts.
-        ResourceError: the environment variable that should hold a key is empty, or there is no GPU where one is asked
-            for.
-    """
+    """Look for the endpoints, and their keys, that the steps still to be made will ask; nothing is sent."""
     to_do = {step.name for step in steps if not step.cached}
     missing = {kind_of(name) for name in to_do}
     if missing - {"data", "gold_schema", "model", "report", *BENCHMARK}:

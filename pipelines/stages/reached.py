@@ -4,8 +4,6 @@ They are the modules that it imports, directly or not, those that a string names
 registry whose parts it looks up.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

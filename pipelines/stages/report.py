@@ -1,7 +1,5 @@
 """The last stage: everything that a run found out, as one page and as tables."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path

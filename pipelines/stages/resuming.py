@@ -5,8 +5,6 @@ have changed. So the work folder notes the code that began it, and where a modul
 since, the work is begun anew.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import shutil

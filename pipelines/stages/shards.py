@@ -54,10 +54,6 @@ def fan_out(
         make, args: as in `Shards.run`; called once in each worker process.
         finish: writes one shard with the run that `make` gave.
         advance: told of each finished shard: its items, and how it went.
-
-    Raises:
-        ResourceError: Dask is not installed, or no scheduler answers.
-        BoundaryError: a shard's worker kept dying.
     """
     try:
         from distributed import Client, KilledWorker, LocalCluster, as_completed
@@ -153,9 +149,6 @@ class Shards(Generic[Item]):
                 shard's records to `path` and says in a few words how it went.
             dask: a cluster that does them in place of this stage's own processes; see `cluster.py`.
             enough: asked after each shard; once it says so, no other is begun, and what is under way is ended.
-
-        Raises:
-            BoundaryError: a worker process kept dying.
         """
         for stale in self.folder.glob("*.part-*"):
             stale.unlink()

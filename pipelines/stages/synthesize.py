@@ -1,7 +1,5 @@
 """Stage 2: teachers answer the SFT questions, turn by turn, against the real databases."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,11 +52,7 @@ def build(ctx: Context) -> None:
 
 
 def _check_whole(shards: Shards[Example], parts: Sequence[Sequence[Trajectory]]) -> None:
-    """Let no dataset be finished, and found again by every later run, without what an endpoint failed to answer.
-
-    Raises:
-        BoundaryError: an episode is missing. Its shard is made again by the next run, from the log but for that.
-    """
+    """Let no dataset be finished, and found again by every later run, without what an endpoint failed to answer."""
     lost = 0
     for index, part in enumerate(parts):
         if failed := sum(trajectory.failure == BROKE for trajectory in part):

@@ -1,7 +1,5 @@
 """Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -100,11 +98,7 @@ def grpo(ctx: Context) -> None:
 
 
 def _gold_schemas_are_there(ctx: Context) -> None:
-    """Refuse to train on a reward that nothing can earn.
-
-    Raises:
-        RecipeError: the panel pays for proposals, and no example has a gold schema to hold them against.
-    """
+    """Refuse to train on a reward that nothing can earn."""
     paid = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
     if paid and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
         raise RecipeError(

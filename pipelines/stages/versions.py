@@ -11,8 +11,6 @@ the annotations of functions don't count.
 both lines (`merge=union`), the test tells that the sum of both is not noted, and a refresh settles it.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys

@@ -32,27 +32,20 @@ MeasureName = Annotated[str, pydantic.AfterValidator(lambda name: measure(name).
 
 
 class Contrast(Section):
-    """One difference that a claim speaks of.
+    """One difference that a claim speaks of."""
 
-    Attributes:
-        says: the contrast in words.
-        row, over: the difference is of the first from the second.
-        measure: of both rows (`measures.py`).
-        over_measure: of the second row, where it is another one.
-        less: whether the claim says that the first is lower.
-        margin: the claim is that the first is not worse by so much or more; None where it claims to be better.
-        matters: the smallest difference that matters; both are in points for shares, else in the measure's own unit.
-        beyond: the measure whose own difference of the same rows is subtracted: "gains less at pass@4 than at pass@1".
-    """
-
-    says: str
+    says: str  # the contrast in words.
+    # row, over: the difference is of the first from the second.
     row: str
     over: str
-    measure: MeasureName
-    over_measure: MeasureName | None = None
-    less: bool = False
+    measure: MeasureName  # of both rows (`measures.py`).
+    over_measure: MeasureName | None = None  # of the second row, where it is another one.
+    less: bool = False  # whether the claim says that the first is lower.
+    # the claim is that the first is not worse by so much or more; None where it claims to be better.
     margin: Annotated[float, pydantic.Field(gt=0)] | None = None
+    # the smallest difference that matters; both are in points for shares, else in the measure's own unit.
     matters: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    # the measure whose own difference of the same rows is subtracted: "gains less at pass@4 than at pass@1".
     beyond: MeasureName | None = None
 
     @property
@@ -62,25 +55,15 @@ class Contrast(Section):
 
 
 class Claim(Section):
-    """A claim of one or more papers.
+    """A claim of one or more papers."""
 
-    Attributes:
-        number: its place in docs/laboratory.md.
-        text: the claim.
-        source: where it is made.
-        contrasts: what must hold for the claim to hold.
-        seconds: of processor time for all seeds, where nothing of it is there yet; an estimate.
-        reading: what a reader may conclude from the verdict, and what not.
-        untold: why this world cannot show it; such a claim has no contrasts.
-    """
-
-    number: Annotated[int, pydantic.Field(gt=0)]
-    text: str
-    source: str
-    contrasts: tuple[Contrast, ...] = ()
-    seconds: int = 0
-    reading: str
-    untold: str = ""
+    number: Annotated[int, pydantic.Field(gt=0)]  # its place in docs/laboratory.md.
+    text: str  # the claim.
+    source: str  # where it is made.
+    contrasts: tuple[Contrast, ...] = ()  # what must hold for the claim to hold.
+    seconds: int = 0  # of processor time for all seeds, where nothing of it is there yet; an estimate.
+    reading: str  # what a reader may conclude from the verdict, and what not.
+    untold: str = ""  # why this world cannot show it; such a claim has no contrasts.
 
     @pydantic.model_validator(mode="after")
     def _can_be_decided(self) -> Claim:
@@ -96,20 +79,15 @@ class Claim(Section):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decided:
-    """What came of one contrast.
-
-    Attributes:
-        difference: in the direction of `row - over`, whatever the claim says; None where a row was not made.
-        by_seed: the mean difference of each seed.
-        questions: pairs of answers, those of all seeds together.
-        detectable: the smallest difference that would have been shown with 80 % power; None where nothing was made.
-    """
+    """What came of one contrast."""
 
     contrast: Contrast
+    # in the direction of `row - over`, whatever the claim says; None where a row was not made.
     difference: Paired | None
-    by_seed: tuple[float, ...]
-    questions: int
+    by_seed: tuple[float, ...]  # the mean difference of each seed.
+    questions: int  # pairs of answers, those of all seeds together.
     verdict: Verdict
+    # the smallest difference that would have been shown with 80 % power; None where nothing was made.
     detectable: float | None
 
 

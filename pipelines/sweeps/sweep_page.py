@@ -1,7 +1,5 @@
 """The page of a sweep: its table, a chart of its rows, the errors of cells that failed, and curves of several runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Sequence
 

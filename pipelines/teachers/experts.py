@@ -1,7 +1,5 @@
 """What models are asked beside teaching, in our words, and the one way in which their JSON answers are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -73,16 +71,11 @@ def read_object(text: str | None) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class PairCheck:
-    """What the two models said of one pair.
-
-    Attributes:
-        bad: each one's verdict, in their order; None where it gave none.
-        reasons: each one's sentence.
-    """
+    """What the two models said of one pair."""
 
     example: Example
-    bad: tuple[bool | None, ...]
-    reasons: tuple[str, ...]
+    bad: tuple[bool | None, ...]  # each one's verdict, in their order; None where it gave none.
+    reasons: tuple[str, ...]  # each one's sentence.
 
     @property
     def dropped(self) -> bool:
@@ -204,9 +197,6 @@ def link(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Ex
 def linking(name: str | None) -> Link:
     """What links a question when it is asked: the recipe's linker, whose answers are not kept; without one, or for
     "gold", the whole schema of a question without gold SQL.
-
-    Raises:
-        RecipeError: there is no such endpoint.
     """
     return gold_linked if name in (None, GOLD) else functools.partial(link, Asker.named(name, None))
 
@@ -245,17 +235,11 @@ ROWS, CELL, CHARS = 5, 60, 1500
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What the selector made of one question.
+    """What the selector made of one question."""
 
-    Attributes:
-        winner: index of the chosen candidate.
-        points: each candidate's: one a pair won, half where the two orders disagree.
-        first: share of the answers that chose the query shown first; 0.5 is no liking for a place.
-    """
-
-    winner: int
-    points: tuple[float, ...]
-    first: float
+    winner: int  # index of the chosen candidate.
+    points: tuple[float, ...]  # each candidate's: one a pair won, half where the two orders disagree.
+    first: float  # share of the answers that chose the query shown first; 0.5 is no liking for a place.
 
 
 def choose(
@@ -382,11 +366,7 @@ def merge(
 
 
 def _ask(asker: Asker, conversations: Sequence[Sequence[Message]]) -> list[list[str]]:
-    """The queries in the samples of each conversation's answer; samples without one are left out.
-
-    Raises:
-        EndpointError: the endpoint failed on one after all retries; the others are kept.
-    """
+    """The queries in the samples of each conversation's answer; samples without one are left out."""
     answers = asker.ask_all(conversations, SAMPLING, SAMPLES)
     parts = [answers[start : start + SAMPLES] for start in range(0, len(answers), SAMPLES)]
     return [[sql for answer in part if answer and (sql := read_sql(answer.text))] for part in parts]

@@ -5,8 +5,6 @@ in one of several styles; another teacher, who sees only schema and question, an
 kept, as many of each hardness level as can be had. (SynSQL's and OmniSQL's chain, with the answer back as the filter.)
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import random
@@ -54,31 +52,22 @@ PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A proposed query that ran.
+    """A proposed query that ran."""
 
-    Attributes:
-        number: of the try; with the seed it decides its tables, level and style.
-        level: what was asked for; the query's own hardness counts.
-    """
-
-    number: int
+    number: int  # of the try; with the seed it decides its tables, level and style.
     sql: str
     style: str
-    level: str
+    level: str  # what was asked for; the query's own hardness counts.
 
 
 @dataclasses.dataclass
 class Invented:
-    """What came of the drafts.
+    """What came of the drafts."""
 
-    Attributes:
-        examples: that are kept.
-        doubted: whose checker's query gives another result: for a person to look at.
-        counts: how many drafts ended how.
-    """
-
-    examples: list[Example] = dataclasses.field(default_factory=list)
+    examples: list[Example] = dataclasses.field(default_factory=list)  # that are kept.
+    # whose checker's query gives another result: for a person to look at.
     doubted: list[Example] = dataclasses.field(default_factory=list)
+    # how many drafts ended how.
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
@@ -231,19 +220,13 @@ SHOWN = 10  # names of a line
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How many questions there are for each part, 0 for a part of the schema that none asks.
+    """How many questions there are for each part, 0 for a part of the schema that none asks."""
 
-    Attributes:
-        tables: by name.
-        joins: by foreign key ("purchase.customer_id = customer.id"): questions that read both of its tables.
-        functions: by name, those that are used.
-        hardness: by level.
-    """
-
-    tables: Mapping[str, int]
+    tables: Mapping[str, int]  # by name.
+    # by foreign key ("purchase.customer_id = customer.id"): questions that read both of its tables.
     joins: Mapping[str, int]
-    functions: Mapping[str, int]
-    hardness: Mapping[str, int]
+    functions: Mapping[str, int]  # by name, those that are used.
+    hardness: Mapping[str, int]  # by level.
 
 
 def coverage(examples: Sequence[Example], schema: Schema) -> Coverage:

@@ -1,7 +1,5 @@
 """An endpoint as the judge of wrong answers, and how far it can be trusted: agreement, place and length checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,9 +21,6 @@ class GradeSource:
 
     Each (question, gold SQL, answer) is asked once, also across runs: the prompt is a function of them and answers are
     kept (`endpoints/log.py`).
-
-    Raises:
-        RecipeError: there is no such endpoint.
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:

@@ -35,9 +35,6 @@ class OpenAIPolicy(Policy):
         protocol: whose tags a thinking model's reasoning and a server's parsed tool calls are written back into.
         first_sample: what counts as its sample 0: answers are kept by the number of their sample, and those under
             another number are others.
-
-    Raises:
-        ResourceError: the environment variable that should hold the key is empty.
     """
 
     def __init__(
@@ -57,11 +54,7 @@ class OpenAIPolicy(Policy):
     def named(
         cls, teacher: config.Teacher, responses: Path | None = None, protocol: Protocol | None = None
     ) -> OpenAIPolicy:
-        """The endpoint that a recipe's teacher section names.
-
-        Raises:
-            RecipeError: it names none, or one that `conf/local/endpoints.yaml` does not have.
-        """
+        """The endpoint that a recipe's teacher section names."""
         name = name_of(teacher)
         return cls(endpoint(name), name, teacher.concurrency, responses, protocol)
 
@@ -121,9 +114,6 @@ def teacher_policies(
 
     Args:
         own: makes the recipe's own policy.
-
-    Raises:
-        RecipeError: see `teacher_policy`.
     """
     policies = [
         own() if teacher.kind == "policy" else teacher_policy(teacher, protocol, responses, schemas)
@@ -137,11 +127,7 @@ def teacher_policies(
 
 
 def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schemas: Schemas) -> Policy:
-    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its answers' log.
-
-    Raises:
-        RecipeError: an endpoint without a name, or one that `conf/local/endpoints.yaml` does not have.
-    """
+    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its answers' log."""
     if teacher.kind == "oracle":
         from pipelines.rollout.policies.oracle import OraclePolicy
 

@@ -4,8 +4,6 @@ It imports neither prefect nor mlflow, and its Python may be another one than it
 events only; whatever libraries print goes to standard error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -69,11 +67,7 @@ def _train(plan: Plan, emit: Any) -> None:
 
 
 def _prepare(plan: Plan, emit: Any) -> None:
-    """Take the device, and look whether it is large enough, before a model is read.
-
-    Raises:
-        ResourceError: there are fewer GPUs than processes on this machine, or a GPU is too small.
-    """
+    """Take the device, and look whether it is large enough, before a model is read."""
     import torch
 
     from pipelines.rollout.policies.making import device

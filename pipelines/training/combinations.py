@@ -1,7 +1,5 @@
 """Which settings of `grpo` go together: each that would do nothing, or something else than it says, is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pipelines.core.errors import RecipeError
@@ -18,11 +16,7 @@ ANSWER, PROPOSAL = "SELECT 1", knowledge.proposal(["t"], {})
 
 
 def check(recipe: Recipe) -> None:
-    """Look at the recipe's `grpo` section; nothing heavy is imported.
-
-    Raises:
-        RecipeError: two settings contradict one another; it says what to set.
-    """
+    """Look at the recipe's `grpo` section; nothing heavy is imported."""
     for what, do in (*_estimator(recipe), *_corrections(recipe), *_ahead(recipe), *_parts(recipe), *_earned(recipe)):
         raise RecipeError(what, do)
 

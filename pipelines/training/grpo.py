@@ -1,7 +1,5 @@
 """Multi-turn GRPO: a recipe's `grpo` section as a run of our trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,12 +25,7 @@ from pipelines.training.weights import WeightSync, whole_weights
 
 
 def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
-    """Train a policy on examples, from the last checkpoint when there is one.
-
-    Raises:
-        DataError: the pool is empty, or there is no model to start from.
-        RecipeError: a reward term or a batch size that cannot be.
-    """
+    """Train a policy on examples, from the last checkpoint when there is one."""
     if not examples:
         raise DataError("there are no questions to train on", "Loosen difficulty.*, or name a pool under data.rl.")
     recipe = plan.recipe

@@ -1,7 +1,5 @@
 """A small subclass of TRL's GRPOTrainer over our own rollouts: TRL's code is called, never copied."""
 
-from __future__ import annotations
-
 import functools
 import time
 from bisect import bisect_right

@@ -3,8 +3,6 @@
 A launcher such as torchrun does not watch its own parent; the death signal set here outlives the exec.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

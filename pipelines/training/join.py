@@ -5,8 +5,6 @@ plan that the first one writes is joined here, for as long as it trains. It goes
 asks the run to stop at the end of its step, and leaves with it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -23,11 +21,7 @@ USAGE = "python -m pipelines.training.join STORE torchrun --nnodes=2 --nproc-per
 
 
 def main(arguments: list[str]) -> int:
-    """Join plan after plan; 0 when the run was asked to stop.
-
-    Raises:
-        UserError: no store or no launcher is named.
-    """
+    """Join plan after plan; 0 when the run was asked to stop."""
     if len(arguments) < 2 or not Path(arguments[0]).is_dir():
         raise UserError("name a store that all machines share, and the launcher of hardware.launch", USAGE)
     joined: set[tuple[Path, int]] = set()

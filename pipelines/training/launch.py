@@ -1,7 +1,5 @@
 """The parent's side of training: start the child, pass on what it says, and leave no process behind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -55,10 +53,6 @@ def train(
         on_metrics: gets every event of the child: `start`, `begin`, `note`, `step` (with its numbers), `done`.
         devices: the GPUs that it may use, as CUDA names them; None for all.
         silence_s: how long the child may say nothing, in seconds, before it is stopped.
-
-    Raises:
-        TrainingError: the child died or fell silent; it says its last words and what to do.
-        ResourceError, DataError, RecipeError: as the child raised them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
@@ -103,11 +97,7 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
 
 
 def launcher(hardware: Hardware) -> list[str]:
-    """What a training child is started with: its Python, torchrun where several processes train, or `hardware.launch`.
-
-    Raises:
-        ResourceError: there is no such program.
-    """
+    """What a training child is started with: its Python, torchrun where several processes train, or `hardware.launch`."""
     python = shutil.which(hardware.python or sys.executable)
     if python is None:
         raise ResourceError(

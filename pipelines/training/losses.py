@@ -1,7 +1,5 @@
 """The clipped losses of GRPO and its kin as pure functions on tensors: what a track's loss is, token by token."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

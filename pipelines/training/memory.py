@@ -5,8 +5,6 @@ Activations are an estimate, of the layers' inputs and of one layer that is comp
 are counted as they are made. Nothing heavy is imported.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +85,7 @@ SHAPES = {
 
 
 def shape_of(model: Model) -> Shape:
-    """The shape of a recipe's model: made from scratch, known by its hub name, or read in its folder.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """The shape of a recipe's model: made from scratch, known by its hub name, or read in its folder."""
     if model.source == "tiny":
         tiny = model.tiny
         head = tiny.width // tiny.heads
@@ -135,36 +129,25 @@ def _window(config: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a model is trained.
+    """How a model is trained."""
 
-    Attributes:
-        way: all weights on each GPU, shared out by DeepSpeed, or adapters alone, over a base in the compute dtype or in
-            NF4.
-        gpus: processes that train together.
-        rows: episodes of one micro-batch; what they begin with alike is not taken off.
-        tokens: most tokens of an episode; all are taken to have as many.
-        slots: episodes that are decoded together in the training process; 0 where servers do it.
-        half: whether products are in bfloat16.
-        rank: of the adapters.
-        sent: whether adapters are merged into a copy of the base, for servers of one's own that load no adapters.
-        most: tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None where it is not cut.
-        padded_rows: of one forward of a model that cannot be packed; None where a forward has the whole micro-batch.
-        reference: whether a second network is there, which the policy is not to leave (`grpo.beta`).
-        twin: whether a second process has the whole network on the same GPU, and decodes while a step is trained
-            (`grpo.staleness` without servers).
-    """
-
+    # all weights on each GPU, shared out by DeepSpeed, or adapters alone, over a base in the compute dtype or in NF4.
     way: Way
-    gpus: int
-    rows: int
-    tokens: int
-    slots: int
-    half: bool
-    rank: int = 0
+    gpus: int  # processes that train together.
+    rows: int  # episodes of one micro-batch; what they begin with alike is not taken off.
+    tokens: int  # most tokens of an episode; all are taken to have as many.
+    slots: int  # episodes that are decoded together in the training process; 0 where servers do it.
+    half: bool  # whether products are in bfloat16.
+    rank: int = 0  # of the adapters.
+    # whether adapters are merged into a copy of the base, for servers of one's own that load no adapters.
     sent: bool = False
+    # tokens of a part of a micro-batch, or one episode (`hardware.micro_tokens`); None where it is not cut.
     most: int | None = None
+    # of one forward of a model that cannot be packed; None where a forward has the whole micro-batch.
     padded_rows: int | None = None
-    reference: bool = False
+    reference: bool = False  # whether a second network is there, which the policy is not to leave (`grpo.beta`).
+    # whether a second process has the whole network on the same GPU, and decodes while a step is trained
+    # (`grpo.staleness` without servers).
     twin: bool = False
 
     @property
@@ -299,9 +282,6 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, f
     Args:
         total: bytes of each GPU.
         free: those that no other process has, a server of vLLM on the same GPU included.
-
-    Raises:
-        ResourceError: weights and optimiser alone do not.
     """
     try:
         shape = shape_of(recipe.model)

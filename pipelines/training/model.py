@@ -1,7 +1,5 @@
 """The models that are trained: a tiny Qwen3 made from scratch with its own tokenizer, or any causal language model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

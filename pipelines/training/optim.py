@@ -1,7 +1,5 @@
 """Muon on the matrices of the blocks and AdamW on the rest, as one optimiser that schedules and checkpoints as one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -126,9 +124,6 @@ def build(network: nn.Module, optimizer: Optimizer, lr_rest: float | None = None
 
     Args:
         lr_rest: the rate of what goes to AdamW; None takes the one rate.
-
-    Raises:
-        RecipeError: the network has no such weight, or nothing else.
     """
     matrices, rest = split(network)
     if not matrices or not rest:

@@ -1,7 +1,5 @@
 """The optimisers that a recipe may name; what needs torch is imported when one is made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pipelines.core.registry import optimizer

@@ -5,8 +5,6 @@ but attention works on single tokens, so one forward over the tree's tokens give
 would: the same log-probabilities, and the same gradients.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -172,23 +170,17 @@ SPARE = 1.5  # rows are attended together while padding makes their attention at
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attention:
-    """Which token sees which, with rows of like length together: R rows with Q tokens of their own and K keys each.
+    """Which token sees which, with rows of like length together: R rows with Q tokens of their own and K keys each."""
 
-    Attributes:
-        queries: where in the flat row the tokens are that each row itself brings, (R * Q,) of group after group;
-            a shorter row's are padded.
-        keys: where the tokens are that these see, (R * K,) of group after group.
-        sizes: (R, Q, K) of each group.
-        masks: of each group (R, 1, Q, K) bool: which keys each token sees. A long row is a group of its own, whose
-            mask is only described, or None where the row brings all that it sees: kernels know what is causal.
-        order: (N,) where each token is in the groups' joined output.
-    """
-
+    # where in the flat row the tokens are that each row itself brings, (R * Q,) of group after group; a shorter row's
+    # are padded.
     queries: Tensor
-    keys: Tensor
-    sizes: tuple[tuple[int, int, int], ...]
+    keys: Tensor  # where the tokens are that these see, (R * K,) of group after group.
+    sizes: tuple[tuple[int, int, int], ...]  # (R, Q, K) of each group.
+    # of each group (R, 1, Q, K) bool: which keys each token sees. A long row is a group of its own, whose mask is only
+    # described, or None where the row brings all that it sees: kernels know what is causal.
     masks: tuple[Tensor | None, ...]
-    order: Tensor
+    order: Tensor  # (N,) where each token is in the groups' joined output.
 
     def __call__(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
         """Attention in which each token sees what comes before it in its rows.
@@ -214,19 +206,14 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Packed:
-    """A batch of rows as one flat row of N tokens.
+    """A batch of rows as one flat row of N tokens."""
 
-    Attributes:
-        input_ids, position_ids, labels: (1, N) the tokens, where each stands in its rows, and the one that follows it.
-        places: (B, C) for each completion token of the batch, where in the flat row its log-probability is.
-        attention: which of its tokens sees which.
-    """
-
+    # input_ids, position_ids, labels: (1, N) the tokens, where each stands in its rows, and the one that follows it.
     input_ids: Tensor
     position_ids: Tensor
     labels: Tensor
-    places: Tensor
-    attention: Attention
+    places: Tensor  # (B, C) for each completion token of the batch, where in the flat row its log-probability is.
+    attention: Attention  # which of its tokens sees which.
 
     def spread(self, values: Tensor, mask: Tensor) -> Tensor:
         """(B, C) the flat row's values (1, N) at the completion tokens that are there, 0 elsewhere."""

@@ -1,7 +1,5 @@
 """What a training child is told: a plan, as JSON; importing it costs no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -18,24 +16,17 @@ HELD_OUT_COUNT = "questions_held_out"  # and of how many of them there was a ver
 
 
 class Plan(Section):
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        kind: supervised fine-tuning on trajectories, or GRPO on examples.
-        checkpoint_in: the model folder (or hub name) that training starts from.
-        data: trajectories (sft) or examples (grpo), in the order in which they were selected; Parquet or JSONL.
-        held_out: examples (grpo) that the policy is measured on while it trains; None for none.
-        gold_schemas: the folder of the gold-schema stage; None takes the gold SQL's own tables and columns.
-        out: the folder that gets `model/`, `curves.jsonl`, `timing.jsonl`, `alarms.jsonl` if there was cause, and,
-            while it runs, `checkpoints/`.
-    """
-
-    kind: Literal["sft", "grpo"]
+    kind: Literal["sft", "grpo"]  # supervised fine-tuning on trajectories, or GRPO on examples.
     recipe: Recipe
-    checkpoint_in: str
-    data: Path
-    held_out: Path | None = None
+    checkpoint_in: str  # the model folder (or hub name) that training starts from.
+    data: Path  # trajectories (sft) or examples (grpo), in the order in which they were selected; Parquet or JSONL.
+    held_out: Path | None = None  # examples (grpo) that the policy is measured on while it trains; None for none.
+    # the folder of the gold-schema stage; None takes the gold SQL's own tables and columns.
     gold_schemas: Path | None = None
+    # the folder that gets `model/`, `curves.jsonl`, `timing.jsonl`, `alarms.jsonl` if there was cause, and, while it
+    # runs, `checkpoints/`.
     out: Path
 
     @property

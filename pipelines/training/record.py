@@ -1,7 +1,5 @@
 """What training writes while it runs: curves, timings, progress, and checkpoints that are known to be whole."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -100,14 +98,10 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         names: TRL's name of each number that is kept, and ours.
         take_spent: gives the wall-clock seconds of a step by what they were spent on, and its tokens, once.
         example: an episode of the current step in words, to be shown with an alarm; None where nothing is watched.
-
-    Attributes:
-        state_bytes: the size of one checkpoint, for the disk check before each.
-        meter: turns seconds and tokens into rates.
     """
 
-    state_bytes: int
-    meter: Meter
+    state_bytes: int  # the size of one checkpoint, for the disk check before each.
+    meter: Meter  # turns seconds and tokens into rates.
 
     def __init__(
         self,
@@ -139,11 +133,7 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         self.emit({"event": "begin", "step": state.global_step, "steps": state.max_steps})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """One line a step in both files, and one event.
-
-        Raises:
-            RecipeError: a number is no number any more, and so, after this step, no weight is.
-        """
+        """One line a step in both files, and one event."""
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run is all wall clock
         now = _now()
@@ -180,11 +170,7 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
             self.emit({"event": "alarm", "text": f"step {step}: {words} (an episode of it is in {ALARMED})"})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Refuse to begin a checkpoint that the disk cannot hold.
-
-        Raises:
-            ResourceError: too little space is free.
-        """
+        """Refuse to begin a checkpoint that the disk cannot hold."""
         if control.should_save and state.is_world_process_zero:
             need = 2 * self.state_bytes + (1 << 24)
             free = shutil.disk_usage(self.out).free

@@ -39,18 +39,14 @@ FULL, SCHEMA = "full", "schema"
 
 @dataclass(frozen=True)
 class PaidEpisode:
-    """One episode of a generation with what it is worth.
-
-    Attributes:
-        rewards: None when it takes no part in its group (broken, dropped by a rule, or older than is allowed).
-        outcome: None when it was broken before there was a verdict.
-        versions: of each token that the agent said, the step whose weights sampled it, -1 where that is not known; ()
-            where all are of its generation's `version`.
-    """
+    """One episode of a generation with what it is worth."""
 
     trajectory: Trajectory
-    outcome: Outcome | None
+    outcome: Outcome | None  # None when it was broken before there was a verdict.
+    # None when it takes no part in its group (broken, dropped by a rule, or older than is allowed).
     rewards: Rewards | None
+    # of each token that the agent said, the step whose weights sampled it, -1 where that is not known; () where all are
+    # of its generation's `version`.
     versions: tuple[int, ...] = ()
 
     def reward(self, track: str) -> float:
@@ -60,23 +56,17 @@ class PaidEpisode:
 
 @dataclass
 class Generation:
-    """The episodes of one generation on this process, group by group.
+    """The episodes of one generation on this process, group by group."""
 
-    Attributes:
-        episodes: what is trained on.
-        drawn: what was drawn at first, before groups that teach nothing were replaced: what one watches.
-        seconds: where the time went.
-        judge: answers of an endpoint that judges, and their cost; {} where none does.
-        version: the optimiser step whose weights sampled every token of it whose episode says nothing else; None: those
-            of the step that trains on it.
-        beside: seconds of the process that sampled it while this one trained.
-    """
-
-    episodes: list[PaidEpisode]
+    episodes: list[PaidEpisode]  # what is trained on.
+    # what was drawn at first, before groups that teach nothing were replaced: what one watches.
     drawn: list[PaidEpisode]
-    seconds: dict[str, float]
-    judge: dict[str, float]
+    seconds: dict[str, float]  # where the time went.
+    judge: dict[str, float]  # answers of an endpoint that judges, and their cost; {} where none does.
+    # the optimiser step whose weights sampled every token of it whose episode says nothing else; None: those of the
+    # step that trains on it.
     version: int | None = None
+    # seconds of the process that sampled it while this one trained.
     beside: dict[str, float] = field(default_factory=dict)
 
     def ages(self, step: int) -> list[int]:
@@ -151,9 +141,6 @@ class Rollouts:
         Args:
             generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
             first: the row of the first id among all processes' rows.
-
-        Raises:
-            BoundaryError: the last 32 episodes, of this process and over however many generations, all broke.
         """
         episodes_run = self._run(ids, f"{generation}", first)
         first_drawn = list(episodes_run.episodes)
@@ -307,11 +294,7 @@ def in_process(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPoli
 
 
 def served_policy(plan: Plan) -> Policy:
-    """Servers that the weights under training are sent to, as the policy.
-
-    Raises:
-        RecipeError: their log-probabilities cannot be those of what they drew.
-    """
+    """Servers that the weights under training are sent to, as the policy."""
     policy = making.policy(plan.checkpoint_in, plan.recipe)
     policy.follow()
     sampling = plan.recipe.grpo.sampling

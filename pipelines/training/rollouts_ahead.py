@@ -4,8 +4,6 @@ In process, what it samples is decided by the weights that it was given and by t
 each time. Over servers it asks those that have the weights.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -73,12 +71,7 @@ class Ahead:
         self._pipe.send((list(ids), generation, first, places))
 
     def take(self, ids: Sequence[str]) -> Generation | None:
-        """The generation of these ids that was begun, with the seconds that were waited for it; None when none was.
-
-        Raises:
-            TrainingError: the process died.
-            SqltrainError: what the rollouts raised.
-        """
+        """The generation of these ids that was begun, with the seconds that were waited for it; None when none was."""
         if not self._pending:
             return None
         _, expected, step = self._pending.popleft()

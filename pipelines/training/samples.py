@@ -22,19 +22,12 @@ IGNORED = -100  # the label that cross-entropy skips
 
 @dataclass(frozen=True)
 class Sample:
-    """One episode as a model reads it.
+    """One episode as a model reads it."""
 
-    Attributes:
-        input_ids: (T,) the prompt and all turns.
-        labels: (T,) the agent's own tokens, -100 elsewhere.
-        agent_mask: (T,) 1 where the agent spoke, else 0.
-        turn_ends: for each turn, the index just past its last agent token.
-    """
-
-    input_ids: tuple[int, ...]
-    labels: tuple[int, ...]
-    agent_mask: tuple[int, ...]
-    turn_ends: tuple[int, ...]
+    input_ids: tuple[int, ...]  # (T,) the prompt and all turns.
+    labels: tuple[int, ...]  # (T,) the agent's own tokens, -100 elsewhere.
+    agent_mask: tuple[int, ...]  # (T,) 1 where the agent spoke, else 0.
+    turn_ends: tuple[int, ...]  # for each turn, the index just past its last agent token.
 
 
 def sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
@@ -73,20 +66,12 @@ def _masked(ids: Sequence[int], mask: Sequence[int], ends: Sequence[int]) -> Sam
 
 
 def trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a file.
-
-    Raises:
-        DataError: it is missing or malformed.
-    """
+    """The trajectories of a file."""
     return _records(path, Trajectory)
 
 
 def examples(path: Path) -> list[Example]:
-    """The examples of a file.
-
-    Raises:
-        DataError: it is missing or malformed.
-    """
+    """The examples of a file."""
     return _records(path, Example)
 
 

@@ -1,7 +1,5 @@
 """What both trainers share: arguments, resume, the final model."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -132,12 +130,7 @@ def lean_head() -> None:
 
 
 def deepspeed_file(plan: Plan) -> str | None:
-    """DeepSpeed's configuration: a file of one's own, or one of `infra/deepspeed/` by name ("zero2", "zero3").
-
-    Raises:
-        RecipeError: there is no such file, it keeps no float32 weights, or the optimiser needs whole matrices, which
-            ZeRO cuts up.
-    """
+    """DeepSpeed's configuration: a file of one's own, or one of `infra/deepspeed/` by name ("zero2", "zero3")."""
     name = plan.recipe.hardware.deepspeed
     if name is None:
         return None
@@ -159,9 +152,6 @@ def keeps_small_updates(network: nn.Module) -> None:
 
     An update of 1e-6 is below half of bfloat16's spacing at any weight over 3e-4: 98 % of the weights would never move.
     DeepSpeed makes its own float32 copies later, from these weights.
-
-    Raises:
-        RecipeError: some weight under training is not float32.
     """
     coarse = {str(weight.dtype).removeprefix("torch.") for weight in network.parameters() if weight.requires_grad}
     if coarse - {"float32"}:
@@ -197,11 +187,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
 
 
 def run(trainer: Any, plan: Plan) -> None:
-    """Train, from the last whole checkpoint when there is one, then write the final model.
-
-    Raises:
-        StoppedError: the run was asked to stop; a checkpoint of its last step is there.
-    """
+    """Train, from the last whole checkpoint when there is one, then write the final model."""
     from transformers import PrinterCallback
 
     if plan.recipe.model.lora is not None and plan.recipe.model.lora.bits is not None:
@@ -233,10 +219,6 @@ def resume_point(plan: Plan) -> str | None:
 
     The data of a step do not depend on the number of processes, so it may be another one than before. (What
     `grpo.resample` draws anew does: each process chooses for itself.)
-
-    Raises:
-        TrainingError: DeepSpeed has cut the optimiser's state up for another number of processes, or this process does
-            not train what the first one trains.
     """
     own = plan.model_dump_json()
     sent = [(own, last_whole_checkpoint(plan.out) if is_main() else None)]

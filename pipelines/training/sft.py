@@ -1,7 +1,5 @@
 """Supervised fine-tuning: TRL's SFTTrainer on token-exact samples, with everything but the agent's tokens masked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -28,11 +26,7 @@ WINDOW = 8  # micro-batches that are sorted together: padding stays low, and a b
 
 
 def split_batch(batch: int, micro_batch: int, processes: int) -> tuple[int, int]:
-    """The (samples of one forward, accumulated forwards) that make up one process's share of a batch.
-
-    Raises:
-        RecipeError: the batch cannot be shared out evenly.
-    """
+    """The (samples of one forward, accumulated forwards) that make up one process's share of a batch."""
     if batch % processes:
         raise RecipeError(f"a batch of {batch} cannot be shared by {processes} processes", "Make it a multiple.")
     share = batch // processes
@@ -155,11 +149,7 @@ class SftTrainer(settings.TrainerMixin, SFTTrainer):  # type: ignore[misc]
 
 
 def train(plan: Plan, trajectories: Sequence[Trajectory], emit: Emit) -> SftTrainer:
-    """Fine-tune on trajectories, from the last checkpoint when there is one.
-
-    Raises:
-        DataError: no trajectory is left within `sft.max_tokens`.
-    """
+    """Fine-tune on trajectories, from the last checkpoint when there is one."""
     recipe = plan.recipe
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     samples = encode(plan, trajectories, tokenizer, emit)

@@ -1,7 +1,5 @@
 """The forward and backward of a micro-batch: on rows that have weight, without padding, in parts that fit a memory."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,39 +32,27 @@ from pipelines.training.sft import LIKE_ROWS
 
 @dataclass
 class ForwardPass:
-    """One computation of log-probabilities over a batch.
+    """One computation of log-probabilities over a batch."""
 
-    Attributes:
-        rows: (B,) which rows need a forward; None for all.
-        kept: what was computed: a second track costs no second forward.
-    """
-
-    rows: Tensor | None = None
-    kept: Forward | None = None
+    rows: Tensor | None = None  # (B,) which rows need a forward; None for all.
+    kept: Forward | None = None  # what was computed: a second track costs no second forward.
 
 
 @dataclass
 class StepState:
-    """The one owner of what lives longer than a call and shorter than a run.
+    """The one owner of what lives longer than a call and shorter than a run."""
 
-    Attributes:
-        seconds: of the current step, by what they were spent on.
-        beside: tokens, and seconds of what another process did meanwhile: no part of them.
-        watched: what is logged with each step that trains on the current generation.
-        old: rows that the pass for the old log-probabilities needs; None for all.
-        current: the pass of the micro-batch whose loss is being computed; None outside a loss.
-        sums: (4,) of this process in this step: entropies and their tokens, the distances between trainer and sampler
-            and theirs; None before its first loss.
-        farthest: () the largest such distance; None as well.
-    """
-
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # of the current step, by what they were spent on.
+    # tokens, and seconds of what another process did meanwhile: no part of them.
     beside: dict[str, float] = field(default_factory=dict)
+    # what is logged with each step that trains on the current generation.
     watched: dict[str, float] = field(default_factory=dict)
-    old: Tensor | None = None
-    current: ForwardPass | None = None
+    old: Tensor | None = None  # rows that the pass for the old log-probabilities needs; None for all.
+    current: ForwardPass | None = None  # the pass of the micro-batch whose loss is being computed; None outside a loss.
+    # (4,) of this process in this step: entropies and their tokens, the distances between trainer and sampler and
+    # theirs; None before its first loss.
     sums: Tensor | None = None
-    farthest: Tensor | None = None
+    farthest: Tensor | None = None  # () the largest such distance; None as well.
 
     def add(self, sums: Tensor, farthest: Tensor) -> None:
         """Take in the sums of one loss."""

@@ -1,7 +1,5 @@
 """A training run as plain text: what its files say so far, in lines that a terminal shows."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

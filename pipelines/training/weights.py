@@ -1,7 +1,5 @@
 """A trained policy's weights as one plain state dict: gathered from all processes, adapters merged into a copy."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -110,11 +108,7 @@ class WeightSync:
         self._pushed: int | None = None
 
     def push(self, trainer: Any) -> float:
-        """Bring the servers up to the trainer's step, unless they are; the seconds that it took.
-
-        Raises:
-            EndpointError: a server does not take the weights.
-        """
+        """Bring the servers up to the trainer's step, unless they are; the seconds that it took."""
         started = time.perf_counter()
         if self._pushed != trainer.state.global_step:
             step, took = trainer.state.global_step, []

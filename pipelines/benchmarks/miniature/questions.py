@@ -1,7 +1,5 @@
 """Question families: SQL shapes with slots, filled from a database, kept only where each slot decides the answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -123,21 +121,15 @@ COMPARISONS = {">": ("above", "over", "more than", "greater than"), "<": ("below
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One SQL shape.
-
-    Attributes:
-        hardness: what Spider's official rules say of it; a test holds them together.
-        sql: slots: t table; h child and p parent; c and v a filter, d and w a second one, g another category;
-            n a measure, k a number; agg, op, dir.
-        of: the slot (t, h or p) of the table that carries c; n stands on t or h.
-        weight: how often it is asked, relative to the other families.
-    """
+    """One SQL shape."""
 
     name: str
-    hardness: Hardness
+    hardness: Hardness  # what Spider's official rules say of it; a test holds them together.
+    # slots: t table; h child and p parent; c and v a filter, d and w a second one, g another category; n a measure, k a
+    # number; agg, op, dir.
     sql: str
-    of: str = "t"
-    weight: int = 5
+    of: str = "t"  # the slot (t, h or p) of the table that carries c; n stands on t or h.
+    weight: int = 5  # how often it is asked, relative to the other families.
 
     @property
     def compares_two(self) -> bool:

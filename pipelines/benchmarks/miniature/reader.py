@@ -1,7 +1,5 @@
 """Reads the miniature world: draws the databases of a split, builds their files, and asks its questions."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from pathlib import Path
@@ -17,17 +15,11 @@ FOLDER = Path("databases") / "miniature"
 
 
 class MiniatureOptions(Section):
-    """How much of the world a source takes.
+    """How much of the world a source takes."""
 
-    Attributes:
-        databases: how many databases.
-        questions: how many questions a database.
-        first: index of the first database, so that two sources of one split need not share any.
-    """
-
-    databases: Positive = 40
-    questions: Positive = 12
-    first: Count = 0
+    databases: Positive = 40  # how many databases.
+    questions: Positive = 12  # how many questions a database.
+    first: Count = 0  # index of the first database, so that two sources of one split need not share any.
 
 
 @reader("miniature", options=MiniatureOptions)

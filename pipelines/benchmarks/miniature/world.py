@@ -1,7 +1,5 @@
 """Draws miniature databases: which tables, columns and links, how each category is stored, and the rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
@@ -88,14 +86,11 @@ NAMES: tuple[str, ...] = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """A theme whose databases draw 2 to 4 of its tables.
-
-    Attributes:
-        test, dev: the pair of tables that occurs together only in databases of that split.
-    """
+    """A theme whose databases draw 2 to 4 of its tables."""
 
     name: str
     tables: tuple[str, ...]
+    # test, dev: the pair of tables that occurs together only in databases of that split.
     test: tuple[str, str]
     dev: tuple[str, str]
 
@@ -156,16 +151,11 @@ Row = tuple[str | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MiniTable:
-    """One table: `id`, the link to its parent, `name`, categories, measures, in this order.
-
-    Attributes:
-        parent: the table that `<parent>_id` refers to; None for the first table.
-        categories: column -> the form in which this database stores its values.
-    """
+    """One table: `id`, the link to its parent, `name`, categories, measures, in this order."""
 
     name: str
-    parent: str | None
-    categories: dict[str, Form]
+    parent: str | None  # the table that `<parent>_id` refers to; None for the first table.
+    categories: dict[str, Form]  # column -> the form in which this database stores its values.
     measures: tuple[str, ...]
 
     @property

@@ -6,8 +6,6 @@ where FOLDER is what `python -m pipelines.environment.lm_eval` prints. lm-eval a
 agent must have one turn: an answer that is none counts as wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +24,6 @@ def documents(recipe: str, overrides: Sequence[str] = (), pool: str = "", worker
         overrides: `key=value`, as on the command line.
         pool: `sft`, `rl`, `dev`, or a benchmark of `data.test`; without it, the first benchmark.
         workers: processes that run SQL.
-
-    Raises:
-        RecipeError: the recipe's agent has more than one turn.
-        DataError: the data is missing.
     """
     from datasets import Dataset
 
@@ -46,11 +40,7 @@ def documents(recipe: str, overrides: Sequence[str] = (), pool: str = "", worker
 
 
 def grades(document: Mapping[str, Any], answers: Sequence[str]) -> dict[str, float]:
-    """lm-eval's `process_results`: 1 or 0 by equality.
-
-    Raises:
-        RuntimeError: the database or the gold SQL failed; lm-eval has no place for what is not graded.
-    """
+    """lm-eval's `process_results`: 1 or 0 by equality."""
     environment, example = _environment(document), example_of(document)
     session = environment.reset(example)
     step = session.step(answers[0])

@@ -20,48 +20,31 @@ from pipelines.rollout.codec import ChatCodec
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One agent turn to generate.
+    """One agent turn to generate."""
 
-    Attributes:
-        session: the episode's name within a run; a policy may keep a KV cache under it.
-        messages: the whole conversation as text, ending with what the agent must answer.
-        token_ids: (T,) the whole context as the agent saw it; () for policies that speak text only.
-        sampling: temperature and top-p; its token budgets are already in `max_tokens`.
-        max_tokens: most tokens that this turn may take, at least 1.
-        stop: strings that end the turn; the one that did is kept in the text.
-        seed: the episode's seed; with `turn` or a token's position it fixes all randomness of the turn.
-        example: the question. Only the scripted oracle may look into it: it holds the gold SQL.
-        turn: 0-based index of the turn in the episode.
-        sample: the episode's index in its question's group.
-    """
-
-    session: str
-    messages: tuple[Message, ...]
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-    max_tokens: int
-    stop: tuple[str, ...]
-    seed: int
-    example: Example
-    turn: int
-    sample: int = 0
+    session: str  # the episode's name within a run; a policy may keep a KV cache under it.
+    messages: tuple[Message, ...]  # the whole conversation as text, ending with what the agent must answer.
+    token_ids: tuple[int, ...]  # (T,) the whole context as the agent saw it; () for policies that speak text only.
+    sampling: Sampling  # temperature and top-p; its token budgets are already in `max_tokens`.
+    max_tokens: int  # most tokens that this turn may take, at least 1.
+    stop: tuple[str, ...]  # strings that end the turn; the one that did is kept in the text.
+    seed: int  # the episode's seed; with `turn` or a token's position it fixes all randomness of the turn.
+    example: Example  # the question. Only the scripted oracle may look into it: it holds the gold SQL.
+    turn: int  # 0-based index of the turn in the episode.
+    sample: int = 0  # the episode's index in its question's group.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completion:
-    """One generated agent turn.
+    """One generated agent turn."""
 
-    Attributes:
-        text: what the agent said, cut right after the stop string that ended it; without an end-of-turn token.
-        token_ids: (T,) exactly the ids generated, an end-of-turn token included; () for text policies.
-        logprobs: (T,) log-probability of each id under the sampling distribution at the request's temperature, before
-            top-p (at temperature 1 when greedy): what a trainer recomputes; () when not known.
-        finish: "stop" for a stop string or an end-of-turn token, "length" for a spent budget.
-    """
-
-    text: str
+    text: str  # what the agent said, cut right after the stop string that ended it; without an end-of-turn token.
+    # (T,) exactly the ids generated, an end-of-turn token included; () for text policies.
     token_ids: tuple[int, ...] = ()
+    # (T,) log-probability of each id under the sampling distribution at the request's temperature, before top-p (at
+    # temperature 1 when greedy): what a trainer recomputes; () when not known.
     logprobs: tuple[float, ...] = ()
+    # "stop" for a stop string or an end-of-turn token, "length" for a spent budget.
     finish: Literal["stop", "length"] = "stop"
 
 
@@ -70,19 +53,13 @@ class Policy(abc.ABC):
 
     An episode's life: `open`, then `generate` for each turn with `away` before each wait for SQL, then `release`. Only
     `generate` must be implemented; the others tell policies that schedule a batch where each episode is.
-
-    Attributes:
-        name: recorded in each trajectory.
-        codec: how it turns messages into ids; None for a policy that speaks text only.
-        live: episodes that it wants in flight at once.
-        context: most tokens that it takes in one sequence; None when not known.
-        longest_first: whether episodes may begin in another order than they were asked for (`pipelines.rollout.engine`).
     """
 
-    name: str
-    codec: ChatCodec | None = None
-    live: int = 256
-    context: int | None = None
+    name: str  # recorded in each trajectory.
+    codec: ChatCodec | None = None  # how it turns messages into ids; None for a policy that speaks text only.
+    live: int = 256  # episodes that it wants in flight at once.
+    context: int | None = None  # most tokens that it takes in one sequence; None when not known.
+    # whether episodes may begin in another order than they were asked for (`pipelines.rollout.engine`).
     longest_first: bool = False
 
     @abc.abstractmethod

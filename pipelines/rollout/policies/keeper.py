@@ -4,8 +4,6 @@ A vLLM server's engine is a process of its own that outlives a server that is ki
 parent that asked for it, the whole session is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

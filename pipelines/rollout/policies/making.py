@@ -1,7 +1,5 @@
 """The policies that a recipe may name, and where they decode; what is heavy is imported when one is made."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -17,12 +15,7 @@ from pipelines.rollout.policies.base import Policy
 
 @register("transformers")
 def local_policy(checkpoint: str, recipe: Recipe) -> Policy:
-    """A checkpoint decoded in this process, on the device that the recipe's hardware names.
-
-    Raises:
-        DataError: there is no model at that folder or hub name.
-        ResourceError: there is no such device.
-    """
+    """A checkpoint decoded in this process, on the device that the recipe's hardware names."""
     from pipelines.rollout.model_loading import load
     from pipelines.rollout.policies.transformers import TransformersPolicy
 
@@ -41,11 +34,7 @@ def _give(checkpoint: str, recipe: Recipe, step: int | None) -> list[str]:
 def _serve(
     checkpoint: str, recipe: Recipe, folder: Path, say: Callable[[str], None], newest: Path | None
 ) -> Iterator[Serving]:
-    """Servers of this machine's own where the recipe names none.
-
-    Raises:
-        ResourceError: they cannot be started.
-    """
+    """Servers of this machine's own where the recipe names none."""
     from pipelines.rollout.policies import replicas
 
     if recipe.rollout.servers:
@@ -73,11 +62,7 @@ def _takes_adapters(recipe: Recipe) -> bool:
 
 @register("vllm", give=_give, serve=_serve, can_serve=_can_serve, takes_adapters=_takes_adapters)
 def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
-    """Servers of vLLM, which must hold the checkpoint.
-
-    Raises:
-        ResourceError: no server is named; in a run of it, when a server holds other weights.
-    """
+    """Servers of vLLM, which must hold the checkpoint."""
     from pipelines.rollout.policies.served import probe
     from pipelines.rollout.policies.vllm import VllmPolicy
 
@@ -87,11 +72,7 @@ def served_policy(checkpoint: str, recipe: Recipe) -> Policy:
 
 
 def teaching(recipe: Recipe) -> str:
-    """The checkpoint of a teacher that is the policy itself.
-
-    Raises:
-        RecipeError: the recipe's base model has learned nothing yet.
-    """
+    """The checkpoint of a teacher that is the policy itself."""
     if recipe.model.source == "tiny":
         raise RecipeError(
             "synthesis.teacher.kind=policy samples from the base model, and the tiny one has learned nothing",
@@ -105,9 +86,6 @@ def device(recipe: Recipe, number: int) -> str:
 
     Args:
         number: of the process among the stage's, from 0.
-
-    Raises:
-        ResourceError: a GPU is asked for and there is none.
     """
     import torch
 
@@ -120,11 +98,7 @@ def device(recipe: Recipe, number: int) -> str:
 
 
 def policy(checkpoint: str, recipe: Recipe) -> Policy:
-    """The policy that makes rollouts, as the recipe's rollout section names it.
-
-    Raises:
-        ResourceError: what it needs is not there.
-    """
+    """The policy that makes rollouts, as the recipe's rollout section names it."""
     return POLICIES[recipe.rollout.policy].make(checkpoint, recipe, **recipe.rollout.options)
 
 
@@ -138,10 +112,6 @@ def serving(
         folder: the stage's work folder, for logs.
         say: told when something is started.
         newest: where GRPO puts the weights that it sends; None where nothing is trained.
-
-    Raises:
-        ResourceError: something cannot be started.
-        EndpointError: a server does not answer.
     """
     maker = POLICIES[recipe.rollout.policy]
     with contextlib.ExitStack() as stack:

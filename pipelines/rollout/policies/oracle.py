@@ -41,17 +41,13 @@ MOST_PROBES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """A stored text that the answer needs, and the probe that shows it.
-
-    Attributes:
-        asked: what the question calls it; None where the source does not say.
-    """
+    """A stored text that the answer needs, and the probe that shows it."""
 
     table: str
     column: str
     stored: str
     probe: str
-    asked: str | None = None
+    asked: str | None = None  # what the question calls it; None where the source does not say.
 
     @property
     def finding(self) -> str:

@@ -3,8 +3,6 @@
 They listen on this machine alone, and end with the process that started them, however that ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -37,17 +35,12 @@ INFRA = CONF.parent / "infra"
 
 
 class GpuLayout(NamedTuple):
-    """Which GPUs serve, and which train.
+    """Which GPUs serve, and which train."""
 
-    Attributes:
-        serving: for each server the GPUs that it is spread over, as CUDA names them; () for the CPU.
-        training: the GPUs that are left for training; None where there is nothing to divide.
-        shared: whether the only GPU does both.
-    """
-
+    # for each server the GPUs that it is spread over, as CUDA names them; () for the CPU.
     serving: tuple[tuple[str, ...], ...]
-    training: tuple[str, ...] | None
-    shared: bool = False
+    training: tuple[str, ...] | None  # the GPUs that are left for training; None where there is nothing to divide.
+    shared: bool = False  # whether the only GPU does both.
 
 
 def gpus() -> tuple[str, ...]:
@@ -63,11 +56,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
-    """How a machine's GPUs are divided among servers and, in GRPO, training, which gets the first ones.
-
-    Raises:
-        ResourceError: there are too few for what the recipe asks.
-    """
+    """How a machine's GPUs are divided among servers and, in GRPO, training, which gets the first ones."""
     rollout, span = recipe.rollout, recipe.rollout.tensor_parallel
     if recipe.hardware.device == "cpu" or not devices:
         if recipe.hardware.device == "cuda":
@@ -89,11 +78,7 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
 
 
 def planned(recipe: Recipe, trains: bool) -> GpuLayout:
-    """How this machine's GPUs are divided, once a Python with vLLM is found.
-
-    Raises:
-        ResourceError: something is missing, or workers on other machines could not reach this one's servers.
-    """
+    """How this machine's GPUs are divided, once a Python with vLLM is found."""
     if recipe.rollout.dask not in (None, "local"):
         raise ResourceError("a cluster's workers reach no vLLM server of this machine", "Name rollout.servers.")
     python(recipe)
@@ -211,9 +196,6 @@ def running(
     Args:
         folder: gets a log of each, which is removed when all went well.
         newest: a folder of weights that a server started again takes, where there is one: those that it was last sent.
-
-    Raises:
-        ResourceError: there is no vLLM, or a server does not start; the message has its last words.
     """
     logs = [folder / f"vllm-{number}.log" for number in range(len(plan.serving))]
     replicas = []
@@ -233,11 +215,7 @@ def running(
 
 
 def _wait(replicas: Sequence[Replica]) -> None:
-    """Until all are well.
-
-    Raises:
-        ResourceError: one is not.
-    """
+    """Until all are well."""
     for replica in replicas:
         while not replica.healthy():
             if replica.failed():
@@ -277,11 +255,7 @@ def _watched(replicas: Sequence[Replica], say: Callable[[str], None]) -> Iterato
 
 
 def python(recipe: Recipe) -> str:
-    """The Python that has vLLM.
-
-    Raises:
-        ResourceError: there is none.
-    """
+    """The Python that has vLLM."""
     named, command = recipe.rollout.python, shutil.which("vllm")
     beside = str(Path(command).resolve().parent / "python") if command else None
     path = shutil.which(named) if named else beside

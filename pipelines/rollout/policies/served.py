@@ -6,8 +6,6 @@ in this process. That works with any server that tells the log-probabilities of 
 checkpoints apart; in bfloat16 both sides round, and only the loading tells two neighbouring steps of one run apart.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import http.client
@@ -51,28 +49,18 @@ SAID = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """A text and what a checkpoint makes of it.
+    """A text and what a checkpoint makes of it."""
 
-    Attributes:
-        checkpoint: its folder or hub name.
-        ids: (T,) of the text.
-        logprobs: (T - 1,) of each id but the first, given those before it.
-        far: the mean difference from which on another model must have answered.
-    """
-
-    checkpoint: str
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    far: float
+    checkpoint: str  # its folder or hub name.
+    ids: tuple[int, ...]  # (T,) of the text.
+    logprobs: tuple[float, ...]  # (T - 1,) of each id but the first, given those before it.
+    far: float  # the mean difference from which on another model must have answered.
 
     def check(self, url: str, answered: Sequence[float | None]) -> None:
         """Hold a server's log-probabilities of `ids` against the checkpoint's.
 
         Args:
             answered: (T,) or more; of the first id there is none.
-
-        Raises:
-            ResourceError: they are another model's, or none.
         """
         logprobs = [value for value in answered[1 : len(self.ids)] if value is not None]
         if len(logprobs) != len(self.logprobs):
@@ -89,11 +77,7 @@ class Probe:
 
 
 def probe(checkpoint: str, model: Model) -> Probe:
-    """What a checkpoint makes of the probe. It is computed by one process of this machine, and kept for the others.
-
-    Raises:
-        DataError: there is no model at that folder or hub name.
-    """
+    """What a checkpoint makes of the probe. It is computed by one process of this machine, and kept for the others."""
     folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     file = folder / f"{digest([checkpoint, _facts(checkpoint), model.model_dump(mode='json'), PROBE, SAID])}.json"
@@ -134,9 +118,6 @@ def give(servers: Sequence[str], checkpoint: str, step: int | None = None, carry
         step: the optimiser step that the weights are of, in GRPO; None for a stage's checkpoint: a server that was not
             started to take weights then keeps what it has.
         carry: in GRPO, episodes are on their way, and go on with these weights.
-
-    Raises:
-        EndpointError: a server does not answer, or cannot read the checkpoint; in GRPO, when none takes it.
     """
     adapters = (Path(checkpoint) / ADAPTERS).is_file()
 
@@ -177,9 +158,6 @@ def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None
     Args:
         carried_to: the version of these weights where requests are on their way: they stand still meanwhile, and go on
             with keys and values that are computed anew. None where none are.
-
-    Raises:
-        EndpointError: it does not answer, or takes no weights.
     """
     server = url.rstrip("/").removesuffix("/v1")
     body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
@@ -197,11 +175,7 @@ def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None
 
 
 def load_adapters(url: str, folder: str, step: int) -> None:
-    """Have a server load low-rank adapters under the name of their step; the last ones stay for what is on its way.
-
-    Raises:
-        EndpointError: it does not answer, or takes no adapters.
-    """
+    """Have a server load low-rank adapters under the name of their step; the last ones stay for what is on its way."""
     names = sorted((name for name in models(url) if step_of(name) >= 0), key=step_of)
     for name in {*names[:-1], *({adapter_name(step)} & set(names))}:
         _post(f"{url}/unload_lora_adapter", {"lora_name": name})
@@ -221,11 +195,7 @@ def takes_adapters(servers: Sequence[str]) -> bool:
 
 
 def models(url: str) -> list[str]:
-    """The names that a server serves: its model's, and those of adapters.
-
-    Raises:
-        EndpointError: it does not answer.
-    """
+    """The names that a server serves: its model's, and those of adapters."""
     return [str(model["id"]) for model in json.loads(_call(f"{url}/models"))["data"]]
 
 

@@ -9,8 +9,6 @@ last bits of a log-probability may then depend on its company (a sum over a batc
 and once in a great while so does a token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -36,25 +34,16 @@ SETTLE_TICKS = 3  # event-loop turns after a step: finished turns are read, and 
 
 @dataclasses.dataclass(slots=True)
 class _Session:
-    """Where an episode is.
+    """Where an episode is."""
 
-    Attributes:
-        due: the step from which it may be in the batch again, or its slot be given away; later by what `work` tells.
-        work: of the statement that it waits for; None when it waits for none.
-        acting: it will call `generate`, `away` or `release` without waiting for anything.
-        wanted: the turn that it waits to start.
-        generating: a turn of it is in the batch.
-        over: it was released.
-        answer: where the turn goes.
-    """
-
+    # the step from which it may be in the batch again, or its slot be given away; later by what `work` tells.
     due: int = 0
-    work: Callable[[], float] | None = None
-    acting: bool = True
-    wanted: Request | None = None
-    generating: bool = False
-    over: bool = False
-    answer: asyncio.Future[Completion] | None = None
+    work: Callable[[], float] | None = None  # of the statement that it waits for; None when it waits for none.
+    acting: bool = True  # it will call `generate`, `away` or `release` without waiting for anything.
+    wanted: Request | None = None  # the turn that it waits to start.
+    generating: bool = False  # a turn of it is in the batch.
+    over: bool = False  # it was released.
+    answer: asyncio.Future[Completion] | None = None  # where the turn goes.
 
     def rejoins(self) -> int:
         """The step at which it is due as far as is known: never later than it will be."""
@@ -80,8 +69,7 @@ class TransformersPolicy(Policy):
         compute: what products are computed in, where the weights are kept in float32 for training; None: as they are.
 
     Attributes:
-        waiting_s: seconds of the policy's life with nothing to decode, or held back for an episode that was due: the
-            wait for SQL.
+        waiting_s: seconds of the policy's life with nothing to decode, or held back for an episode that was due: the wait for SQL.
     """
 
     name = "transformers"
@@ -124,11 +112,7 @@ class TransformersPolicy(Policy):
         self._changed.set()
 
     async def generate(self, request: Request) -> Completion:
-        """One agent turn, decoded together with those of other episodes.
-
-        Raises:
-            ResourceError: the device's memory is full.
-        """
+        """One agent turn, decoded together with those of other episodes."""
         state = self._sessions[request.session]
         state.back()
         state.wanted = request

@@ -5,8 +5,6 @@ values in their prefix cache; an episode stays with one server for that. The sam
 as the server's batches round alike: vLLM does not promise it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -50,10 +48,6 @@ class VllmPolicy(Policy):
         carries: they get new weights while they sample, and say which sampled each token (`/inference/v1/generate`).
         adapters: they may be sent low-rank adapters alone; the newest are asked for by their name.
         revision: the commit of a hub checkpoint; None for its newest. A folder has none.
-
-    Raises:
-        ResourceError: no server is named, or one serves no model.
-        EndpointError: a server does not answer.
     """
 
     name = "vllm"
@@ -105,11 +99,7 @@ class VllmPolicy(Policy):
         self._home.pop(session, None)
 
     async def generate(self, request: Request) -> Completion:
-        """One agent turn. A server that fails is left for the others, for the rest of the run.
-
-        Raises:
-            EndpointError, ResourceError: see `Connection.ask`; of the last server, when all have failed.
-        """
+        """One agent turn. A server that fails is left for the others, for the rest of the run."""
         while True:
             url = self._home[request.session]
             try:
@@ -139,11 +129,7 @@ class VllmPolicy(Policy):
         return taken
 
     async def check(self) -> None:
-        """Hold each server against the probe; one that fails has no say.
-
-        Raises:
-            ResourceError: a server holds other weights.
-        """
+        """Hold each server against the probe; one that fails has no say."""
         if self._probe is None:
             return
         probe = self._probe()

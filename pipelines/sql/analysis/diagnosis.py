@@ -13,8 +13,6 @@ Two queries can name different columns and mean the same: columns that either qu
 and a column that only joins or only stands in a plain COUNT is not asked for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ bracketed conditions, EXISTS, outer joins, ...), sqlglot reads and the same coun
 a subquery anywhere but in FROM, is a nested query; a window function is an aggregation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Unlike an optimiser's name resolution it goes on after a name that is wrong: wrong names are what it looks for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 
@@ -23,34 +21,22 @@ _OPERAND = (exp.Predicate, exp.Binary, exp.Between, exp.In, exp.Tuple, exp.Paren
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unknown:
-    """A name that the schema does not have where the query looks for it.
+    """A name that the schema does not have where the query looks for it."""
 
-    Attributes:
-        name: as written, with its qualifier.
-        kind: what it was used as.
-        elsewhere: tables of the database that do have such a column; () when none does.
-    """
-
-    name: str
-    kind: str
-    elsewhere: tuple[str, ...] = ()
+    name: str  # as written, with its qualifier.
+    kind: str  # what it was used as.
+    elsewhere: tuple[str, ...] = ()  # tables of the database that do have such a column; () when none does.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resolved:
-    """A query whose columns carry the names of their tables.
+    """A query whose columns carry the names of their tables."""
 
-    Attributes:
-        tree: every resolved column is qualified by its table's own name, all lower-cased; aliases are gone.
-        tables: base tables that it reads.
-        unknown: wrong names, in the order of the text.
-        ctes: its WITH queries by their lower-cased names.
-    """
-
+    # every resolved column is qualified by its table's own name, all lower-cased; aliases are gone.
     tree: exp.Expression
-    tables: frozenset[str]
-    unknown: tuple[Unknown, ...]
-    ctes: Mapping[str, exp.CTE]
+    tables: frozenset[str]  # base tables that it reads.
+    unknown: tuple[Unknown, ...]  # wrong names, in the order of the text.
+    ctes: Mapping[str, exp.CTE]  # its WITH queries by their lower-cased names.
 
 
 def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:

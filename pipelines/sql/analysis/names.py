@@ -1,7 +1,5 @@
 """What a query's text shows of the database by itself: the names that it reads there, and the words that it made up."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

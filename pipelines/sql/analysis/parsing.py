@@ -1,7 +1,5 @@
 """Reading SQL text with sqlglot: within bounds of length, depth and steps, so that no text hangs or raises."""
 
-from __future__ import annotations
-
 import functools
 import re
 

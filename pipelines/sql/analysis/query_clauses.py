@@ -1,7 +1,5 @@
 """Reads a resolved query into the clauses that an error analysis compares."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -43,37 +41,27 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """A query's clauses with aliases resolved; texts are canonical SQL.
+    """A query's clauses with aliases resolved; texts are canonical SQL."""
 
-    Attributes:
-        resolved: the query itself.
-        columns: base columns that it says something with: shown, filtered, grouped, ordered or aggregated by.
-        loose: columns that only join tables or stand in a plain COUNT, where another column does as well.
-        equal: pairs of columns that it sets equal.
-        output: what each result column is, in order.
-        distinct, limit, ordering, grouping, having, set_operators: the clauses of all its (sub)queries.
-        aggregates: name of each aggregate function, counted.
-        conditions: comparisons with constants.
-        logic: its ORs and NOTs; joins: its outer joins.
-        subqueries: how many queries it nests.
-    """
-
-    resolved: Resolved
+    resolved: Resolved  # the query itself.
+    # base columns that it says something with: shown, filtered, grouped, ordered or aggregated by.
     columns: frozenset[Item]
+    # columns that only join tables or stand in a plain COUNT, where another column does as well.
     loose: frozenset[Item]
-    equal: tuple[tuple[Item, Item], ...]
-    output: tuple[str, ...]
+    equal: tuple[tuple[Item, Item], ...]  # pairs of columns that it sets equal.
+    output: tuple[str, ...]  # what each result column is, in order.
+    # distinct, limit, ordering, grouping, having, set_operators: the clauses of all its (sub)queries.
     distinct: bool
     limit: tuple[str, ...]
     ordering: tuple[str, ...]
     grouping: frozenset[str]
     having: tuple[str, ...]
     set_operators: tuple[str, ...]
-    aggregates: Counter[str]
-    conditions: tuple[Condition, ...]
-    logic: tuple[str, ...]
+    aggregates: Counter[str]  # name of each aggregate function, counted.
+    conditions: tuple[Condition, ...]  # comparisons with constants.
+    logic: tuple[str, ...]  # its ORs and NOTs; joins: its outer joins.
     joins: tuple[str, ...]
-    subqueries: int
+    subqueries: int  # how many queries it nests.
 
     @property
     def items(self) -> frozenset[Item]:

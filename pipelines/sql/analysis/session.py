@@ -3,8 +3,6 @@
 A request is (kind, arguments); its answer is one cell of JSON text, so that nothing but plain text goes back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sqlite3

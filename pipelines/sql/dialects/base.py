@@ -53,12 +53,7 @@ class Clock(Protocol):
 
 
 class Raw(NamedTuple):
-    """What a statement gave, in the worker's own terms: `ExecutionResult` without its imports.
-
-    Attributes:
-        work: what it cost, in thousands of virtual machine steps that no clock and no load has a say in; 0 where the
-            engine does not count.
-    """
+    """What a statement gave, in the worker's own terms: `ExecutionResult` without its imports."""
 
     status: str
     columns: tuple[str, ...] = ()
@@ -67,6 +62,8 @@ class Raw(NamedTuple):
     error: str | None = None
     error_class: str | None = None
     ms: float = 0.0
+    # what it cost, in thousands of virtual machine steps that no clock and no load has a say in; 0 where the engine
+    # does not count.
     work: int = 0
 
 
@@ -94,13 +91,12 @@ class DatabaseSession(abc.ABC):
     Attributes:
         deadline: when the running statement must have ended, as `time.perf_counter` counts.
         counts_work: whether its results say what they cost (see `Raw.work`).
-        hidden: what no statement may read; None where nothing is hidden.
-        renewed_s: seconds after which the catalogue is asked again what depends on it: somebody may make a view while
-            the session is open. None for a file, which is opened again when it changes.
     """
 
     counts_work = False
-    hidden: Hidden | None = None
+    hidden: Hidden | None = None  # what no statement may read; None where nothing is hidden.
+    # seconds after which the catalogue is asked again what depends on it: somebody may make a view while the session is
+    # open. None for a file, which is opened again when it changes.
     renewed_s: float | None = None
     _asked: tuple[Hidden, float] | None = None  # what to hide, and when the catalogue was last asked
 
@@ -157,12 +153,7 @@ class DatabaseSession(abc.ABC):
 
     @abc.abstractmethod
     def answer(self, sql: str, max_rows: int) -> Raw:
-        """Run one statement. What it changes in the session must be undone before this returns or raises.
-
-        Raises:
-            OpenFailure: the database had to be opened again and could not.
-            Exception: what the driver raised; `explain` reads it.
-        """
+        """Run one statement. What it changes in the session must be undone before this returns or raises."""
 
     @abc.abstractmethod
     def explain(self, error: Exception) -> Raw:
@@ -172,18 +163,10 @@ class DatabaseSession(abc.ABC):
 
     @abc.abstractmethod
     def is_healthy(self) -> bool:
-        """Whether a trivial query on the database works now, if need be on a new connection.
-
-        Raises:
-            Exception: it does not.
-        """
+        """Whether a trivial query on the database works now, if need be on a new connection."""
 
     def hide(self, hidden: Hidden) -> None:
-        """From here on no statement reads these tables and columns, nor what the engine derives from them.
-
-        Raises:
-            OpenFailure: the database cannot say what depends on them.
-        """
+        """From here on no statement reads these tables and columns, nor what the engine derives from them."""
         try:
             self.hidden = self.closed(hidden)
         except OpenFailure:
@@ -193,12 +176,7 @@ class DatabaseSession(abc.ABC):
         self._asked = hidden, perf_counter()
 
     def closed(self, hidden: Hidden) -> Hidden:
-        """What is hidden, and with it the views that read it and whatever else holds the same values.
-
-        Raises:
-            OpenFailure: this engine can hide nothing.
-            Exception: the driver's own error.
-        """
+        """What is hidden, and with it the views that read it and whatever else holds the same values."""
         raise OpenFailure("cannot_hide", "nothing can be hidden from statements of this engine")
 
     def hold(self) -> None:  # noqa: B027  a dialect may have nothing to do here

@@ -5,8 +5,6 @@ it the `Session` that workers open its databases with. Drivers are imported wher
 imported to list their names.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import os
@@ -59,67 +57,51 @@ def left(until: float) -> float:
 
 
 class Role(NamedTuple):
-    """What the role of a connection may do beside reading.
+    """What the role of a connection may do beside reading."""
 
-    Attributes:
-        writes: in words, such as "write to orders"; () for a plain reader.
-        is_turned_away: whether the sandbox refuses every statement of it, whatever a person allows.
-    """
-
-    writes: tuple[str, ...] = ()
-    is_turned_away: bool = False
+    writes: tuple[str, ...] = ()  # in words, such as "write to orders"; () for a plain reader.
+    is_turned_away: bool = False  # whether the sandbox refuses every statement of it, whatever a person allows.
 
 
 class Dialect(abc.ABC):
-    """A database engine.
+    """A database engine."""
 
-    Attributes:
-        title: its name for people and prompts ("PostgreSQL").
-        session: the `Session` of its workers, as "module:class".
-        sqlglot: its name for sqlglot.
-        text_type: what it calls the type of a text in a cast.
-        quote: the mark around a name; any mode of the engine reads it so.
-        reserved: words, lower-cased, that are names in quotes only.
-        folds_names: whether a name without quotes is looked up in lower case.
-        suffixes: of its files, the commonest first; none where a server holds the databases.
-        schemes: how the addresses of its servers start ("postgresql://"); none where files do.
-        tables_query: what an agent asks to see the names of the tables.
-        columns_query: table, column and type of every column, in order.
-        views_query: the names of views.
-        keys_query: table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
-        comments_query: table, column ("" for the table itself) and what the database's makers say of it; "" where the
-            engine has no comments.
-        schema_query: the schema that a connection reads; "" where there is no such thing.
-        magic: where in a file of it these bytes stand; None where a server holds the databases.
-        password_variable: the environment variable that the engine's own client reads a password from.
-        needs_packages: whether its session needs more than Python's standard library.
-        keeps_state: whether an episode works on a copy of its own, which its statements may change.
-    """
-
-    title: ClassVar[str]
-    session: ClassVar[str]
-    sqlglot: ClassVar[str]
-    text_type: ClassVar[str] = "VARCHAR"
-    quote: ClassVar[str] = '"'
+    title: ClassVar[str]  # its name for people and prompts ("PostgreSQL").
+    session: ClassVar[str]  # the `Session` of its workers, as "module:class".
+    sqlglot: ClassVar[str]  # its name for sqlglot.
+    text_type: ClassVar[str] = "VARCHAR"  # what it calls the type of a text in a cast.
+    quote: ClassVar[str] = '"'  # the mark around a name; any mode of the engine reads it so.
+    # words, lower-cased, that are names in quotes only.
     reserved: ClassVar[frozenset[str]] = frozenset(RESERVED.split())
-    folds_names: ClassVar[bool] = False
+    folds_names: ClassVar[bool] = False  # whether a name without quotes is looked up in lower case.
+    # of its files, the commonest first; none where a server holds the databases.
     suffixes: ClassVar[tuple[str, ...]] = ()
+    # how the addresses of its servers start ("postgresql://"); none where files do.
     schemes: ClassVar[tuple[str, ...]] = ()
+    # what an agent asks to see the names of the tables.
     tables_query: ClassVar[str] = "SELECT table_name FROM information_schema.tables"
+    # table, column and type of every column, in order.
     columns_query: ClassVar[str] = (
         "SELECT table_name, column_name, data_type FROM information_schema.columns"
         " WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
     )
+    # the names of views.
     views_query: ClassVar[str] = (
         "SELECT table_name FROM information_schema.tables"
         " WHERE table_schema = current_schema() AND table_type <> 'BASE TABLE'"
     )
+    # table, "PRIMARY KEY" or "FOREIGN KEY", columns, and for the latter the table and columns it names.
     keys_query: ClassVar[str] = ""
+    # table, column ("" for the table itself) and what the database's makers say of it; "" where the engine has no
+    # comments.
     comments_query: ClassVar[str] = ""
-    schema_query: ClassVar[str] = ""
+    schema_query: ClassVar[str] = ""  # the schema that a connection reads; "" where there is no such thing.
+    # where in a file of it these bytes stand; None where a server holds the databases.
     magic: ClassVar[tuple[int, bytes] | None] = None
+    # the environment variable that the engine's own client reads a password from.
     password_variable: ClassVar[str] = ""
-    needs_packages: ClassVar[bool] = True
+    needs_packages: ClassVar[bool] = True  # whether its session needs more than Python's standard library.
+    # whether an episode works on a copy of its own, which its statements may change.
     keeps_state: ClassVar[bool] = False
 
     @classmethod

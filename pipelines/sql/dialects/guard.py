@@ -5,8 +5,6 @@ whatever two lexers could read differently is where a call would be hidden. It i
 engine's own parse (`trees`), and behind both are the read-only transaction, the role and the settings of the engine.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

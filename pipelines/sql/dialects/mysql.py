@@ -274,9 +274,6 @@ def _with_lists(row: Sequence[Any]) -> Sequence[Any]:
 def encryption_of(address: str) -> dict[str, Any]:
     """How the options of an address want the connection to be encrypted, as the driver is told; `ssl-mode` is
     `ssl_mode`. As in MySQL's own client a certificate authority without a mode is VERIFY_CA.
-
-    Raises:
-        ValueError: an option is not known here, or they contradict each other.
     """
     options = {key.replace("-", "_").lower(): value for key, value in parse_qsl(urlsplit(address).query)}
     if unknown := [key for key in options if key not in _OPTIONS]:
@@ -296,12 +293,7 @@ def encryption_of(address: str) -> dict[str, Any]:
 
 
 def connect(location: str, seconds: float, unbuffered: bool = False) -> pymysql.Connection[Any]:
-    """A connection whose statements may only read, and take so many seconds.
-
-    Raises:
-        pymysql.Error: the server cannot be reached, turned us away, or does not encrypt where its address wants that.
-        ValueError: the address has an option that is not known here.
-    """
+    """A connection whose statements may only read, and take so many seconds."""
     import pymysql
     from pymysql.constants import FIELD_TYPE
     from pymysql.converters import conversions

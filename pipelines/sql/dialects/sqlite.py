@@ -5,8 +5,6 @@ tells paths, load_extension still runs code. So every action that SQLite reports
 listed here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -193,9 +191,6 @@ _PLANS = (
 def open_readonly(location: str) -> sqlite3.Connection:
     """A connection that cannot write. A database in WAL mode with nothing left in its log is opened as immutable:
     a read-only connection to it would otherwise create its -wal and -shm files.
-
-    Raises:
-        sqlite3.Error: there is no such file, or it is not a database.
     """
     with open(location, "rb") as file:
         header = file.read(20)

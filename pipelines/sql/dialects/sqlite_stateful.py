@@ -8,8 +8,6 @@ An episode's later statements must meet what its earlier ones did. So the script
 of the earlier turns that may have written; a turn that failed is not among them and has left nothing behind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 import time
@@ -72,9 +70,6 @@ def state(connection: sqlite3.Connection) -> str:
     to `PLACES`), the same indices (by table, columns and whether unique) and as many triggers on each table.
 
     A text that begins with the current day is the same as any other: two runs write different times.
-
-    Raises:
-        sqlite3.Error: a view cannot be read, or the time is over.
     """
     today = time.strftime("%Y-%m-%d", time.gmtime())
     objects: list[Any] = []
@@ -172,11 +167,7 @@ class StatefulSession(SqliteSession):
             raise OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
 
     def _copy(self) -> sqlite3.Connection:
-        """A copy of the file in memory, which cannot grow beyond its part of the memory.
-
-        Raises:
-            OpenFailure: the file is larger than that already, or cannot be read.
-        """
+        """A copy of the file in memory, which cannot grow beyond its part of the memory."""
         source = self._source
         try:
             source.execute("BEGIN")
@@ -197,11 +188,7 @@ class StatefulSession(SqliteSession):
         return copy
 
     def _prepare(self) -> None:
-        """Run the script beside the database on the copy.
-
-        Raises:
-            OpenFailure: it fails.
-        """
+        """Run the script beside the database on the copy."""
         try:
             for statement in self._setup:
                 self._connection.execute(statement).close()

@@ -5,8 +5,6 @@ where it is a function or a relation. The kinds of nodes are allow-listed too, s
 (a query that writes inside WITH, say) is refused until somebody has read what it does.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A verdict without its equality's name says little: published evaluators disagree
 import this module, so it needs nothing beyond the standard library.
 """
 
-from __future__ import annotations
-
 import marshal
 import math
 import re
@@ -238,16 +236,11 @@ class Result(Protocol):
 
 
 class Gold(NamedTuple):
-    """What an equality may know of the gold query beside its result.
+    """What an equality may know of the gold query beside its result."""
 
-    Attributes:
-        ordered: its outermost query has an ORDER BY (`lexical.is_ordered`).
-        mentions_order: "order by" stands anywhere in its text: the official test suite's rule.
-        units: the official parser's value units of its SELECT list, and of the prediction's (`spider_exec`).
-    """
-
-    ordered: bool = False
-    mentions_order: bool = False
+    ordered: bool = False  # its outermost query has an ORDER BY (`lexical.is_ordered`).
+    mentions_order: bool = False  # "order by" stands anywhere in its text: the official test suite's rule.
+    # the official parser's value units of its SELECT list, and of the prediction's (`spider_exec`).
     units: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
 
 
@@ -398,9 +391,5 @@ def r_ves(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
 
 @equality("spider2", by_file=True)
 def spider2(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
-    """Spider 2.0's comparison with accepted result files: `evaluation/result_files.py` decides, no gold query runs.
-
-    Raises:
-        TypeError: always.
-    """
+    """Spider 2.0's comparison with accepted result files: `evaluation/result_files.py` decides, no gold query runs."""
     raise TypeError("spider2 compares with result files, not with the result of a gold query")

@@ -3,8 +3,6 @@
 Workers import this module, so it needs nothing beyond the standard library.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -194,11 +192,7 @@ def reward(ratios: Sequence[float]) -> float:
 
 
 def r_ves(rewards: Sequence[float]) -> float:
-    """The published figure: the mean over all questions of the reward's square root, in percent; a wrong answer has 0.
-
-    Raises:
-        ValueError: there are no questions.
-    """
+    """The published figure: the mean over all questions of the reward's square root, in percent; a wrong answer has 0."""
     if not rewards:
         raise ValueError("R-VES needs questions")
     return 100 * math.fsum(map(math.sqrt, rewards)) / len(rewards)

@@ -99,11 +99,7 @@ def read(sql: str, columns: Columns | None = None) -> ParsedQuery | None:
 
 
 def tokenize(sql: str) -> list[str]:
-    """The official tokens (NLTK's word_tokenize), with quoted text kept whole.
-
-    Raises:
-        Unreadable: a quote has no partner.
-    """
+    """The official tokens (NLTK's word_tokenize), with quoted text kept whole."""
     text = sql.replace("'", '"').replace("\x00", " ")
     if text.count('"') % 2:
         raise UnreadableQuery
@@ -362,15 +358,10 @@ Units = tuple[tuple[Unit, ...] | None, tuple[Unit, ...] | None]
 
 
 class Names(NamedTuple):
-    """What the official parser knows of a database.
+    """What the official parser knows of a database."""
 
-    Attributes:
-        columns: lower-cased columns by lower-cased table.
-        keys: what a column of a foreign key is called; None to leave names as they are.
-    """
-
-    columns: Columns
-    keys: Mapping[str, str] | None
+    columns: Columns  # lower-cased columns by lower-cased table.
+    keys: Mapping[str, str] | None  # what a column of a foreign key is called; None to leave names as they are.
 
 
 class NamesOf:

@@ -4,8 +4,6 @@ No thread is used: whoever waits (a blocking caller, or an event loop) drives th
 behind and a parent that has PyTorch loaded may fork.
 """
 
-from __future__ import annotations
-
 import selectors
 import time
 import zlib

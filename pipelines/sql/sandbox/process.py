@@ -1,7 +1,5 @@
 """One worker process as its parent sees it: jobs sent, replies received, and how it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

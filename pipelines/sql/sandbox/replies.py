@@ -1,7 +1,5 @@
 """What a worker's reply must look like. A worker has run hostile SQL: one whose reply is misshapen counts as lost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +15,7 @@ class Misshapen(Exception):
 
 
 def check(job: Sequence[Any], reply: Any) -> None:
-    """See that a reply has the shape that its job asks for. Cells are not looked at: whoever shows one takes any.
-
-    Raises:
-        Misshapen: it has not.
-    """
+    """See that a reply has the shape that its job asks for. Cells are not looked at: whoever shows one takes any."""
     is_good = _is_verdict(job, reply) if job[0] == "verdict" else _is_result(reply)
     if not is_good:
         raise Misshapen

@@ -1,7 +1,5 @@
 """What a worker is told beside the SQL: where a database lies, its suite, and what the gold query's text decides."""
 
-from __future__ import annotations
-
 import functools
 import os
 

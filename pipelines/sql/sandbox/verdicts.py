@@ -1,7 +1,5 @@
 """Judging in the worker: both queries run, and their results compared where they are."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import marshal

@@ -5,8 +5,6 @@ an unpickler that knows no globals: with no class and no function to name, a for
 JSON would be as safe, but cost 14 % of the time of Spider's queries (restricted pickles: 5 %).
 """
 
-from __future__ import annotations
-
 import io
 import mmap
 import os
@@ -62,11 +60,7 @@ class Replies:
 
 
 def unpack_replies(body: bytes) -> Iterator[Any]:
-    """What a worker put into a frame.
-
-    Raises:
-        Exception: of any kind, when the bytes are forged; the caller ends the worker.
-    """
+    """What a worker put into a frame."""
     stream = io.BytesIO(body)
     unpickler = _NoGlobals(stream)
     while stream.tell() < len(body):

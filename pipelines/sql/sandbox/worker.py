@@ -12,8 +12,6 @@ What does not hold it: a bug in the database engine that runs code could still r
 users less, or run the whole project in a container.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
