@@ -68,10 +68,10 @@ def room_figures(files: list[dict]) -> dict[str, float]:
     return {
         "lines": lines,
         "code lines": code,
-        "functions per 1,000 code lines": round(1000 * len(lengths) / code, 1),
+        "functions per 1,000 code lines": round(1000 * len(lengths) / max(code, 1), 1),
         "function median": statistics.median(lengths or [0]),
         "function 90 %": statistics.quantiles(lengths, n=10)[8] if len(lengths) > 1 else sum(lengths),
-        "docstring per code line": round(sum(file["docstrings"] for file in files) / code, 3),
+        "docstring per code line": round(sum(file["docstrings"] for file in files) / max(code, 1), 3),
         "docstring sections": sum(file["sections"] for file in files),
         "comment %": round(100 * sum(file["comments"] for file in files) / lines, 1),
         "files": len(files),

@@ -43,7 +43,8 @@ EXAMPLES = {
     "policy": "vllm",
 }
 MADE = "This page is written by `python docs/build_reference.py` from the code; a test compares the two."
-ENTRY = re.compile(r"^        (\w+(?:, \w+)*): (.*)$")
+FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
+SHARED = re.compile(r"^(\w+(?:, \w+)+): (.*)$")
 RECIPE_INTRO = f"""# What a recipe may say
 
 {MADE}
@@ -63,19 +64,27 @@ PARTS_INTRO = f"""# Parts that a recipe names
 
 
 def uses(kind: type[BaseModel]) -> dict[str, str]:
-    """What each field of a section is for, from the entries under "Attributes:" of its docstring and of its bases'."""
+    """What each field of a section and of its bases is for: the comment behind it, or the comment lines above it.
+
+    A comment "low, high: ..." is about each of the fields that it names.
+    """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not issubclass(base, BaseModel) or base in (BaseModel, Section):
             continue
-        names: list[str] = []
-        for line in (base.__doc__ or "").partition("Attributes:\n")[2].splitlines():
-            entry = ENTRY.match(line)
-            if entry:
-                names = entry[1].split(", ")
-                texts |= dict.fromkeys(names, entry[2])
-            elif line.strip():
-                texts |= {name: f"{texts[name]} {line.strip()}" for name in names}
+        above: list[str] = []
+        for line in inspect.getsource(base).splitlines():
+            if line.startswith("    # "):
+                above.append(line.strip()[2:])
+                continue
+            field = FIELD.match(line)
+            if field:
+                text = field[2] or " ".join(above)
+                shared = SHARED.match(text)
+                names = shared[1].split(", ") if shared else [field[1]]
+                if text:  # a field without a comment keeps that of its base, or of the fields that it shares one with
+                    texts |= dict.fromkeys(names, shared[2] if shared else text)
+            above = []
     return texts
 
 
@@ -129,7 +138,7 @@ def recipe_page() -> str:
 
 def _section(path: str, kind: type[Section]) -> Iterator[str]:
     """A section's table, then those of the sections that it holds."""
-    said = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[0].strip()
+    said = inspect.cleandoc(kind.__doc__ or "")
     yield f"## {f'`{path}`' if path else 'The recipe'}\n"
     yield f"{said}\n"
     yield "| key | what it holds | default | use |"

@@ -17,19 +17,9 @@ FORBIDDEN = {
 }
 # The folders of pipelines/, each above those before it.
 ORDER = (
-    *("config", "sql", "data", "databases", "protocols", "rewards", "evaluation", "report", "curation"),
-    *(
-        "endpoints",
-        "rollout",
-        "environment",
-        "teachers",
-        "training",
-        "stages",
-        "nightly",
-        "serving",
-        "review",
-        "export",
-    ),
+    *("core", "recipe", "sql", "benchmarks", "databases", "protocols", "rewards", "evaluation", "report", "curation"),
+    *("endpoints", "rollout", "environment", "teachers", "training", "stages", "sweeps", "nightly", "serving", "review"),
+    *("export", "adaptation"),
 )
 LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}
 FILES = sorted(path for room in FORBIDDEN for path in (ROOT / room).rglob("*.py"))
