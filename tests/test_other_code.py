@@ -10,45 +10,46 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.store import SHARDS
-from pipelines.stages import resuming
+from pipelines.core.errors import BoundaryError
+from pipelines.core.store import Store
+from pipelines.recipe import recipes
+from pipelines.stages import graph
+from pipelines.stages.context import Context, Silent
 from tests.services.conftest import SMALL_DATA
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def begun(work: Path, build: str) -> list[str]:
-    """Begin a stage in a work folder, as a run does; what it said."""
-    said: list[str] = []
-    resuming.begin(work, "grpo", build, said.append)
-    return said
+def test_a_stage_resumes_from_the_work_of_the_same_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build finds in its work folder nothing, then what it left there, then nothing again."""
+    recipe, store, said, found = recipes.load("miniature", SMALL_DATA), Store(tmp_path), list[str](), list[bool]()
 
+    def interrupted(context: Context) -> None:
+        checkpoint = context.folder / "checkpoints" / "checkpoint-2"
+        found.append(checkpoint.is_dir())
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        raise BoundaryError("interrupted")
 
-def test_a_stage_goes_on_from_the_work_of_the_same_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, checkpoint = tmp_path / ".work-key", tmp_path / ".work-key" / "checkpoints" / "checkpoint-2"
-    work.mkdir()
-    assert begun(work, "train:grpo") == []
-    checkpoint.mkdir(parents=True)
-    assert begun(work, "train:grpo") == []
-    assert checkpoint.is_dir()
-    now = resuming.contents()
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            resuming, "contents", lambda: now | {"pipelines.report.writer": "other"}
-        )  # GRPO does not reach it
-        assert resuming.foreign(work, "train:grpo") is None
-        patch.setattr(resuming, "contents", lambda: now | {"pipelines.training.grpo": "other"})
-        assert resuming.foreign(work, "data:build") is None
-        assert begun(work, "train:grpo") == [
-            "grpo: pipelines.training.grpo has changed since it was interrupted; begins anew"
-        ]
-    assert [path.name for path in work.iterdir()] == [SHARDS]
+    progress = Silent()
+    monkeypatch.setattr(progress, "say", said.append)
+    monkeypatch.setattr("pipelines.stages.data.build", interrupted)
+    whys = []
+    for digest in ("one", "one", "other"):
+        monkeypatch.setattr(graph, "code_digest", lambda digest=digest: digest)
+        (step,) = graph.plan(recipe, store, "data")
+        whys.append(step.why)
+        with pytest.raises(BoundaryError, match="interrupted"):
+            graph.execute(step, recipe, store, progress, [step])
+    assert whys[1:] == ["was interrupted: resumes", "was interrupted: the code has changed, begins anew"]
+    assert found == [False, True, False]
+    assert said == ["data: the code has changed since it was interrupted; begins anew"]
 
 
 def test_work_whose_code_is_not_noted_is_not_trusted(tmp_path: Path) -> None:
+    assert graph.can_resume(tmp_path)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "00000.jsonl").write_text("{}\n")
-    assert resuming.foreign(tmp_path, "data:build") is not None
+    assert not graph.can_resume(tmp_path)
 
 
 def command(home: Path, *words: str) -> list[str]:
@@ -62,8 +63,8 @@ def test_a_worker_that_comes_back_with_other_code_says_so_and_begins_the_stage_a
     for name in ("pipelines", "tasks", "flows"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "conf").symlink_to(ROOT / "conf")
-    checking = tmp_path / "pipelines" / "stages" / "checking.py"
-    checking.write_text(checking.read_text().replace("BATCH = 1024", "BATCH = 4"))
+    reading = tmp_path / "pipelines" / "stages" / "data.py"
+    reading.write_text(reading.read_text().replace("BATCH = 1024", "BATCH = 4"))
     run = subprocess.Popen(command(tmp_path, "run", "--until", "data"), cwd=tmp_path, start_new_session=True)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("store/data/.work-*/shards/00002.jsonl")):
@@ -74,12 +75,9 @@ def test_a_worker_that_comes_back_with_other_code_says_so_and_begins_the_stage_a
     run.wait()
     assert "was interrupted: resumes" in said(tmp_path, "stages")
     with (tmp_path / "pipelines" / "training" / "losses.py").open("a") as file:
-        file.write("# no stage that reads questions reaches this\n")
-    assert "was interrupted: resumes" in said(tmp_path, "stages")
-    with checking.open("a") as file:
-        file.write("# the data stage does\n")
-    assert "was interrupted: pipelines.stages.data has changed, begins anew" in said(tmp_path, "stages")
-    line = "data: pipelines.stages.data has changed since it was interrupted; begins anew"
+        file.write("# any code of the package counts\n")
+    assert "was interrupted: the code has changed, begins anew" in said(tmp_path, "stages")
+    line = "data: the code has changed since it was interrupted; begins anew"
     assert line in said(tmp_path, "run", "--until", "data")
     assert not list(tmp_path.glob("store/data/.work-*/shards"))
 

@@ -1,6 +1,7 @@
 """What made a stage: commit, versions of libraries, machine. It stands in manifests and in MLflow, and in no key."""
 
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -44,6 +45,15 @@ def facts() -> dict[str, Any]:
             "gpus": _gpus(),
         },
     }
+
+
+@functools.cache
+def code_digest() -> str:
+    """A digest of the bytes of the package's Python files; only such code resumes a stage that was interrupted."""
+    code = hashlib.sha256()
+    for path in sorted((ROOT / "pipelines").rglob("*.py")):
+        code.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return code.hexdigest()
 
 
 def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:

@@ -11,20 +11,20 @@ not depend on the place in the list: one more benchmark trains nothing again, an
 """
 
 import importlib
+import shutil
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, RecipeError
-from pipelines.core.provenance import facts, version
-from pipelines.core.store import Store, read_json
+from pipelines.core.provenance import code_digest, facts, version
+from pipelines.core.store import SHARDS, Store, read_json, write_json
 from pipelines.protocols.base import at_once
 from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.recipe.recipes import digest
 from pipelines.stages import keys as causes
-from pipelines.stages import resuming
 from pipelines.stages.context import Context, Progress, base_of
 from pipelines.stages.keys import cards, endpoints, fingerprint, prompt_digest, stage_at, weights
 
@@ -33,6 +33,7 @@ READING = ("data.max_bad_share", "data.linker", "data.values", "execution", "see
 LEARNED = ("data.sft", "data.rl", "data.dev", "data.drop_empty", "data.cleaners")
 ASKED = tuple(f"benchmark.{name}" for name in Source.model_fields)  # what decides a benchmark's questions
 VERDICTS = ("evaluation", "benchmark.equality", "benchmark.equalities")
+CODE = "code.json"  # in a work folder's shards: the digest of the code that began it
 BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads: another benchmark trains nothing again
 
 
@@ -217,7 +218,7 @@ def plan(
     Raises:
         RecipeError: `until` is not a stage of this recipe.
     """
-    resuming.contents()  # the code that this process runs is what lies there now, whatever is checked out later
+    code_digest()  # cached: this process runs the code that is there now, whatever is checked out later
     stages = [stage for stage in _upto(active(recipe), until) if among is None or stage.name in among]
     keys: dict[str, str] = {}
     steps = []
@@ -261,7 +262,13 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
             _hold_base(other.folder, store, progress)
 
     def build(folder: Path) -> None:
-        resuming.begin(folder, step.name, stage.build, progress.say)
+        # An unchanged version promises the same results, but not that old shards and checkpoints can be used.
+        if not can_resume(folder):
+            progress.say(f"{step.name}: the code has changed since it was interrupted; begins anew")
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (folder / SHARDS).mkdir(exist_ok=True)
+        write_json(folder / SHARDS / CODE, code_digest())
         module, _, function = stage.build.partition(":")
         make = getattr(importlib.import_module(f"pipelines.stages.{module}"), function)
         make(Context(step.name, seen_by(step.name, recipe), folder, folders, progress))
@@ -269,6 +276,11 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     line = f"{step.name}: another run is making it; waiting"
     folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(line))
     return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
+
+
+def can_resume(work: Path) -> bool:
+    """Whether a work folder is empty or was begun by the code of today, in every byte."""
+    return not any(work.iterdir()) or read_json(work / SHARDS / CODE) == code_digest()
 
 
 def _set_aside(stage: str, key: str, store: Store, progress: Progress, whole: bool) -> None:
@@ -365,7 +377,6 @@ def _why(kind: str, about: dict[str, Any], store: Store) -> str:
     """Why a stage must run: what differs from the nearest one of its kind."""
     work = store.work(kind, digest(about))
     if work.is_dir():
-        module = resuming.foreign(work, next(stage.build for stage in GRAPH if stage.name == kind))
-        return f"was interrupted: {module} has changed, begins anew" if module else "was interrupted: resumes"
+        return f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
     cause = causes.nearest(store.root / kind, about)
     return causes.shown(cause) if cause else "not made yet"
