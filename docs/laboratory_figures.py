@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pipelines.evaluation import measures
 from pipelines.evaluation.stats import Estimate, Paired
-from pipelines.report import charts, formats
+from pipelines.report import charts, formats, page
 from pipelines.report.charts import Frame, Html, Scale, around, axis_x, canvas, marker, tag, text
 from pipelines.sweeps import claims, sweep_page
 from pipelines.sweeps import sweep_table as report
 from pipelines.sweeps.claims import Claim, Decided, Verdict
 
-ASSETS = Path(sweep_page.__file__).parent / "assets"
+ASSETS = Path(page.__file__).parent / "assets"
 RULES = re.compile(r"[^{}]+\{[^{}]*\}")
 DRAWN = (
     ":root",

@@ -258,7 +258,7 @@ GROUPS = {
 INSTALLED = """
 import sys
 sys.path[:0] = [SITE, ROOT]
-from pipelines import recipes
+from pipelines.recipe import recipes
 from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.core.types import Database

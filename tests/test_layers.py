@@ -18,7 +18,18 @@ FORBIDDEN = {
 # The folders of pipelines/, each above those before it.
 ORDER = (
     *("core", "recipe", "sql", "benchmarks", "databases", "protocols", "rewards", "evaluation", "report", "curation"),
-    *("endpoints", "rollout", "environment", "teachers", "training", "stages", "sweeps", "nightly", "serving", "review"),
+    *(
+        "endpoints",
+        "rollout",
+        "environment",
+        "teachers",
+        "training",
+        "stages",
+        "sweeps",
+        "nightly",
+        "serving",
+        "review",
+    ),
     *("export", "adaptation"),
 )
 LAZY = {"torch", "transformers", "trl", "vllm", "mlflow", "great_expectations"}

@@ -15,7 +15,7 @@ from tests.services.conftest import ROOT
 RUN = """
 import sys
 from pathlib import Path
-from pipelines import recipes
+from pipelines.recipe import recipes
 from pipelines.core.errors import DataError
 from pipelines.stages import graph
 from pipelines.core.store import Store

@@ -270,7 +270,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_a_store_that_it_never_reached(
         asked.append(uri)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tracking.connection, "connect", connect)
+    monkeypatch.setattr("tasks.run.mlflow_client.connect", connect)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(KeyboardInterrupt), Tracker(recipe, Store(tmp_path), lambda line: None) as tracker:
         tracker.begin()

@@ -130,7 +130,7 @@ def test_a_server_that_dies_is_started_again_with_the_weights_that_it_was_last_s
 
 def test_servers_end_with_a_run_that_is_killed(home: Path) -> None:
     code = (
-        "import time; from pathlib import Path; from pipelines import recipes;"
+        "import time; from pathlib import Path; from pipelines.recipe import recipes;"
         "from pipelines.rollout.policies.making import serving\n"
         f"made = recipes.load('miniature', ['rollout.policy=vllm', 'rollout.python={home / 'python'}'])\n"
         f"with serving('m', made, Path({str(home)!r}), print): print('up', flush=True); time.sleep(600)"
