@@ -49,7 +49,7 @@ services-setup: $(VENV)/.services
 
 # The same in two parts, which CI runs beside each other, in two processes each, for most of them wait: those that use a
 # Prefect server, one for each process; and all others.
-SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security sweep_prefect ui)
+SHARING = $(patsubst %,tests/services/test_%.py,events killed moved nightly prefect security ui)
 services-server: $(VENV)/.services
 	$(BIN)/python -m pytest -m 'services and not slow' -n 2 --dist loadfile --durations=15 $(SHARING)
 

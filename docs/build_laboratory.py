@@ -20,7 +20,6 @@ from pathlib import Path
 
 from laboratory_figures import STYLE_OF, Tested, figure, forest, standalone
 
-from flows import sweep_plan
 from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.provenance import as_tags
 from pipelines.core.store import Store
@@ -28,7 +27,7 @@ from pipelines.evaluation.stats import Paired
 from pipelines.recipe.recipes import digest
 from pipelines.report import formats
 from pipelines.stages import graph
-from pipelines.sweeps import claims, paper_tables
+from pipelines.sweeps import claims, paper_tables, sweep_plan
 from pipelines.sweeps import sweep_table as report
 from pipelines.sweeps.claims import Claim, Contrast, Decided
 from pipelines.training import watch

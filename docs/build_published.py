@@ -1,4 +1,4 @@
-"""Writes docs/published_systems.html: `python docs/build_published.py FOLDER`, the folder with slice and verdicts.
+"""Writes build/published_systems.html: `python docs/build_published.py FOLDER`, the folder with slice and verdicts.
 
 The page is what `sqltrain score --report` and `sqltrain compare --out` make of four published prediction files. It has
 no trajectory reader: neither questions nor SQL of the benchmark are copied into this project.
@@ -18,7 +18,7 @@ from pipelines.report.data import as_report
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.scoring import GoldQuery, locate
 
-PAGE = Path(__file__).with_name("published_systems.html")
+PAGE = Path(__file__).parents[1] / "build" / "published_systems.html"
 VERDICTS = Path("vectors") / "spider_dev_slice_verdicts.jsonl"
 EQUALITIES = ("test_suite_keep_distinct", "test_suite", "bird", "skyrl", "spider_exec")
 
@@ -57,4 +57,5 @@ def without_texts(data: writer.ReportData) -> writer.ReportData:
 
 
 if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
     writer.write(without_texts(gather(Path(sys.argv[1]))), PAGE)

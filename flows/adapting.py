@@ -119,17 +119,10 @@ def _write(name: str, database_card: DatabaseCard, wanted: Wanted) -> None:
 def _foretell(recipe: Recipe, steps: Sequence[graph.Step], counts: Counts) -> None:
     """What the run will take, before it begins."""
     works = estimate(recipe, counts, steps)
-    timed = models.is_small(recipe.model.source)
     for name, work in works.items():
-        seconds = f"  some {work.total_s:.0f} s" if timed else ""
-        screen.say(f"  {name:<15} {f'{work.number:,}' if work.number else '':>7} {work.what}{seconds}")
+        screen.say(f"  {name:<15} {f'{work.number:,}' if work.number else '':>7} {work.what}")
     if not works:
         screen.say("  all stages are cached")
-    elif timed:
-        minutes = sum(work.total_s for work in works.values()) / 60
-        screen.say(f"time    some {max(1, round(minutes))} minutes on two CPU cores")
-    else:
-        screen.say("time    not known for this model: each stage says how far it is; kill it and it goes on from there")
     screen.say(f"cost    {price(recipe, counts)}")
 
 

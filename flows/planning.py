@@ -1,20 +1,16 @@
-"""`sqltrain plan`: what a recipe's training takes of each GPU, for how long, and what fits which GPU."""
+"""`sqltrain plan`: what a recipe's training takes of each GPU, and what fits which GPU."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flows.options import AsJson, Overrides, RecipeName, emit, open_recipe
-from pipelines.core.errors import UserError
 
 if TYPE_CHECKING:
     from pipelines.recipe.config import Recipe
-    from pipelines.recipe.config_training import Grpo
     from pipelines.training.memory import Memory, Setup
 
 GPUS = (1, 2, 4, 8)
@@ -27,28 +23,9 @@ def plan(
     recipe: RecipeName,
     overrides: Overrides = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="What fits which GPU, for models of 0.5B to 14B.")] = False,
-    measured: Annotated[
-        Path | None, typer.Option(help="The last line of benchmarks/gpu.py in a file: its throughput.")
-    ] = None,
-    trained: Annotated[
-        float | None, typer.Option(min=0.001, max=1e9, help="Tokens a second that one GPU trains on.")
-    ] = None,
-    decoded: Annotated[
-        float | None, typer.Option(min=0.001, max=1e9, help="Tokens a second that one GPU samples.")
-    ] = None,
-    tokens: Annotated[
-        float | None, typer.Option(min=1, max=1e7, help="Tokens of a mean episode, its prompt included.")
-    ] = None,
-    sampled: Annotated[
-        float | None, typer.Option(min=1, max=1e7, help="Tokens of a mean episode that the policy sampled.")
-    ] = None,
-    price: Annotated[float, typer.Option(min=0, max=1e6, help="Price of a GPU's hour.")] = 0.0,
-    questions: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000_000, help="Questions of GRPO, where the recipe counts epochs.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what training takes of each GPU: GiB by use, for 1 to 8 of them, and hours and price from a throughput.
+    """Say what training takes of each GPU: GiB by use, for 1 to 8 of them.
 
     Weights, gradients and optimiser are exact, activations estimated. Nothing is loaded.
 
@@ -56,8 +33,7 @@ def plan(
 
       sqltrain plan sql_trail
 
-      sqltrain plan sql_trail 'model.lora={rank: 32, alpha: 64}' --trained 6230 --decoded 5000 --tokens 3000 \
-          --sampled 500 --price 2.5
+      sqltrain plan sql_trail 'model.lora={rank: 32, alpha: 64}'
 
       sqltrain plan sql_trail grpo.sampling.episode_tokens=8192 rollout.slots=16 --sizes
     """
@@ -71,20 +47,8 @@ def plan(
     rows = shares(loaded)
     for line in table(rows):
         terminal.say(line)
-    rates = _measured(measured, loaded) if measured is not None else (trained, decoded)
-    spent: list[dict[str, float]] = []
-    if rates[0] and rates[1] and tokens and sampled:
-        steps = _steps(loaded.grpo, questions)
-        spent = [hours(loaded.grpo, steps, gpus, (rates[0], rates[1]), (tokens, sampled), price) for gpus in GPUS]
-        for row in spent:
-            cost = f", {row['price']:,.0f} at {price:g} an hour" if price else ""
-            terminal.say(f"GRPO on {row['gpus']:.0f} GPUs: {row['hours']:.1f} h for {steps:,} steps{cost}")
-    elif any((measured, trained, decoded, tokens, sampled, price)):
-        raise UserError(
-            "hours need a throughput and an episode's length", "Give --trained --decoded --tokens --sampled."
-        )
     if as_json:
-        emit({"memory": rows, "grpo": spent})
+        emit({"memory": rows})
 
 
 def shares(recipe: Recipe) -> list[dict[str, Any]]:
@@ -146,38 +110,3 @@ def _most(shape: Any, how: Setup, size: int) -> int:
 
     fits = (rows for rows in ROWS if memory.estimate(shape, replace(how, rows=rows)).peak <= size * 1e9)
     return next(fits, 0)
-
-
-def _steps(grpo: Grpo, questions: int | None) -> int:
-    from pipelines.training.sft import grpo_steps
-
-    if grpo.epochs is not None and questions is None:
-        raise UserError("the recipe counts epochs of GRPO", "Say how many questions there are: --questions.")
-    return grpo_steps(grpo, questions or 0)
-
-
-def hours(
-    grpo: Grpo, steps: int, gpus: int, rates: tuple[float, float], lengths: tuple[float, float], price: float
-) -> dict[str, float]:
-    """Hours and price of GRPO where the work is shared evenly, and nobody waits.
-
-    Args:
-        rates: tokens a second that one GPU trains on, and that it samples.
-        lengths: tokens of a mean episode, and those that the policy sampled.
-    """
-    episodes = grpo.questions_per_step * grpo.group
-    generations = steps / grpo.updates_per_rollout
-    seconds = episodes * (steps * lengths[0] / rates[0] + generations * lengths[1] / rates[1]) / gpus
-    return {"gpus": gpus, "hours": seconds / 3600, "price": price * gpus * seconds / 3600}
-
-
-def _measured(path: Path, recipe: Recipe) -> tuple[float, float]:
-    """The best throughput of the recipe's size that the benchmark measured: tokens a second trained on, and sampled."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
-        mine = [row for row in rows if f"-{row['shape']}" in recipe.model.source.lower()]
-        best = max(mine, key=lambda row: float(row["trained_per_s"]))
-        return float(best["trained_per_s"]), float(best["decoded_per_s"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        hint = f"It needs the last line of benchmarks/gpu.py for {recipe.model.source}."
-        raise UserError(f"no throughput in {path}: {error}", hint) from None

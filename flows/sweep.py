@@ -1,22 +1,16 @@
-"""`sqltrain sweep`: the command alone; `flows/sweep_plan.py` does the work."""
-
-from __future__ import annotations
+"""`sqltrain sweep`: the command; `pipelines/sweeps/sweep_plan.py` plans and fills the cells."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flows.options import AsJson, emit, split
 from pipelines.core.errors import UserError
 
-if TYPE_CHECKING:
-    from flows.sweep_plan import Cell
-    from pipelines.core.store import Store
-    from pipelines.sweeps.sweep_table import Sweep
-
-ENGINES = ("plain", "prefect", "workers")
+ENGINES = ("plain", "prefect")
 What = Annotated[
     str,
     typer.Argument(
@@ -42,10 +36,7 @@ def sweep(
     baseline: Annotated[str | None, typer.Option(help="AXIS=VALUE: the row that others are held against.")] = None,
     miniature: Annotated[bool, typer.Option("--miniature", help="A paper's table on the generated world.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what will be made.")] = False,
-    engine: Annotated[
-        str,
-        typer.Option(help="plain: this process. prefect: a flow a cell. workers: all at once, on a server's workers."),
-    ] = "plain",
+    engine: Annotated[str, typer.Option(help="plain: this process. prefect: a flow a cell.")] = "plain",
     out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,13 +52,21 @@ def sweep(
 
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
-    from flows import sweep_plan, terminal
+    from flows import terminal
     from pipelines.recipe.recipes import digest
+    from pipelines.report import formats
+    from pipelines.sweeps import paper_tables, sweep_plan
+    from pipelines.sweeps.sweep_table import table, verdicts
 
     if engine not in ENGINES:
         raise UserError(f"there is no engine {engine!r}", f"Choose one of {', '.join(ENGINES)}.")
     words, store = split(axes or [])
-    cells, empty = _opened(what, words, baseline, miniature)
+    if paper_tables.is_table(what):
+        cells, empty = sweep_plan.of_paper(what, words, baseline, miniature)
+    elif miniature:
+        raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
+    else:
+        cells, empty = sweep_plan.of_recipe(what, words, baseline)
     foretold = list(sweep_plan.outlook(cells, store))
     for line in foretold:
         terminal.say(line)
@@ -81,57 +80,22 @@ def sweep(
     folder = out or store.root / "sweeps" / digest([what, miniature, words, dict(empty.baseline)])
     with sweep_plan.writing_to(folder):  # said before the first cell is made
         folder.mkdir(parents=True, exist_ok=True)
-    sweep = _made(cells, empty, store, engine)
-    sweep_plan.write(sweep, folder)
-    _conclude(sweep, folder, as_json)
 
-
-def _opened(what: str, words: list[str], baseline: str | None, miniature: bool) -> tuple[list[Cell], Sweep]:
-    """The cells, and the sweep that they will fill."""
-    from flows import sweep_plan
-    from pipelines.sweeps import paper_tables
-
-    if paper_tables.is_table(what):
-        return sweep_plan.of_paper(what, words, baseline, miniature)
-    if miniature:
-        raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
-    return sweep_plan.of_recipe(what, words, baseline)
-
-
-def _made(cells: list[Cell], empty: Sweep, store: Store, engine: str) -> Sweep:
-    """The sweep with every cell made, or with its error."""
-    import dataclasses
-
-    from flows import sweep_plan, terminal
-
-    def make(cell: Cell) -> object:
-        if engine == "prefect":
-            from flows.prefect.pipeline import run_with_prefect
-
-            return run_with_prefect(cell.recipe, store, name=cell.name)
-        return terminal.run(cell.recipe, store, None)
-
-    if engine == "workers":
-        from flows.sweep_workers import ask
-        from tasks.prefect_server import see_server
-
-        see_server()
-        return dataclasses.replace(
-            empty, cells=tuple(sweep_plan.gather(cells, store, ask(cells, store, terminal.say), terminal.say))
-        )
     with contextlib.ExitStack() as stack:
         if engine == "prefect":  # one server for all cells: each would start its own
             from tasks.prefect_server import prefect_server
 
             stack.enter_context(prefect_server())
-        return dataclasses.replace(empty, cells=tuple(sweep_plan.fill(cells, store, make, terminal.say)))
 
+        def make(cell: sweep_plan.Cell) -> object:
+            if engine == "prefect":
+                from flows.prefect.pipeline import run_with_prefect
 
-def _conclude(sweep: Sweep, folder: Path, as_json: bool) -> None:
-    """Show the table and say where the page is."""
-    from flows import sweep_plan, terminal
-    from pipelines.report import formats
-    from pipelines.sweeps.sweep_table import table, verdicts
+                return run_with_prefect(cell.recipe, store, name=cell.name)
+            return terminal.run(cell.recipe, store, None)
+
+        sweep = dataclasses.replace(empty, cells=tuple(sweep_plan.fill(cells, store, make, terminal.say)))
+    sweep_plan.write(sweep, folder)
 
     tables = [table(sweep), *([verdicts(sweep)] if sweep.claim is not None else [])]
     for line in "\n".join(map(formats.markdown, tables)).splitlines():

@@ -1,6 +1,5 @@
-"""What an adaptation will take, counted from its recipe before anything is made; seconds where they are known."""
+"""The work of an adaptation, counted from its recipe before anything is made, and the cost of its teachers."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pipelines.stages.graph import GRAPH, Step, kind_of
 from pipelines.stages.keys import asked
 
 Counts = Mapping[Part, int]
-STAGE_S = 6.0  # of starting a stage, on two CPU cores
 
 
 @dataclass(frozen=True)
@@ -20,12 +18,6 @@ class Work:
 
     number: int
     what: str
-    seconds: float  # of one, for the tiny model on two CPU cores, by `python benchmarks/adapt.py`
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of the stage."""
-        return STAGE_S + self.number * self.seconds
 
 
 def estimate(recipe: Recipe, counts: Counts, steps: Sequence[Step]) -> dict[str, Work]:
@@ -35,34 +27,34 @@ def estimate(recipe: Recipe, counts: Counts, steps: Sequence[Step]) -> dict[str,
         if not step.cached and kind_of(step.name) in WORK:
             works[step.name] = WORK[kind_of(step.name)](recipe, counts)
         elif not step.cached:  # it reads files, or starts a library, and makes no episodes
-            works[step.name] = Work(0, next(stage.about for stage in GRAPH if stage.name == kind_of(step.name)), 0)
+            works[step.name] = Work(0, next(stage.about for stage in GRAPH if stage.name == kind_of(step.name)))
     return works
 
 
 def _synthesize(recipe: Recipe, counts: Counts) -> Work:
     names = [teacher.endpoint or "an endpoint" for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint"]
     teacher = ", ".join(names) or "the scripted oracle, which reads the gold SQL"
-    return Work(_shown(recipe, counts), f"demonstrations by {teacher}", 0.03)
+    return Work(_shown(recipe, counts), f"demonstrations by {teacher}")
 
 
 def _sft(recipe: Recipe, counts: Counts) -> Work:
     steps = math.ceil(_shown(recipe, counts) / recipe.sft.batch) * recipe.sft.epochs
-    return Work(math.ceil(steps), f"steps of {recipe.sft.batch} demonstrations", 0.3)
+    return Work(math.ceil(steps), f"steps of {recipe.sft.batch} demonstrations")
 
 
 def _difficulty(recipe: Recipe, counts: Counts) -> Work:
-    return Work(counts["train"] * recipe.difficulty.group, "episodes of training questions", 0.03)
+    return Work(counts["train"] * recipe.difficulty.group, "episodes of training questions")
 
 
 def _grpo(recipe: Recipe, counts: Counts) -> Work:
     questions, epochs = recipe.grpo.questions_per_step, recipe.grpo.epochs
     steps = recipe.grpo.steps if epochs is None else math.ceil(epochs * counts["train"] / questions)
-    return Work(steps * questions * recipe.grpo.group, f"episodes, in {steps:,} steps", 0.06)
+    return Work(steps * questions * recipe.grpo.group, f"episodes, in {steps:,} steps")
 
 
-def _evaluate(recipe: Recipe, counts: Counts, seconds: float = 0.03) -> Work:
+def _evaluate(recipe: Recipe, counts: Counts) -> Work:
     episodes = 1 + recipe.evaluation.samples + recipe.evaluation.forced_single_turn
-    return Work(counts["test"] * episodes, f"episodes of {counts['test']:,} held-out questions", seconds)
+    return Work(counts["test"] * episodes, f"episodes of {counts['test']:,} held-out questions")
 
 
 def _shown(recipe: Recipe, counts: Counts) -> int:
@@ -74,7 +66,7 @@ WORK: dict[str, Callable[[Recipe, Counts], Work]] = {
     "sft": _sft,
     "difficulty": _difficulty,
     "grpo": _grpo,
-    "evaluate_model": functools.partial(_evaluate, seconds=0.08),  # an untrained model takes every turn there is
+    "evaluate_model": _evaluate,
     "evaluate_sft": _evaluate,
     "evaluate_grpo": _evaluate,
 }

@@ -1,4 +1,4 @@
-"""Tables that carry raw values and are written as Markdown, LaTeX, CSV or a frame, each figure to the digits it has."""
+"""Tables that carry raw values and are written as Markdown, LaTeX or CSV, each figure to the digits it has."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import csv
 import dataclasses
 import io
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from pipelines.core.types import escaped
 from pipelines.evaluation.stats import Estimate, Paired
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 # Numbers as readers want them: aligned, with no more digits than they carry.
 
@@ -191,34 +186,9 @@ def to_csv(table: ReportTable) -> str:
     writer.writerow([_harmless(name) for column in table.columns for name in _headings(column)])
     for row in table.rows:
         writer.writerow(
-            [value for cell, column in zip(row, table.columns, strict=True) for value in _raw(cell, column, _harmless)]
+            [value for cell, column in zip(row, table.columns, strict=True) for value in _raw(cell, column)]
         )
     return out.getvalue()
-
-
-def to_frame(table: ReportTable) -> pl.DataFrame:
-    """The values of `to_csv` with their types; a heading that comes twice gets a number."""
-    import polars as pl
-
-    seen: dict[str, int] = {}
-    names = []
-    for name in (name for column in table.columns for name in _headings(column)):
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
-    rows = [
-        [
-            _encodable(value)
-            for cell, column in zip(row, table.columns, strict=True)
-            for value in _raw(cell, column, str)
-        ]
-        for row in table.rows
-    ]
-    return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None, strict=False)
-
-
-def _encodable(value: str | float | None) -> str | float | None:
-    """Text without half characters, which no Parquet file takes."""
-    return escaped(value) if isinstance(value, str) else value
 
 
 def _headings(column: TableColumn) -> list[str]:
@@ -227,14 +197,14 @@ def _headings(column: TableColumn) -> list[str]:
     return [column.name]
 
 
-def _raw(cell: Cell, column: TableColumn, written: Callable[[str], str]) -> list[str | float | None]:
+def _raw(cell: Cell, column: TableColumn) -> list[str | float | None]:
     if isinstance(cell, Estimate):
         return [cell.value, cell.low, cell.high, cell.n]
     if isinstance(cell, Paired):
         return [cell.difference, cell.low, cell.high, cell.n]
     if column.kind in ("estimate", "difference"):
         return [cell, None, None, None]
-    return [written(cell) if isinstance(cell, str) else cell]
+    return [_harmless(cell) if isinstance(cell, str) else cell]
 
 
 def _harmless(text: str) -> str:

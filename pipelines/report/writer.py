@@ -86,12 +86,8 @@ def csv(data: ReportData) -> dict[str, str]:
 
 
 def write_tables(data: ReportData, folder: Path) -> None:
-    """Write `tables.md`, `tables.tex`, and each table as CSV and as Parquet, into a folder that exists."""
-    from pipelines.core import frames
-
+    """Write `tables.md`, `tables.tex`, and each table as CSV, into a folder that exists."""
     for name, text in {"tables.md": markdown(data), "tables.tex": latex(data)}.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     for stem, text in csv(data).items():
         (folder / f"{stem}.csv").write_text(text, encoding="utf-8", errors="backslashreplace")
-    for table in report_tables.all_tables(data):
-        frames.write(folder / f"{table.slug}.parquet", formats.to_frame(table))

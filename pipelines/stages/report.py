@@ -26,7 +26,7 @@ WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_g
 
 
 def build(ctx: Context) -> None:
-    """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX, CSV and Parquet."""
+    """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX and CSV."""
     ctx.progress.begin(ctx.stage, 1, "page")
     data = gather(ctx)
     writer.write(data, ctx.folder / "report.html")

@@ -105,11 +105,10 @@ def test_the_tables_in_the_documentation_are_these(data: ReportData) -> None:
         assert formats.markdown(table).strip() in page
 
 
-def test_the_page_in_the_documentation_is_this_and_holds_no_text_of_the_benchmark(
+def test_the_page_without_texts_holds_no_text_of_the_benchmark(
     data: ReportData, rows: list[Mapping[str, Any]], tmp_path: Path
 ) -> None:
     writer.write(build_published.without_texts(data), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page == build_published.PAGE.read_text(encoding="utf-8"), "run: python docs/build_published.py FOLDER"
     assert not any(row[name] in page for row in rows for name in ("gold", "pred"))
     assert len(page) < 200_000

@@ -11,14 +11,13 @@ from xml.etree import ElementTree
 import pytest
 from evaluation_world import RECORD
 
-from flows import sweep_plan
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import write_lines
-from pipelines.sweeps import paper_tables
+from pipelines.sweeps import paper_tables, sweep_plan
 from pipelines.sweeps.sweep_table import Filled
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

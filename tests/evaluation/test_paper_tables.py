@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import sweep_plan
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.evaluation.measures import measure
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
-from pipelines.sweeps import paper_tables
+from pipelines.sweeps import paper_tables, sweep_plan
 from pipelines.sweeps.sweep_table import BENCHMARK, ROW, SEED, Filled, table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "papers.md"

@@ -225,7 +225,7 @@ def test_every_table_is_written_in_every_form(tmp_path: Path) -> None:
     writer.write_tables(base, tmp_path)
     slugs = [table.slug for table in report_tables.all_tables(base)]
     assert len(slugs) == len(set(slugs))
-    each = {f"{slug}.{form}" for slug in slugs for form in ("csv", "parquet")}
+    each = {f"{slug}.csv" for slug in slugs}
     assert {path.name for path in tmp_path.iterdir()} == {"tables.md", "tables.tex"} | each
     assert (tmp_path / "tables.tex").read_text().count("\\begin{table}") == len(slugs)
     for name in NAMES:
@@ -296,22 +296,6 @@ def test_records_of_several_equalities_get_a_table(record: Callable[..., Episode
     base = report_data(questions=1, samples=0)
     one = dataclasses.replace(base, systems=(System("one", (record(),)),))
     assert report_tables.equalities(one) is None
-
-
-def test_parquet_holds_the_raw_values_with_their_types(tmp_path: Path) -> None:
-    import polars
-
-    writer.write_tables(report_data(), tmp_path)
-    leader = polars.read_parquet(tmp_path / "leader.parquet")
-    assert leader["system"].to_list() == list(NAMES)
-    assert leader["EX greedy"].dtype == polars.Float64
-    assert leader["EX greedy n"].to_list() == [36, 36, 36]
-    errors = polars.read_parquet(tmp_path / "errors.parquet")
-    assert errors.columns == ["error class", *(each for name in NAMES for each in (name, f"{name} %"))]
-    twice = formats.ReportTable(
-        "t", "", (formats.TableColumn("a"), formats.TableColumn("a", "count")), (("=\ud800", 1.0),)
-    )
-    assert formats.to_frame(twice).to_dicts() == [{"a": "=\\ud800", "a 2": 1.0}]
 
 
 def test_shares_of_the_error_classes_by_hand() -> None:

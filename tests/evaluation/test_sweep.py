@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from evaluation_world import record
 
-from flows import sweep_plan
 from pipelines.core.errors import DataError, RecipeError, StoppedError, UserError
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
@@ -21,6 +20,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.context import write_lines
+from pipelines.sweeps import sweep_plan
 from pipelines.sweeps.sweep_table import Filled, Sweep, curves, table
 
 QUESTIONS = 36
@@ -98,17 +98,17 @@ STOPPED = """
 import sys, time
 from pathlib import Path
 from test_sweep import ONE_SEED, making
-from flows import sweeping
+from pipelines.sweeps import sweep_plan
 from pipelines.core.store import Store
 store, made = Store(Path(sys.argv[1])), []
 plain = making(store, made)
 def make(cell):
     if cell.recipe.rewards[1].weight == 0:
         print("in the second cell", flush=True)
-        store.make("grpo", next(step.key for step in sweeping.graph.plan(cell.recipe, store) if step.name == "grpo"),
+        store.make("grpo", next(step.key for step in sweep_plan.graph.plan(cell.recipe, store) if step.name == "grpo"),
                    lambda folder: (folder.joinpath("half").write_text("x"), time.sleep(600)), {}, lambda: None)
     plain(cell)
-sweeping.fill(sweeping.cells("miniature", ONE_SEED), store, make, lambda line: None)
+sweep_plan.fill(sweep_plan.cells("miniature", ONE_SEED), store, make, lambda line: None)
 """
 
 

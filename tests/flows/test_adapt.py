@@ -72,7 +72,6 @@ def test_the_recipe_is_there_to_read_and_what_it_takes_is_told_first(
     assert (code, err) == (0, "")
     assert "12 questions to train on, 2 to watch training by, 6 to measure by: no two parts ask the same" in out
     assert "recipe  recipes/shop.yaml: the tiny model, made from scratch" in out
-    assert "time    some" in out
     assert "cost    no endpoint is asked, so nothing is paid" in out
     assert not (shop / "store" / "sft").exists()
     assert out.endswith("nothing was made; go on with: sqltrain adapt shop\n")

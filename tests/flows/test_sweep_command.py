@@ -29,7 +29,7 @@ def test_a_papers_table_is_planned_by_its_name(
         (("sql_trail/table66",), "there is no table 'sql_trail/table66'. Did you mean 'sql_trail/table6'?"),
         (("miniature", "--miniature"), "--miniature is for a paper's table"),
         (("sql_trail/table5", "--miniature"), "SQL-Trail, table 5 has no miniature"),
-        (("miniature", "seed=0..1", "--engine", "slurm"), "there is no engine 'slurm'"),
+        (("miniature", "seed=0..1", "--engine", "workers"), "there is no engine 'workers'"),
         (("miniature", "after=end"), "there is no checkpoint 'end'"),
         (("miniature", "variant=none,no_turns", "--baseline", "variant=x"), "no row has 'variant=x'"),
         (("miniature", "seed=0..1", "--baseline", "seed=0"), "no row has 'seed=0'"),
@@ -71,13 +71,3 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_cell_is_made(
     assert code == 2
     assert "taken cannot be written: File exists. Name another folder with --out." in err
     assert not (tmp_path / "store").exists()
-
-
-def test_workers_are_asked_for_no_recipe_of_ones_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "mine.yaml").write_text("include: [recipes/miniature]\n")
-    words = ("sweep", str(tmp_path / "mine.yaml"), "seed=0..1", f"--store={tmp_path}", "--engine", "workers")
-    code, _, err = sqltrain(monkeypatch, capsys, *words)
-    assert code == 2
-    assert err.startswith("error: workers run the recipes of conf/recipes")

@@ -1,5 +1,6 @@
 """The commands of infra/README.md on a real server with a real worker: runs, exit codes, cancel, kill."""
 
+import csv
 import json
 import os
 import resource
@@ -244,3 +245,25 @@ def _environment(pid: int) -> bytes:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
+
+
+UNTRAINED = ["stages=[data, evaluate, report]", "evaluation.samples=0"]  # nothing is trained: random weights answer
+
+
+def test_each_cell_of_a_sweep_is_a_flow_run_of_its_own(site: Site) -> None:
+    words = " ".join(f"'{one}'" for one in (*SMALL, *UNTRAINED))
+    command = f"sqltrain sweep miniature protocol.cell_chars=20,24 {words} --engine prefect --json"
+    done = site.run(f"{command} --out {site.folder}/sweep")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["failed"] == {}
+    runs = site.api("flow_runs/filter", {"flows": {"name": {"any_": ["run"]}}, "sort": "START_TIME_DESC", "limit": 2})
+    assert {run["name"]: run["state"]["type"] for run in runs} == {
+        "protocol.cell_chars=20": "COMPLETED",
+        "protocol.cell_chars=24": "COMPLETED",
+    }
+    rows = list(csv.DictReader((site.folder / "sweep" / "sweep.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["protocol.cell_chars"], row["questions"], row["error"]) for row in rows] == [
+        ("20", "8.0", ""),
+        ("24", "8.0", ""),
+    ]
+    assert "2 cells in 2 rows." in (site.folder / "sweep" / "sweep.html").read_text(encoding="utf-8")

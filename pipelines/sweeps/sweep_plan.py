@@ -178,15 +178,6 @@ def fill(planned: Sequence[Cell], store: Store, make: Make, say: Say) -> list[Fi
     return filled
 
 
-def gather(planned: Sequence[Cell], store: Store, wait: Make, say: Say) -> list[Filled]:
-    """Take in cells that others make, each as it ends."""
-    filled = []
-    for cell in planned:
-        filled.append(_attempt(cell, store, wait))
-        say(f"{cell.name}: {filled[-1].error or 'made'}")
-    return filled
-
-
 def _filled(cell: Cell, store: Store, make: Make, failed: dict[tuple[str, str], str]) -> Filled:
     try:
         # When each stage's work folder was last written to: of the unfinished ones, that of the stage that fails moves.
