@@ -178,30 +178,34 @@ environment_app = typer.Typer(help="Episodes for other trainers.", no_args_is_he
 def serve_environment(
     recipe: RecipeName,
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; a public one needs --keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8090,
-    keys: Annotated[Path | None, typer.Option(help="A YAML file of API keys: a line USER: KEY each.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of 127.0.0.1 to listen at.")] = 8090,
     databases: Annotated[Path | None, typer.Option(help="Files here may be named by clients' own rows.")] = None,
     sessions: Annotated[int, typer.Option(min=1, max=100_000, help="Episodes at a time.")] = 256,
     idle: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that a silent episode lives.")] = 600.0,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that run SQL.")] = 4,
 ) -> None:
-    """Serve the episodes of a recipe over HTTP, for a trainer of your own (docs/environment.md).
+    """Serve the episodes of a recipe to OpenEnv clients, for a trainer of your own (docs/environment.md).
 
     Examples:
 
       sqltrain environment serve skyrl_sql include=local/spider_train
 
-      sqltrain environment serve skyrl_sql --databases ~/spider/database --host 0.0.0.0 --keys keys.yaml
+      sqltrain environment serve skyrl_sql --databases ~/spider/database
     """
     try:
-        from flows import sessions as serving
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    from pipelines.serving.access import Access, read_keys
+        import uvicorn
 
-    access, limits = Access(read_keys(keys) if keys else {}), serving.EpisodeLimits(sessions, idle)
-    serving.serve(recipe, overrides or [], host, port, access, databases, limits, workers)
+        from pipelines.environment.openenv import app
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[openenv]'") from None
+    from flows import terminal
+    from flows.serve import check_place
+    from pipelines.report.terminal import plain
+
+    check_place("127.0.0.1", port)
+    served = app(recipe, overrides or [], databases, sessions, idle, workers)
+    terminal.say(f"episodes of {plain(recipe)}: http://127.0.0.1:{port} (stop with Ctrl-C)")
+    uvicorn.run(served, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 
 feedback_app = typer.Typer(help="What users of `sqltrain serve` asked and said.", no_args_is_help=True)

@@ -20,7 +20,7 @@ from openenv.core.env_server.interfaces import Environment as OpenEnvironment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
 from pydantic import Field
 
-from pipelines.environment.core import Environment, Messages, QuestionPools, Session
+from pipelines.environment.core import Environment, Messages, QuestionPools, Session, shared
 
 
 class AgentTurn(Action):  # type: ignore[misc]
@@ -108,7 +108,7 @@ def app(
         sessions: episodes at a time.
         idle_s: after which the episode of a client that has gone silent is ended.
     """
-    environment = Environment(recipe, overrides, workers)
+    environment = shared(recipe, tuple(overrides), workers)
     asked = QuestionPools(environment, databases)
     limits = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=idle_s)
     return create_app(

@@ -1,12 +1,13 @@
 """What a client of a server may ask for: the recipe's questions, and rows whose database lies in the given folder."""
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, UserError
 from pipelines.core.types import Example
 from pipelines.environment.core import Environment, QuestionPools, example_of, row_of
 
@@ -59,3 +60,13 @@ def test_a_row_carries_a_whole_example(questions: list[Example]) -> None:
     for wrong in ("", "[]", "{}", '{"id": 3}', "[" * 100_000):
         with pytest.raises(DataError):
             example_of({"record": wrong})
+
+
+def test_environment_serve_names_the_extra_if_openenv_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.commands.use import serve_environment
+
+    monkeypatch.setitem(sys.modules, "openenv", None)
+    monkeypatch.delitem(sys.modules, "pipelines.environment.openenv", raising=False)
+    with pytest.raises(UserError, match="openenv.* is not installed") as error:
+        serve_environment("skyrl_sql")
+    assert "sqltrain[openenv]" in str(error.value)

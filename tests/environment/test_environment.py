@@ -133,9 +133,12 @@ def test_a_row_without_its_fields_is_the_users_mistake() -> None:
         example_of({"question": "how many", "database": "shop.sqlite", "sql": 3})
 
 
-def test_skyrl_gym_runs_an_episode_and_pays_the_same_reward(questions: list[Example]) -> None:
+def test_skyrl_gym_runs_an_episode_and_pays_the_same_reward(
+    questions: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
     skyrl_gym = pytest.importorskip("skyrl_gym")
-    skyrl_gym.register(id="sqltrain", entry_point="pipelines.environment.skyrl:SqltrainEnv")
+    monkeypatch.syspath_prepend(recipes.CONF.parent / "examples" / "skyrl")
+    skyrl_gym.register(id="sqltrain", entry_point="sqltrain_env:SqltrainEnv")
     question = questions[0]
     row = {"question": question.question, "sql": question.gold_sql, "database": question.database.location}
     right, wrong = f"<solution>{question.gold_sql}</solution>", "<solution>SELECT 'no'</solution>"

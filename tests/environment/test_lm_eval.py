@@ -17,7 +17,7 @@ def test_lm_eval_gives_the_verdicts_of_our_equalities() -> None:
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
-    import pipelines.environment.lm_eval as ours
+    from pipelines.recipe.recipes import CONF
 
     answers: list[str] = []
 
@@ -40,7 +40,7 @@ def test_lm_eval_gives_the_verdicts_of_our_equalities() -> None:
 
         loglikelihood_rolling = loglikelihood
 
-    folder = ours.__path__[0]
+    folder = str(CONF.parent / "examples" / "lm_eval")
     manager = TaskManager(
         include_path=folder, include_defaults=False, metadata={"recipe": "arctic_sql", "overrides": [SMALL]}
     )

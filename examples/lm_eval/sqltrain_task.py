@@ -1,9 +1,9 @@
 """A recipe's benchmark as a task of lm-eval: `sqltrain.yaml` names these functions.
 
-    lm_eval --include_path FOLDER --tasks sqltrain --apply_chat_template --metadata '{"recipe": "arctic_sql", ...}'
+    lm_eval --include_path examples/lm_eval --tasks sqltrain --apply_chat_template \
+        --metadata '{"recipe": "arctic_sql", ...}'
 
-where FOLDER is what `python -m pipelines.environment.lm_eval` prints. lm-eval asks each question once, so the recipe's
-agent must have one turn: an answer that is none counts as wrong.
+lm-eval asks each question once, so the recipe's agent must have one turn; a turn without an answer counts as wrong.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""The environment for SkyRL: a `BaseTextEnv` of skyrl-gym.
+"""The environment for SkyRL: a `BaseTextEnv` of skyrl-gym. With this folder on PYTHONPATH:
 
     import skyrl_gym
-    skyrl_gym.register(id="sqltrain", entry_point="pipelines.environment.skyrl:SqltrainEnv")
+    skyrl_gym.register(id="sqltrain", entry_point="sqltrain_env:SqltrainEnv")
 
 Each row of the dataset has, beside SkyRL's `prompt`, the fields that `example_of` reads; `env_config.recipe` names the
 recipe.
