@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from pipelines.core import frames
+from pipelines.core.files import write_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import write_json
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.curation import leakage
 from pipelines.recipe import recipes

@@ -26,10 +26,11 @@ from typing import Any
 
 from curation import DATABASES, GOLD, WHOLE, databases, slope, watched
 
+from pipelines.core.files import write_lines
 from pipelines.recipe import recipes
 from pipelines.stages import data, difficulty
 from pipelines.stages import data as checking
-from pipelines.stages.context import Context, Silent, examples_at, write_lines
+from pipelines.stages.context import Context, Silent, examples_at
 from pipelines.stages.graph import StageResult
 from pipelines.stages.shards import Run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.benchmarks import downloads
 from pipelines.core.errors import DataError
-from pipelines.core.store import write_atomic
+from pipelines.core.files import write_atomic
 from pipelines.databases import card
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution

@@ -9,7 +9,8 @@ from pathlib import Path
 from flows import terminal
 from flows.terminal import Bars
 from pipelines.core.errors import RecipeError
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.endpoints.client import Endpoint
 from pipelines.nightly import store_gc
 from pipelines.protocols.base import at_once

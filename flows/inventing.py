@@ -9,7 +9,8 @@ from typing import Any
 from flows import terminal
 from flows.terminal import Bars
 from pipelines.core.errors import DataError
-from pipelines.core.store import Store, write_atomic
+from pipelines.core.files import write_atomic
+from pipelines.core.store import Store
 from pipelines.core.types import Example
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase

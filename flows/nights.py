@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import BoundaryError, DataError, RecipeError
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
 from pipelines.nightly.ledger import Champion, Ledger, Moved
 from pipelines.nightly.promotion import Held, PromotionDecision, decide, drift, trained_on

@@ -157,7 +157,7 @@ def _verdicts(
 
 def _write(path: Path, text: str) -> None:
     """Beside, then into place: a reader never sees half a file."""
-    from pipelines.core.store import write_atomic
+    from pipelines.core.files import write_atomic
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from flows.options import FIRST_RUN
 from pipelines.core.errors import DataError, UserError
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
 from pipelines.recipe.config import Recipe

@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.store import read_json
-from pipelines.core.types import HARDNESS_LEVELS, StopReason, read_lines
+from pipelines.core.files import read_json, read_lines
+from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import result_files
 from pipelines.recipe.config import Recipe
 from pipelines.stages.context import LEAKAGE

@@ -28,8 +28,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pipelines.core.files import lock, read_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import MANIFEST, read_json
+from pipelines.core.store import MANIFEST
 from pipelines.stages.graph import Step
 
 PROBE_S = 3.0  # a server that lives answers its health check at once
@@ -119,7 +120,6 @@ def forget_connections() -> None:
 @functools.cache
 def connect(uri: str, store: Path) -> MlflowClient:
     """A client of the tracking store; its tables are made once, behind a lock, by whoever comes first."""
-    import fcntl
     import logging
     import warnings
 
@@ -127,9 +127,8 @@ def connect(uri: str, store: Path) -> MlflowClient:
         os.environ.setdefault(name, value)
     os.environ.update(QUIET)
     store.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(), (store / ".mlflow.lock").open("w") as lock:
+    with warnings.catch_warnings(), lock(store / ".mlflow.lock"):
         warnings.simplefilter("ignore")  # deprecations inside MLflow and SQLAlchemy
-        fcntl.flock(lock, fcntl.LOCK_EX)
         if uri == own_uri(store):
             follow(store)
         import mlflow

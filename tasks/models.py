@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import provenance
-from pipelines.core.store import MANIFEST, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import MANIFEST
 from pipelines.recipe.config import Recipe
 from pipelines.stages.graph import StageResult, benchmark_of
 from tasks.served_model import write_folder

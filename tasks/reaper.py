@@ -5,7 +5,6 @@ power cut), nobody does, and the server would show the run as Running for ever. 
 """
 
 import contextlib
-import fcntl
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import locked_file, read_json, try_lock
+from pipelines.core.store import Store
 from tasks.prefect_server import is_away
 
 FLOWS = ".runs/flows"
@@ -28,17 +28,8 @@ def run_lock(store: Store, flow_run: str) -> Iterator[None]:
     """Hold a lock named after a flow run as long as this process lives."""
     folder = store.root / FLOWS
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{flow_run}.json"
-    unnamed = path.with_suffix(".new")  # until it is locked: `reap` would take it for the lock of a run that has ended
-    with unnamed.open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(f'{{"host": "{platform.node()}", "pid": {os.getpid()}}}')
-        file.flush()
-        unnamed.rename(path)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    with locked_file(folder / f"{flow_run}.json", {"host": platform.node(), "pid": os.getpid()}):
+        yield
 
 
 def reap(store: Store, say: Callable[[str], None]) -> None:
@@ -66,11 +57,10 @@ def _left(path: Path) -> Iterator[IO[str] | None]:
     with contextlib.ExitStack() as stack:
         try:  # another user's file can be locked, too; some file systems lock for writers alone
             file = stack.enter_context(path.open("r+" if os.access(path, os.W_OK) else "r", encoding="utf-8"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError):  # it is held, or has just ended
+        except FileNotFoundError:  # its run has just ended
             yield None
             return
-        yield file if _is_at(path, file) else None
+        yield file if try_lock(file) and _is_at(path, file) else None
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:

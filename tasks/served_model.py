@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.store import Store, read_json, write_json
+from pipelines.core.files import read_json, write_json
+from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.dialect import of_file

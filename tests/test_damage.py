@@ -7,7 +7,8 @@ import pytest
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
-from pipelines.core.store import DAMAGED, MANIFEST, Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import DAMAGED, MANIFEST, Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, train

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import DataError
+from pipelines.core.files import read_lines
 from pipelines.core.store import Store
-from pipelines.core.types import read_lines
 from pipelines.nightly.ledger import Ledger, ledgers
 
 ENDS = "\u2028\u2029\u0085"  # str.splitlines takes each of them for the end of a line

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.store import DAMAGED, MANIFEST, Store, require_room
+from pipelines.core.files import require_room
+from pipelines.core.store import DAMAGED, MANIFEST, Store
 
 
 def nothing() -> None:

@@ -19,7 +19,8 @@ from flows.options import open_recipe, split
 from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
 from flows.prefect.remote import run_elsewhere
 from pipelines.core.errors import RecipeError
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.nightly.store_gc import claimed
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe

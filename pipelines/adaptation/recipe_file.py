@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.adaptation.questions import AdaptationQuestions
 from pipelines.core.errors import DataError
-from pipelines.core.store import write_atomic
+from pipelines.core.files import write_atomic
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import CheckpointCard, folder_of, read_card, require_sound
 from pipelines.recipe.config import Recipe

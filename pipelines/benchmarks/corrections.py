@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import SQL, BadRow, Example, read_lines, text_field
+from pipelines.core.files import read_lines
+from pipelines.core.types import SQL, BadRow, Example, text_field
 
 HINT = 'Each entry is {"id": "...", "sql": "SELECT ...", "reason": "..."}, in a JSON list or one a line'
 META = "corrected"

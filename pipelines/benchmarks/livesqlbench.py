@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 from pipelines.benchmarks.base import Loaded, check_file, collect, link, named, read_options, source_folder
 from pipelines.core.errors import DataError
+from pipelines.core.files import read_lines
 from pipelines.core.registry import reader
-from pipelines.core.types import BadRow, Database, Example, is_plain_name, read_lines, text_field
+from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section
 from pipelines.sql.dialects.sqlite_stateful import SETUP

@@ -9,25 +9,19 @@ in a process and whenever a file's time has changed. A damaged stage is set asid
 """
 
 import contextlib
-import errno
-import fcntl
-import hashlib
-import itertools
 import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from pipelines.core.errors import DataError, ResourceError, UserError
+from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.files import folders, lock, require_room, sha256, unused, write_json, writing
 
 MANIFEST = "manifest.json"
 MIN_FREE_MB = 200
-NO_ROOM = 1 << 20  # bytes: a disk with less is full
-FULL = (errno.ENOSPC, errno.EDQUOT)
-FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
 WORK = ".work-"  # before the key of a stage that is being made
 DAMAGED = ".damaged-"  # before the key of a stage that was set aside
 SHARDS = "shards"  # a folder of finished parts that only a resume needs
@@ -188,143 +182,6 @@ class Store:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def unused(place: Path) -> Path:
-    """The first of the paths PLACE-0, PLACE-1, ... at which nothing is."""
-    paths = (place.with_name(f"{place.name}-{number}") for number in itertools.count())
-    return next(path for path in paths if not os.path.lexists(path))
-
-
-def folders(place: Path) -> list[str]:
-    """The names of the folders in a folder, sorted, but those that begin with a dot; [] where it is not there."""
-    try:
-        with os.scandir(place) as entries:
-            return sorted(
-                entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
-            )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def require_room(path: Path, megabytes: int) -> None:
-    """Fail before work starts when the disk under `path` has less room than that.
-
-    Raises:
-        ResourceError: too little space is free.
-    """
-    free = shutil.disk_usage(path).free // 2**20
-    if free < megabytes:
-        raise ResourceError(
-            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass --store DIR."
-        )
-
-
-@contextlib.contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Say in one line that a disk is full, or may not be written, whichever library noticed it first.
-
-    Args:
-        place: on the disk that is written to.
-
-    Raises:
-        ResourceError: no room on the disk, or `place` cannot be written.
-    """
-    try:
-        yield
-    except Exception as error:
-        if out_of_room(error, place):
-            raise no_room(place) from None
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
-            raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
-        raise
-
-
-def no_room(place: Path) -> ResourceError:
-    """The error of a disk that is full."""
-    return ResourceError(
-        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
-    )
-
-
-def out_of_room(error: BaseException, place: Path) -> bool:
-    """Whether an error, or what it came from, says that a disk is full, each library in its own words.
-
-    Where it says something else, such as that a worker died, a disk without `NO_ROOM` bytes is the reason.
-
-    Args:
-        place: on the disk that was written to.
-    """
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    if any(
-        getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS) for cause in causes
-    ):
-        return True
-    if isinstance(error, UserError):
-        return False
-    with contextlib.suppress(OSError):
-        return shutil.disk_usage(place).free < NO_ROOM
-    return False
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file that is either whole or absent, also after kill -9.
-
-    A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
-
-    Raises:
-        ResourceError: no room on the disk, or the folder cannot be written.
-    """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_text(text, encoding="utf-8")
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with writing(path.parent):
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
-        except OSError:
-            beside.unlink(missing_ok=True)
-            raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON with sorted keys: the same value gives the same bytes."""
-    write_atomic(path, json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote; {} where there is none.
-
-    Raises:
-        DataError: it is no JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError):
-        hint = "See which files of a store are damaged: sqltrain store verify"
-        raise DataError(f"{path} is damaged: it is not JSON", hint) from None
-
-
-def lock(path: Path, waiting: Callable[[], None]) -> IO[str]:
-    """The file at a path, with its lock. Its last holder unlinked it: who waited for that one locks the next one."""
-    waited = False
-    while True:
-        with contextlib.ExitStack() as undo:
-            file = undo.enter_context(path.open("w"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not waited:
-                    waiting()
-                waited = True
-                fcntl.flock(file, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    undo.pop_all()
-                    return file
-
-
 def _seal(folder: Path, about: Mapping[str, Any]) -> None:
     """List every file with its digest in the manifest, written last. Who may read the folder may read its files, too:
     libraries write weights for their own user alone.
@@ -370,9 +227,3 @@ def _is_sound(path: Path, facts: Mapping[str, Any], whole: bool) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> ResourceError:
     return ResourceError(f"cannot read {path}: {error.strerror}", "Give this user the right to read it.")
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.store import MANIFEST, MIN_FREE_MB, NOT_CONTENT, Store, require_room, sha256
+from pipelines.core.files import require_room, sha256
+from pipelines.core.store import MANIFEST, MIN_FREE_MB, NOT_CONTENT, Store
 
 LINKS = "links.json"
 JSON_BYTES = 256 * 2**20  # of a manifest; one of a hundred thousand files has some 15 MB

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import pydantic
 
 from pipelines.core.errors import DataError
+from pipelines.core.files import read_lines
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -274,35 +275,6 @@ def text_of(value: object) -> str:
 def escaped(text: str) -> str:
     r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a JSONL file with the numbers of their lines, from 1; blank lines hold none.
-
-    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
-
-    Args:
-        hint: of the errors.
-        torn: a last line without its line feed, which a kill cut short, is passed over.
-    """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip() and (line.endswith(b"\n") or not torn):
-                    yield number, _parse(line, f"{path}, line {number}", hint)
-    except FileNotFoundError:
-        raise DataError(f"no such file: {path}", hint) from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
-
-
-def _parse(line: bytes, where: str, hint: str) -> Any:
-    try:
-        return json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise DataError(f"{where} is not UTF-8", hint) from None
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands of brackets
-        raise DataError(f"{where}: not JSON ({error})", hint) from None
 
 
 # Fields of a row that somebody else wrote: text that is text, names that are names, and what is said of the others.

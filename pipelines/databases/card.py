@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from pipelines.core.errors import DataError, RecipeError
-from pipelines.core.store import write_atomic
+from pipelines.core.files import write_atomic
 from pipelines.core.types import EngineName
 from pipelines.recipe.section import Section
 from pipelines.recipe.yaml_files import read_yaml, yaml_text

@@ -13,7 +13,8 @@ from typing import Any
 
 from pipelines.core import provenance
 from pipelines.core.errors import DataError
-from pipelines.core.store import MANIFEST, Store, folders, read_json
+from pipelines.core.files import folders, read_json
+from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, from_dict
 from pipelines.curation.card import LICENCES, UNKNOWN
 from pipelines.evaluation.stats import Estimate

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.core.errors import DataError, EndpointError, ResourceError, UserError
-from pipelines.core.store import read_json, require_room, write_json, writing
+from pipelines.core.files import read_json, require_room, write_json, writing
 from pipelines.export import cards, ollama
 from pipelines.export.cards import Lineage
 from pipelines.recipe.checkpoint import CARD

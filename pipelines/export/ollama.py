@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.store import read_json
+from pipelines.core.files import read_json
 from pipelines.protocols.base import build
 from pipelines.recipe.checkpoint import CheckpointCard
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelines.benchmarks import own_questions
 from pipelines.core.errors import DataError
-from pipelines.core.store import read_json, write_atomic, write_json, writing
+from pipelines.core.files import read_json, write_atomic, write_json, writing
 from pipelines.core.types import BadRow
 from pipelines.recipe.config import Nightly
 from pipelines.recipe.recipes import digest

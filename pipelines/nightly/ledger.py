@@ -4,9 +4,7 @@ The registry's aliases only mirror it: a tracking server that is gone, or a name
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.store import Store, lock, writing
-from pipelines.core.types import read_lines
+from pipelines.core.files import append_durably, lock, read_lines, try_lock, writing
+from pipelines.core.store import Store
 
 HOME, LINES, BATCHES, REFUSED = "nightly", "ledger.jsonl", "batches", "refused"
 TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
@@ -54,15 +52,10 @@ class Ledger:
         """Only one night of a recipe at a time, whoever starts it; the kernel drops the lock with its holder."""
         with writing(self.folder):
             self.batches.mkdir(parents=True, exist_ok=True)
-        with writing(self.folder):
-            lock = (self.folder / ".lock").open("w")
-        with lock as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise NightInProgress(
-                    f"another night of {self.folder.name} is at work", "Wait until it is over."
-                ) from None
+            file = (self.folder / ".lock").open("w")
+        with file:
+            if not try_lock(file):
+                raise NightInProgress(f"another night of {self.folder.name} is at work", "Wait until it is over.")
             yield
 
     def lines(self) -> list[dict[str, Any]]:
@@ -73,7 +66,7 @@ class Ledger:
     def lines_locked(self) -> IO[str]:
         """The lock of the file of lines, held for moments; a night holds the other one for hours."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return lock(self.folder / ".lines.lock", lambda: None)
+        return lock(self.folder / ".lines.lock")
 
     def add(self, event: str, standing: str = "", **facts: Any) -> dict[str, Any]:
         """Write one line and return it.
@@ -86,14 +79,7 @@ class Ledger:
             champion = self.champion() if standing else None
             if standing and (champion is None or champion.key != standing):
                 raise Moved(f"another champion of {self.folder.name} stands by now", "Run again.")
-            path = self.folder / LINES
-            whole = path.read_bytes() if path.is_file() else b""
-            with path.open("r+b" if whole else "wb") as file:
-                file.truncate(whole.rfind(b"\n") + 1)
-                file.seek(0, 2)
-                file.write(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())  # a decision that was told must stand after a power cut, too
+            append_durably(self.folder / LINES, json.dumps(row, sort_keys=True, ensure_ascii=False))
         return row
 
     def champions(self) -> list[Champion]:

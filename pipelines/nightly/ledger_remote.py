@@ -9,7 +9,8 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 from pipelines.core.errors import DataError
-from pipelines.core.store import Store, read_json, write_atomic, write_json
+from pipelines.core.files import read_json, write_atomic, write_json
+from pipelines.core.store import Store
 from pipelines.core.store_remote import JSON_BYTES, LINKS, Remote, inside, is_plain, refused
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, HOME, LINES, Ledger, NightInProgress, champions, decisions, ledgers

@@ -1,7 +1,6 @@
 """What of a store is needed, by whom, and what may go: live runs, pins, champions and newest reports keep theirs."""
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -14,18 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.store import (
-    DAMAGED,
-    MANIFEST,
-    MIN_FREE_MB,
-    WORK,
-    Store,
-    folders,
-    read_json,
-    require_room,
-    unused,
-    write_json,
-)
+from pipelines.core.files import folders, locked_file, read_json, require_room, try_lock, unused, write_json
+from pipelines.core.store import DAMAGED, MANIFEST, MIN_FREE_MB, WORK, Store
 from pipelines.nightly.ledger import ledgers
 from pipelines.stages.context import base_of
 from pipelines.stages.keys import stage_at
@@ -65,16 +54,8 @@ def claimed(store: Store, names: Iterable[Name], about: Mapping[str, Any]) -> It
         raise ResourceError(f"cannot write {folder}: {error.strerror}", "Pass --store DIR.") from None
     path = folder / f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}.json"
     row = {**about, "host": platform.node(), "pid": os.getpid(), "since": time.time(), "stages": list(names)}
-    unnamed = path.with_suffix(".new")  # until it is locked: `live` would take it for the claim of a run that has ended
-    with unnamed.open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(row, file)
-        file.flush()
-        unnamed.rename(path)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    with locked_file(path, row):
+        yield
 
 
 def live(store: Store) -> list[dict[str, Any]]:
@@ -82,12 +63,10 @@ def live(store: Store) -> list[dict[str, Any]]:
     claims = []
     for path in sorted((store.root / RUNS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                claims.append(json.load(file))
-            else:
+            if try_lock(file, shared=True):
                 path.unlink(missing_ok=True)
+            else:
+                claims.append(json.load(file))
     return sorted(claims, key=lambda row: float(row["since"]))
 
 
@@ -354,8 +333,4 @@ def _locked(work: Path) -> bool:
     if not lock.is_file():
         return False
     with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(file, shared=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.core import frames
+from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import Store, read_json, write_json
+from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import servers
 from pipelines.stages.data import note_leakage

@@ -6,7 +6,8 @@ from pathlib import Path
 import pydantic
 
 from pipelines.core.errors import DataError
-from pipelines.core.store import MANIFEST, Store, write_json
+from pipelines.core.files import write_json
+from pipelines.core.store import MANIFEST, Store
 from pipelines.recipe import config, section
 
 CARD = "sqltrain.json"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.store import write_atomic, writing
-from pipelines.core.types import SQL, from_dict, is_sayable, read_lines, to_dict
+from pipelines.core.files import append_durably, read_lines, try_lock, write_atomic, writing
+from pipelines.core.types import SQL, from_dict, is_sayable, to_dict
 from pipelines.review.items import TOLD, Item
 from pipelines.serving.feedback import now
 
@@ -41,14 +39,11 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         with writing(path.parent):
-            self._file = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._file = path.open("ab")
+        if not try_lock(self._file):
             self._file.close()
-            raise ResourceError(f"another review writes {path}", "Close that one first.") from None
-        self._cut()
-        rows = (from_dict(Decision, row) for _, row in read_lines(path))
+            raise ResourceError(f"another review writes {path}", "Close that one first.")
+        rows = (from_dict(Decision, row) for _, row in read_lines(path, torn=True))
         self._last = {decision.key: decision for decision in rows}
 
     @property
@@ -58,29 +53,12 @@ class Journal:
 
     def add(self, decision: Decision) -> None:
         """Keep a decision."""
-        rest = json.dumps(to_dict(decision), ensure_ascii=True).encode() + b"\n"
-        size = self._file.seek(0, os.SEEK_END)
-        with writing(self.path.parent):
-            try:
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                os.fsync(self._file.fileno())
-            except OSError:
-                self._file.truncate(size)
-                raise
+        append_durably(self.path, json.dumps(to_dict(decision), ensure_ascii=True))
         self._last[decision.key] = decision
 
     def close(self) -> None:
         """Let another review write it."""
         self._file.close()
-
-    def _cut(self) -> None:
-        """Take away a last line that a kill cut short: the next one would be written behind it."""
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        if whole < len(text):
-            self._file.truncate(whole)
 
 
 # The files that a review writes: what is right, and what was rejected; each is whole or not there.

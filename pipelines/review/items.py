@@ -11,7 +11,8 @@ from typing import Any
 
 from pipelines.benchmarks import base, corrections
 from pipelines.core.errors import DataError
-from pipelines.core.types import DATABASE, SQL, BadRow, Example, read_lines, text_field
+from pipelines.core.files import read_lines
+from pipelines.core.types import DATABASE, SQL, BadRow, Example, text_field
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.recipe.config import Recipe, Source

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.store import write_atomic
+from pipelines.core.files import write_atomic
 from pipelines.serving.agent import Event
 
 FILE, INBOX = "feedback.sqlite", Path("inbox", "serve.jsonl")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.files import read_lines
 from pipelines.core.store import Store
-from pipelines.core.types import read_lines
 from pipelines.nightly.ledger import Champion, Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import folder_of, read_card, require_sound

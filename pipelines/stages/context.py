@@ -1,19 +1,18 @@
 """What a stage is given: the recipe, its folder, its inputs' folders, and where to show progress."""
 
 import functools
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import polars as pl
 
 from pipelines.benchmarks.base import resolve
 from pipelines.core import frames
+from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import read_json, write_json
 from pipelines.core.types import Example, Trajectory
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
@@ -142,21 +141,6 @@ def each_example(folder: Path, pool: str) -> Iterator[Example]:
 def trajectories(folder: Path) -> list[Trajectory]:
     """The trajectories that a stage wrote."""
     return frames.from_frame(frames.read(folder / DATA), Trajectory)
-
-
-def write_lines(path: Path, rows: Iterable[Any]) -> int:
-    """Write JSON lines and return how many."""
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json_line(row))
-            count += 1
-    return count
-
-
-def json_line(row: Any) -> str:
-    """A line of a JSONL file."""
-    return json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 @functools.cache

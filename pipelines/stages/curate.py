@@ -15,8 +15,8 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
+from pipelines.core.files import json_line, read_json, write_atomic, write_json, write_lines
 from pipelines.core.frames import DATA
-from pipelines.core.store import read_json, write_atomic, write_json
 from pipelines.core.types import SchemaItems, Trajectory, from_dict, to_dict
 from pipelines.curation import card, filtering
 from pipelines.curation import gold_schema as consensus
@@ -24,7 +24,7 @@ from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.sql import similarity
-from pipelines.stages.context import COSTS, LEAKAGE, Context, examples_at, json_line, rows_of, write_lines
+from pipelines.stages.context import COSTS, LEAKAGE, Context, examples_at, rows_of
 from pipelines.stages.data import llm_extractors
 from pipelines.stages.shards import Run, Shards
 

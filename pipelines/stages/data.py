@@ -16,12 +16,13 @@ import polars as pl
 from pipelines.benchmarks import base, prompt_schema
 from pipelines.benchmarks.base import Rejected, resolve
 from pipelines.core import frames
-from pipelines.core.store import SHARDS, read_json, write_json
+from pipelines.core.files import read_json, write_json, write_lines
+from pipelines.core.store import SHARDS
 from pipelines.core.types import Example
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import completed, noted, schemas, sql_engine
 from pipelines.recipe.config import Recipe, Source
-from pipelines.stages.context import COSTS, Context, write_lines
+from pipelines.stages.context import COSTS, Context
 from pipelines.stages.shards import Run, Shards
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
+from pipelines.core.files import write_lines
 from pipelines.core.frames import DATA
 from pipelines.core.types import Outcome
 from pipelines.curation import difficulty
@@ -21,7 +22,7 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.env import EpisodeRequest
 from pipelines.rollout.policies.making import policy
-from pipelines.stages.context import Context, examples_at, rows_of, single_thread, write_lines
+from pipelines.stages.context import Context, examples_at, rows_of, single_thread
 from pipelines.stages.shards import Run, Shards, asking
 
 

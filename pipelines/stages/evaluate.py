@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import DataError
+from pipelines.core.files import read_lines, sha256, write_atomic
 from pipelines.core.registry import DIALECTS
-from pipelines.core.store import sha256, write_atomic
-from pipelines.core.types import Example, StopReason, Trajectory, from_dict, read_lines, to_dict
+from pipelines.core.types import Example, StopReason, Trajectory, from_dict, to_dict
 from pipelines.recipe.recipes import digest
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ from collections import Counter
 import polars as pl
 
 from pipelines.core import frames
+from pipelines.core.files import write_json, write_lines
 from pipelines.core.frames import DATA
-from pipelines.core.store import MANIFEST, Store, write_json
+from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import read_jsonl, write_jsonl
 from pipelines.evaluation import evaluate, summary
 from pipelines.evaluation.metrics import execution_accuracy, scored, value_of
@@ -59,7 +60,7 @@ from pipelines.rollout.policies.making import policy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Pair
 from pipelines.sql.equalities.official import r_ves
-from pipelines.stages.context import checkpoint_of, examples, single_thread, write_lines
+from pipelines.stages.context import checkpoint_of, examples, single_thread
 from pipelines.stages.shards import Run, Shards, asking
 
 # An evaluation's answers by question, kept so that none is made twice, and where the time of making them went.

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import pydantic
 
 from pipelines.core.errors import DataError
-from pipelines.core.store import MANIFEST, Store, read_json
-from pipelines.core.types import Example, from_dict, read_lines
+from pipelines.core.files import read_json, read_lines
+from pipelines.core.store import MANIFEST, Store
+from pipelines.core.types import Example, from_dict
 from pipelines.evaluation import paired_comparison
 from pipelines.evaluation.record import EpisodeRecord, Number
 from pipelines.report import writer

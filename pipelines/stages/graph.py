@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.files import read_json, write_json
 from pipelines.core.provenance import code_digest, facts, version
-from pipelines.core.store import SHARDS, Store, read_json, write_json
+from pipelines.core.store import SHARDS, Store
 from pipelines.protocols.base import at_once
 from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code

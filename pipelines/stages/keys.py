@@ -11,8 +11,9 @@ from typing import Any
 from pipelines.benchmarks import base
 from pipelines.benchmarks.prompt_schema import GOLD
 from pipelines.core.errors import DataError, RecipeError, ResourceError
+from pipelines.core.files import folders, read_json, sha256, write_atomic
 from pipelines.core.registry import PROTOCOLS
-from pipelines.core.store import MANIFEST, Store, folders, read_json, sha256, write_atomic
+from pipelines.core.store import MANIFEST, Store
 from pipelines.databases import card, named
 from pipelines.protocols.one_action import SCRIPTED, Ask
 from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Source

@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 
 from pipelines.core import frames
+from pipelines.core.files import read_json, read_lines, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import read_json, write_json
-from pipelines.core.types import Trajectory, read_lines
+from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.evaluation.evaluate import previews
 from pipelines.evaluation.voting import Rule

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines.core import processes
 from pipelines.core.errors import BoundaryError, ResourceError
-from pipelines.core.store import SHARDS, write_atomic
+from pipelines.core.files import write_atomic
+from pipelines.core.store import SHARDS
 from pipelines.databases import card
 from pipelines.recipe.config import Recipe
 from pipelines.stages.context import Context, Progress

@@ -7,8 +7,8 @@ from typing import Any
 
 from pipelines.core import frames
 from pipelines.core.errors import BoundaryError
+from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import read_json, write_json
 from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.protocols.base import build as build_protocol

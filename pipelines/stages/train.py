@@ -9,9 +9,9 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
+from pipelines.core.files import read_lines, write_json
 from pipelines.core.frames import DATA
-from pipelines.core.store import write_json
-from pipelines.core.types import Example, read_lines, write_jsonl
+from pipelines.core.types import Example, write_jsonl
 from pipelines.curation.filtering import shuffled
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
-from pipelines.core.store import Store, write_atomic
-from pipelines.core.types import read_lines
+from pipelines.core.files import read_lines, write_atomic
+from pipelines.core.store import Store
 from pipelines.evaluation.measures import FinishedEvaluation
 from pipelines.evaluation.voting import Rule
 from pipelines.recipe import recipes

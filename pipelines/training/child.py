@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import ResourceError, SqltrainError, TrainingError
-from pipelines.core.store import no_room, out_of_room
+from pipelines.core.files import no_room, out_of_room
 from pipelines.training.memory import to_lower
 from pipelines.training.plan import Plan
 

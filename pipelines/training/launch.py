@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from pipelines.core import errors
 from pipelines.core.errors import ResourceError, TrainingError
+from pipelines.core.files import write_atomic
 from pipelines.core.processes import on_sigterm
-from pipelines.core.store import write_atomic
 from pipelines.recipe.config import Hardware
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan

@@ -14,7 +14,7 @@ from accelerate import PartialState  # type: ignore[import-untyped]
 from transformers import TrainerCallback
 
 from pipelines.core.errors import RecipeError, ResourceError
-from pipelines.core.store import write_atomic
+from pipelines.core.files import write_atomic
 from pipelines.training.plan import ALARMED, CHECKPOINTS, CURVES, TIMING
 from pipelines.training.watch import Watch
 

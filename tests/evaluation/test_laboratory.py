@@ -12,11 +12,11 @@ import pytest
 from evaluation_world import RECORD
 
 from pipelines.core.errors import RecipeError
+from pipelines.core.files import write_lines
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
-from pipelines.stages.context import write_lines
 from pipelines.sweeps import paper_tables, sweep_plan
 from pipelines.sweeps.sweep_table import Filled
 

@@ -13,13 +13,13 @@ import pytest
 from evaluation_world import record
 
 from pipelines.core.errors import DataError, RecipeError, StoppedError, UserError
+from pipelines.core.files import write_lines
 from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.evaluation.measures import FinishedEvaluation
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
-from pipelines.stages.context import write_lines
 from pipelines.sweeps import sweep_plan
 from pipelines.sweeps.sweep_table import Filled, Sweep, curves, table
 

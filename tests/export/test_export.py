@@ -13,8 +13,9 @@ import yaml
 
 from flows import exporting
 from pipelines.core.errors import DataError, ResourceError, UserError
+from pipelines.core.files import write_json
 from pipelines.core.registry import PROTOCOLS
-from pipelines.core.store import Store, write_json
+from pipelines.core.store import Store
 from pipelines.core.types import to_dict
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary

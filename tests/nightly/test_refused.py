@@ -7,7 +7,8 @@ import pytest
 
 from flows import nights, run
 from pipelines.core.errors import DataError
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe

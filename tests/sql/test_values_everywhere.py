@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core import frames
+from pipelines.core.files import read_lines
 from pipelines.core.types import (
     Action,
     ActionKind,
@@ -20,7 +21,6 @@ from pipelines.core.types import (
     Trajectory,
     Turn,
     escaped,
-    read_lines,
     text_of,
     to_dict,
 )

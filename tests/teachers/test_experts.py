@@ -15,7 +15,8 @@ from teacher_server import TeacherServer
 from teacher_world import make, recipe_of
 
 from pipelines.core.errors import BoundaryError
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.core.types import (
     Action,
     ActionKind,

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from teacher_world import make, recipe_of
 
-from pipelines.core.store import Store, read_json
+from pipelines.core.files import read_json
+from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.recipe.config_training import RewardTerm
 from pipelines.rewards.outcome import make_outcomes

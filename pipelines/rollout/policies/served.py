@@ -7,7 +7,6 @@ checkpoints apart; in bfloat16 both sides round, and only the loading tells two 
 """
 
 import dataclasses
-import fcntl
 import http.client
 import json
 import logging
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import EndpointError, ResourceError
+from pipelines.core.files import lock, write_atomic
 from pipelines.recipe.config_training import Model
 from pipelines.recipe.recipes import digest
 from pipelines.rollout.codec import ChatCodec
@@ -81,14 +81,10 @@ def probe(checkpoint: str, model: Model) -> Probe:
     folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     file = folder / f"{digest([checkpoint, _facts(checkpoint), model.model_dump(mode='json'), PROBE, SAID])}.json"
-    with file.open("a+", encoding="utf-8") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.seek(0)
-        text = stream.read()
-        if not text:
-            text = json.dumps(_answers(checkpoint, model))
-            stream.write(text)
-    ids, logprobs = json.loads(text)
+    with lock(file.with_suffix(".lock")):
+        if not file.is_file():
+            write_atomic(file, json.dumps(_answers(checkpoint, model)))
+    ids, logprobs = json.loads(file.read_text(encoding="utf-8"))
     return Probe(checkpoint, tuple(ids), tuple(logprobs), FAR[model.compute_dtype])
 
 

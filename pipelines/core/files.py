@@ -1,0 +1,265 @@
+"""Files that survive a kill, a full disk and a second writer: locks, atomic replacement, JSON and JSON lines."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines.core.errors import DataError, ResourceError, UserError
+
+NO_ROOM = 1 << 20  # bytes: a disk with less is full
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+
+
+def lock(path: Path, waiting: Callable[[], None] = lambda: None) -> IO[str]:
+    """The file at a path, locked until it is closed; the kernel drops the lock of a killed process.
+
+    Args:
+        waiting: called once if another process holds the lock; an error that it raises ends the waiting.
+    """
+    waited = False
+    while True:
+        with contextlib.ExitStack() as undo:
+            file = undo.enter_context(path.open("w"))
+            if not try_lock(file):
+                if not waited:
+                    waiting()
+                waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # The last holder may have removed the file that we waited for: the lock is then that of the next one.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    undo.pop_all()
+                    return file
+
+
+def try_lock(file: IO[Any], shared: bool = False) -> bool:
+    """Lock an open file until it is closed, without waiting; False if another process holds it.
+
+    Args:
+        shared: only look whether a writer holds it: two that look do not exclude each other.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, value: Any) -> Iterator[None]:
+    """A JSON file that is there, and locked, while the block runs; a killed process leaves it without a lock."""
+    unnamed = path.with_suffix(".new")  # until it is locked: a reader would take it for that of a killed process
+    with unnamed.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(value, file)
+        file.flush()
+        unnamed.rename(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file that is either whole or absent, also after kill -9.
+
+    A link, a device or a pipe stays what it is and is written through: a rename would put a plain file in its place.
+
+    Raises:
+        ResourceError: no room on the disk, or the folder cannot be written.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
+    with writing(path.parent), replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside a file for the block to write; at its end it is renamed to the file, or removed after an error."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys: the same value gives the same bytes."""
+    write_atomic(path, json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read what `write_json` wrote; {} if there is no such file.
+
+    Raises:
+        DataError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        hint = "See which files of a store are damaged: sqltrain store verify"
+        raise DataError(f"{path} is damaged: it is not JSON", hint) from None
+
+
+def json_line(row: Any) -> str:
+    """A line of a JSONL file."""
+    return json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> int:
+    """Write JSON lines and return their number."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json_line(row))
+            count += 1
+    return count
+
+
+def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a JSONL file with the numbers of their lines, from 1; blank lines are passed over.
+
+    Only a line feed ends a line: `str.splitlines` would also cut at a U+2028 inside a text.
+
+    Args:
+        hint: of the errors.
+        torn: a last line without its line feed, which a kill cut short, is passed over.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip() or (torn and not line.endswith(b"\n")):
+                    continue
+                try:
+                    value = json.loads(line.decode("utf-8-sig"))
+                except UnicodeDecodeError:
+                    raise DataError(f"{path}, line {number} is not UTF-8", hint) from None
+                except (ValueError, RecursionError) as error:  # a number of 5,000 digits; brackets in thousands
+                    raise DataError(f"{path}, line {number}: not JSON ({error})", hint) from None
+                yield number, value
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}", hint) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
+
+
+def append_durably(path: Path, line: str) -> None:
+    """Append a line that stands after a power cut, too; a last line that a kill cut short is removed first.
+
+    One process at a time appends: the caller holds a lock.
+
+    Raises:
+        ResourceError: no room on the disk; the file is as before.
+    """
+    with writing(path.parent), path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            file.seek(0)
+            size = file.readall().rfind(b"\n") + 1
+            file.truncate(size)
+        rest = line.encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def unused(place: Path) -> Path:
+    """The first of the paths PLACE-0, PLACE-1, ... that does not exist."""
+    paths = (place.with_name(f"{place.name}-{number}") for number in itertools.count())
+    return next(path for path in paths if not os.path.lexists(path))
+
+
+def folders(place: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, except those that begin with a dot; [] if it does not exist."""
+    try:
+        with os.scandir(place) as entries:
+            return sorted(
+                entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_room(path: Path, megabytes: int) -> None:
+    """Fail before work starts if the disk under `path` has less free room.
+
+    Raises:
+        ResourceError: too little space is free.
+    """
+    free = shutil.disk_usage(path).free // 2**20
+    if free < megabytes:
+        raise ResourceError(
+            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass --store DIR."
+        )
+
+
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Report in one line that a disk is full or may not be written, whichever library noticed it first.
+
+    Args:
+        place: on the disk that is written to.
+
+    Raises:
+        ResourceError: no room on the disk, or `place` cannot be written.
+    """
+    try:
+        yield
+    except Exception as error:
+        if out_of_room(error, place):
+            raise no_room(place) from None
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
+        raise
+
+
+def no_room(place: Path) -> ResourceError:
+    """The error of a full disk."""
+    return ResourceError(
+        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
+    )
+
+
+def out_of_room(error: BaseException, place: Path) -> bool:
+    """Whether an error, or one of its causes, reports a full disk, each library in its own words.
+
+    Any other error than the user's, such as the death of a worker, counts if the disk has less than `NO_ROOM` bytes.
+
+    Args:
+        place: on the disk that was written to.
+    """
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if any(
+        getattr(cause, "errno", None) in FULL or any(words in str(cause) for words in FULL_WORDS) for cause in causes
+    ):
+        return True
+    if isinstance(error, UserError):
+        return False
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(place).free < NO_ROOM
+    return False
