@@ -127,7 +127,7 @@ def teacher_policies(
 
 
 def teacher_policy(teacher: Teacher, protocol: Protocol, responses: Path, schemas: Schemas) -> Policy:
-    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its answers' log."""
+    """The policy of a teacher that is not the recipe's own: the scripted oracle, or an endpoint with its log."""
     if teacher.kind == "oracle":
         from pipelines.rollout.policies.oracle import OraclePolicy
 

@@ -97,7 +97,7 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
 
 
 def launcher(hardware: Hardware) -> list[str]:
-    """What a training child is started with: its Python, torchrun where several processes train, or `hardware.launch`."""
+    """The command of a training child: its Python, torchrun for several processes, or `hardware.launch`."""
     python = shutil.which(hardware.python or sys.executable)
     if python is None:
         raise ResourceError(

@@ -1,6 +1,9 @@
 """A miniature recipe with an endpoint as its teacher, and running it up to a stage."""
 
+import json
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
@@ -22,6 +25,14 @@ def world(databases: int) -> list[str]:
         "synthesis.teacher.kind=endpoint",
         "synthesis.teacher.endpoint=teacher",
     ]
+
+
+def kept(store: Path, endpoint: str = "teacher") -> list[dict[str, Any]]:
+    """The answers in an endpoint's log, in order."""
+    with sqlite3.connect(store / "responses" / f"{endpoint}.sqlite") as table:
+        rows = table.execute("SELECT key, prompt_tokens, completion_tokens, answer FROM answers ORDER BY id").fetchall()
+    names = ("key", "prompt_tokens", "completion_tokens")
+    return [{**json.loads(row[3]), **dict(zip(names, row[:3], strict=True))} for row in rows]
 
 
 def recipe_of(databases: int, *more: str) -> Recipe:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from teacher_server import TeacherServer
+from teacher_world import kept
 
 from pipelines.core.errors import BoundaryError, ResourceError
 from pipelines.core.types import Message
@@ -25,10 +26,6 @@ def cases(count: int) -> list[tuple[Message, ...]]:
 
 def echo(messages: list[dict[str, str]]) -> str:
     return f"answer to {messages[-1]['content']}"
-
-
-def kept(folder: Path) -> int:
-    return len((folder / "responses" / "teacher.jsonl").read_text().splitlines())
 
 
 def test_a_pause_longer_than_the_time_out_throws_no_answer_away(tmp_path: Path, servers: Any) -> None:
@@ -77,7 +74,7 @@ def test_what_is_on_its_way_when_a_run_is_stopped_is_kept(tmp_path: Path, server
             await asked
 
     asyncio.run(scene())
-    assert kept(tmp_path) == sum(server.delivered.values()) == len(server.seeds) == 8
+    assert len(kept(tmp_path)) == sum(server.delivered.values()) == len(server.seeds) == 8
     asker.ask_all(cases(20))
     assert set(server.delivered.values()) == {1}
     assert len(server.delivered) == 20
@@ -88,7 +85,7 @@ def test_the_cap_of_one_keeps_the_answers_of_all(tmp_path: Path, servers: Any) -
     asker = asker_of(server, tmp_path, cap_tokens=1500, extra={"max_tokens": 150})  # each takes some 25
     with pytest.raises(ResourceError, match=r"has used 1\d\d\d tokens; its cap is 1500"):
         asker.ask_all(cases(400))
-    assert kept(tmp_path) == sum(server.delivered.values()) == len(server.seeds) > 40
+    assert len(kept(tmp_path)) == sum(server.delivered.values()) == len(server.seeds) > 40
 
 
 def test_a_request_that_always_fails_is_reported_after_the_others_are_kept(
@@ -100,7 +97,7 @@ def test_a_request_that_always_fails_is_reported_after_the_others_are_kept(
     asker = asker_of(server, tmp_path, retries=2)
     with pytest.raises(BoundaryError, match=r"1 of 10 requests failed.*Run again"):
         asker.ask_all(cases(10))
-    assert kept(tmp_path) == 9
+    assert len(kept(tmp_path)) == 9
     server.sick = None
     assert [one.text for one in asker.ask_all(cases(10)) if one] == [f"answer to question {n}" for n in range(10)]
     assert (set(server.delivered.values()), len(server.delivered)) == ({1}, 10)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from teacher_world import KEY, make, recipe_of
+from teacher_world import KEY, kept, make, recipe_of
 
 from pipelines.core.errors import BoundaryError, ResourceError
 from pipelines.core.store import Store
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
 import sys
 sys.path.insert(0, sys.argv[3])
-from teacher_world import make, recipe_of
+from teacher_world import kept, make, recipe_of
 from pathlib import Path
 from pipelines.core.store import Store
 make(recipe_of(int(sys.argv[2])), Store(Path(sys.argv[1])), "synthesize")
@@ -29,7 +29,7 @@ make(recipe_of(int(sys.argv[2])), Store(Path(sys.argv[1])), "synthesize")
 
 def answers(store: Path) -> list[str]:
     """The keys in the log of answers, in order."""
-    return [line[8:40] for line in (store / "responses" / "teacher.jsonl").read_text().splitlines()]
+    return [row["key"] for row in kept(store)]
 
 
 def seed_of(key: str) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from teacher_world import kept
 
 from pipelines.core.errors import ResourceError
 from pipelines.core.types import ActionKind, Database, Example
@@ -236,8 +237,8 @@ def test_refusals_and_cut_answers_are_kept_with_their_class_and_not_asked_again(
         for _ in range(2):
             assert ask(server, tmp_path / str(number))[0].kind == kind
         assert len(server.asked) == 1
-        line = json.loads((tmp_path / str(number) / "responses" / "teacher.jsonl").read_text())
-        assert (line["kind"], line["tokens"]) == (kind, [30, 10])
+        (row,) = kept(tmp_path / str(number))
+        assert (row["kind"], row["prompt_tokens"], row["completion_tokens"]) == (kind, 30, 10)
 
 
 @pytest.mark.parametrize(

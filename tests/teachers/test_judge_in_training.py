@@ -39,4 +39,4 @@ def test_wrong_answers_are_graded_and_each_generation_says_what_that_cost(
         assert generation.rewards(FULL).tolist() == [3 + 2, 2 * 0.75, 2 * 0.75, 0.0]
         assert generation.judge == {"judge_answers": 2.0, "judge_cost": 2 * len("1.5"), "judge_failed": 0.0}
     assert sum(judge.delivered.values()) == 2
-    assert (store.root / "responses" / "teacher.jsonl").is_file()
+    assert (store.root / "responses" / "teacher.sqlite").is_file()

@@ -60,7 +60,7 @@ def test_after_a_whole_run_the_key_is_nowhere(
         assert f"authorization: bearer {KEY}".encode() in server.headers[0].lower()  # it was used
     files = [path for path in store.root.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"mlflow.db", "report.html", "card.md", "teacher.jsonl", "other.jsonl"} <= names
+    assert {"mlflow.db", "report.html", "card.md", "teacher.sqlite", "other.sqlite"} <= names
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
     assert KEY not in done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from teacher_world import make, recipe_of
+from teacher_world import kept, make, recipe_of
 
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
@@ -99,5 +99,4 @@ def test_a_served_model_teaches_and_judges(tmp_path: Path, endpoint: str) -> Non
     graded = grade(wrong, cases)
     # A model that has only learned SQL gives no grades; what it says is kept, and is no zero.
     assert all(one.broken == (one.judge is None) for one in graded)
-    log = (store.root / "responses" / "judge.jsonl").read_text().splitlines()
-    assert len(log) == len({(one.example_id, one.trajectory.final_sql) for one in wrong}) > 0
+    assert len(kept(store.root, "judge")) == len({(one.example_id, one.trajectory.final_sql) for one in wrong}) > 0
