@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import provenance
-from pipelines.core.files import read_json
+from pipelines.core.errors import DataError
+from pipelines.core.files import read_json, write_json
 from pipelines.core.store import MANIFEST
 from pipelines.recipe.config import Recipe
 from pipelines.stages.graph import StageResult, benchmark_of
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
 from pipelines.nightly.store_gc import claimed
-from tasks.mlflow_client import connect, said, shown, tracking_uri, trouble
+from tasks.mlflow_client import connect, own_uri, said, shown, tracking_uri, trouble
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -154,13 +155,18 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 # A night's decision in MLflow's registry: aliases and tags on the versions of the two checkpoints, by reference.
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+OWNER = "nights"  # tag of a registered model: the series of nights to which its aliases belong, and their number
+TOLD = "registry.json"  # beside a ledger: the registry that has its champion, and that champion's key
 
 
 def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     """Set the aliases to what the ledger says, and tag the last challenger's version with its decision and numbers.
 
     The ledger stays the truth: what a registry was not told, for it could not be written or the night was killed, it is
-    told by the next night, also by one without new questions. A registry that cannot be written is said in one line.
+    told by the next night, also by one without new questions. What a registry was not told is said in one line.
+
+    The aliases of a registered model belong to the nights of the store that set them first, and of its pulled copies.
+    Those of another store on the same server have its series behind their names.
     """
     uri = tracking_uri(store.root)
     reason = trouble(uri)
@@ -171,15 +177,39 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
     try:
         claim.enter_context(claimed(store, (), {"recipe": recipe}))
         client = connect(uri, store.root)
-        ledger = Ledger(store, recipe)
-        line = next((row for row in reversed(ledger.lines()) if row.get("challenger")), None)
+        ledger, name = Ledger(store, recipe), model_name(recipe)
+        lines, champion, series = ledger.lines(), ledger.champion(), ledger.series()
+        found = client.search_registered_models(f"name = '{name}'")
+        owner, _, known = (found[0].tags if found else {}).get(OWNER, "").partition(" ")
+        own = "" if owner in ("", series) else f"-{series}"
+        if not own and int(known or 0) > len(lines):
+            say(f"the registry in {shown(uri)} was not told: it knows later nights. Run: sqltrain store pull")
+            return
+        line, marked = next((row for row in reversed(lines) if row.get("challenger")), None), False
         if line is not None:
             tags = {"decision": line["decision"], "decision_reason": line["reason"]}
-            tags |= {f"decision_{name}": f"{value:.4g}" for name, value in line["numbers"].items()}
-            _mark(client, recipe, line["challenger"]["key"], CHALLENGER, tags)
-        champion = ledger.champion()
+            tags |= {f"decision_{tag}": f"{value:.4g}" for tag, value in line["numbers"].items()}
+            tags = {tag.replace("/", ".") + own: text for tag, text in tags.items()}
+            marked = _mark(client, name, line["challenger"]["key"], CHALLENGER + own, tags)
         if champion is not None:
-            _mark(client, recipe, champion.key, CHAMPION, {})
+            place = "" if uri == own_uri(store.root) else shown(uri)
+            before = _told(ledger).get("registry", place)
+            moved = _mark(client, name, champion.key, CHAMPION + own, {})
+            if moved:
+                marked = True
+                write_json(ledger.folder / TOLD, {"registry": place, "champion": champion.key})
+            if not moved or before != place:
+                where, why = shown(uri), f"it has no version of {champion.stage}/{champion.key}"
+                if before != place:
+                    where, why = before or own_uri(store.root), "MLFLOW_TRACKING_URI names another registry here"
+                say(
+                    f"@{CHAMPION}{own} of {name} in {where} was not moved: {why}. "
+                    f"With that variable set as for the nights, run: sqltrain champion show {recipe}"
+                )
+        if marked and own:
+            say(f"@{CHAMPION} of {name} belongs to another store's nights: the aliases of these end with {own}")
+        elif marked:
+            client.set_registered_model_tag(name, OWNER, f"{series} {len(lines)}")
     except ImportError:
         say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
     except Exception as error:  # a decision that is made stands, whatever the tracking server does
@@ -188,11 +218,27 @@ def announce(recipe: str, store: Store, say: Callable[[str], None]) -> None:
         claim.close()
 
 
-def _mark(client: MlflowClient, recipe: str, key: str, alias: str, tags: Mapping[str, str]) -> None:
-    name = model_name(recipe)
+def put_right(recipe: str, store: Store, say: Callable[[str], None]) -> None:
+    """Tell the registry of the champion if it was last told of another one; it is not asked otherwise."""
+    ledger = Ledger(store, recipe)
+    champion = ledger.champion()
+    if champion is not None and _told(ledger).get("champion", champion.key) != champion.key:
+        announce(recipe, store, say)
+
+
+def _told(ledger: Ledger) -> dict[str, str]:
+    with contextlib.suppress(DataError):
+        told = read_json(ledger.folder / TOLD)
+        return told if isinstance(told, dict) else {}
+    return {}
+
+
+def _mark(client: MlflowClient, name: str, key: str, alias: str, tags: Mapping[str, str]) -> bool:
+    """Put an alias and tags on the version of a checkpoint; whether there is one."""
     version = find(client, name, key)
     if version is None:
-        return
+        return False
     client.set_registered_model_alias(name, alias, version.version)
     for tag, value in tags.items():
-        client.set_model_version_tag(name, version.version, tag.replace("/", "."), value)
+        client.set_model_version_tag(name, version.version, tag, value)
+    return True

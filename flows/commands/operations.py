@@ -76,10 +76,11 @@ def nightly(
     from flows.nights import night, title
     from flows.terminal import Bars
     from tasks import spans
-    from tasks.models import announce
+    from tasks.models import announce, put_right
     from tasks.run import Tracker
 
     loaded, store = open_recipe(recipe, overrides or [])
+    put_right(loaded.name, store, terminal.say)
     with Bars(terminal.console) as bars:
         with Tracker(loaded, store, bars.say, title(loaded, store)) as tracker, spans.run(tracker):
             line = night(
@@ -100,13 +101,15 @@ def nightly(
 @champion_app.command("show")
 @with_store
 def champion_show(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the champion, and those that a rollback goes back to.
+    """Print the champion, and those that a rollback goes back to; MLflow's alias is moved if a rollback could not.
 
     Example: sqltrain champion show miniature
     """
     from pipelines.nightly.ledger import Ledger
+    from tasks.models import put_right
 
     loaded, store = open_recipe(recipe, overrides or [])
+    put_right(loaded.name, store, lambda line: typer.echo(line, err=True))
     champions = [
         {
             "stage": champion.stage,

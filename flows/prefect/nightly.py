@@ -15,7 +15,7 @@ from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, wa
 from pipelines.core.errors import DataError
 from pipelines.nightly.ledger import Ledger, NightInProgress
 from tasks import events
-from tasks.models import announce
+from tasks.models import announce, put_right
 from tasks.prefect_stage import show
 from tasks.summary import night_markdown
 
@@ -42,6 +42,7 @@ def retrain(
     changes = common.overrides((*([f"nightly.inbox={inbox}"] if inbox else []), *overrides))
     loaded, opened = open_form(recipe, changes, store)
     common.check(loaded)
+    put_right(loaded.name, opened, get_run_logger().warning)
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     before = len(ledger.lines())

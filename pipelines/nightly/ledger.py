@@ -4,7 +4,9 @@ The registry's aliases only mirror it: a tracking server that is gone, or a name
 """
 
 import contextlib
+import hashlib
 import json
+import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -79,8 +81,15 @@ class Ledger:
             champion = self.champion() if standing else None
             if standing and (champion is None or champion.key != standing):
                 raise Moved(f"another champion of {self.folder.name} stands by now", "Run again.")
+            if not self.lines():
+                row["series"] = secrets.token_hex(4)
             append_durably(self.folder / LINES, json.dumps(row, sort_keys=True, ensure_ascii=False))
         return row
+
+    def series(self) -> str:
+        """What tells these nights from another store's of the same recipe; a pulled copy's are the same."""
+        first = next(iter(self.lines()), {})
+        return str(first.get("series") or hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8])
 
     def champions(self) -> list[Champion]:
         """The champion and those before it that a rollback goes back to, the current one last."""

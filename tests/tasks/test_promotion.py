@@ -95,3 +95,59 @@ def test_a_registry_that_cannot_be_written_is_one_line(
     models.announce("farms", store, said.append)
     assert len(said) == 1
     assert "was not told" in said[0]
+
+
+@pytest.fixture
+def server(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A registry that several stores share, as `alias` reads it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    return store
+
+
+def test_the_aliases_belong_to_the_store_that_set_them_first(server: Store, tmp_path: Path) -> None:
+    first, second, said = Store(tmp_path / "first"), Store(tmp_path / "second"), list[str]()
+    night(first, "k1", "promoted")
+    for key in ("k2", "k3"):
+        decided(second, key, "promoted")
+        models.announce("farms", second, said.append)
+    series = Ledger(second, "farms").series()
+    line = f"@champion of {NAME} belongs to another store's nights: the aliases of these end with -{series}"
+    assert said == [line, line]
+    assert alias(server, "champion")[0] == alias(server, "challenger")[0] == "k1"
+    assert alias(server, f"champion-{series}")[0] == "k3"
+    assert alias(server, f"challenger-{series}")[1][f"decision_level.hard-{series}"] == "-0.015"
+    shutil.copytree(first.root, tmp_path / "copy")  # as a pull makes it
+    night(Store(tmp_path / "copy"), "k2", "promoted")
+    assert alias(server, "champion")[0] == "k2"
+    models.announce("farms", first, said.append)  # which has not pulled that night
+    assert "it knows later nights. Run: sqltrain store pull" in said[-1]
+    assert alias(server, "champion")[0] == "k2"
+
+
+def test_a_rollback_from_a_shell_without_the_address_says_so_and_the_next_look_moves_the_alias(
+    server: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, said = Store(tmp_path / "first"), list[str]()
+    store.make("sft", "k1", lambda folder: None, {}, lambda: None)
+    night(store, "k1", "promoted")
+    night(store, "k2", "promoted")
+    with monkeypatch.context() as shell:
+        shell.delenv("MLFLOW_TRACKING_URI")
+        Ledger(store, "farms").rollback()
+        models.announce("farms", store, said.append)
+    assert alias(server, "champion")[0] == "k2"
+    where = f"@champion of {NAME} in sqlite:///{tmp_path}/mlflow.db was not moved"
+    why = "MLFLOW_TRACKING_URI names another registry here. With that variable set as for the nights"
+    assert said == [f"{where}: {why}, run: sqltrain champion show farms"]
+    models.put_right("farms", store, pytest.fail)
+    assert alias(server, "champion")[0] == "k1"
+    monkeypatch.setattr(models, "announce", pytest.fail)
+    models.put_right("farms", store, pytest.fail)  # it is right
+
+
+def test_a_champion_without_a_version_is_named(store: Store) -> None:
+    said: list[str] = []
+    decided(store, "k9", "promoted")
+    models.announce("farms", store, said.append)
+    assert len(said) == 1
+    assert "was not moved: it has no version of sft/k9. With that variable" in said[0]
