@@ -1,4 +1,4 @@
-"""README's tree, links and commands are true."""
+"""README's links and commands and CONTRIBUTING's tree are true."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from flows.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-TREE = TEXT.partition("<!-- tree: begin -->")[2].partition("<!-- tree: end -->")[0]
+TREE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("<!-- tree: begin -->")[2].partition("<!-- tree: end -->")[0]
 
 
 def tree_paths() -> list[str]:

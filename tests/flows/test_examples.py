@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,20 @@ COMMANDS = re.findall(r"`sqltrain ([^`]+)`", PAGE)
 def test_every_folder_is_on_the_page() -> None:
     folders = {path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert set(re.findall(r"^\| \[(\w+)\]", PAGE, re.MULTILINE)) == folders
+
+
+def test_the_minimal_example_learns_from_its_group() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/minimal.py"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "demonstrations: 2 of 4 are right; each that guesses is wrong"
+    losses = [float(line.split()[4]) for line in lines if line.startswith("SFT step")]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.2
+    steps = [line for line in lines if line.startswith("GRPO step")]
+    assert len(steps) == 6
+    assert all("advantages -" in line for line in steps[:-1])  # some episodes are paid less than their group's mean
 
 
 @pytest.mark.parametrize(
