@@ -1,4 +1,4 @@
-"""Pages name only what exists: paths, the files of a package, and what an example imports."""
+"""Pages name only what exists: paths, and what an example imports."""
 
 import ast
 import importlib
@@ -17,7 +17,6 @@ PAGES = sorted(
 FOLDERS = ("pipelines", "tasks", "flows", "conf", "tests", "infra", "benchmarks", "docs", "examples")
 # A path of ours, anywhere on a page; the same words inside a longer path or an address are something else.
 PATH = re.compile(rf"(?<![\w/.:@-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
-LISTING = re.compile(r"^```\n((?:pipelines|conf)/.*?)^```$", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -26,20 +25,6 @@ def missing_paths(text: str) -> list[str]:
     named = {match.rstrip(".").partition("::")[0] for match in PATH.findall(text)}
     wanted = {path: re.sub(r"[A-Z]{3,}(?=\.yaml)", "*", path) for path in named if not path.startswith("conf/local/")}
     return sorted(path for path, pattern in wanted.items() if not any(ROOT.glob(pattern.rstrip("/"))))
-
-
-def missing_files(listing: str) -> list[str]:
-    """The files of a listing that are not in the folder under which it indents them."""
-    folders, missing = [ROOT], []
-    for line in listing.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        name = line.split()[0]
-        del folders[depth + 1 :]
-        if depth + 1 != len(folders) or not (folders[depth] / name).exists():
-            missing.append(name)
-        if name.endswith("/"):
-            folders.append(folders[depth] / name)
-    return missing
 
 
 def undefined(wanted: ast.ImportFrom) -> Iterator[str]:
@@ -85,24 +70,14 @@ def test_every_path_on_a_page_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_file_of_a_listing_is_in_its_folder(page: Path) -> None:
-    listings = LISTING.findall(page.read_text(encoding="utf-8"))
-    assert [name for listing in listings for name in missing_files(listing)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_name_that_an_example_imports_exists(page: Path) -> None:
     blocks = [block for block in PYTHON.findall(page.read_text(encoding="utf-8")) if ">>>" not in block]
     assert [name for block in blocks for name in missing_names(block)] == []
 
 
-def test_a_missing_path_file_or_name_is_reported() -> None:
+def test_a_missing_path_or_name_is_reported() -> None:
     assert missing_paths("see pipelines/gone.py, `conf/recipes/NAME.yaml` and conf/local/mine.yaml") == [
         "pipelines/gone.py"
-    ]
-    assert missing_files("pipelines/\n  types.py  x\n  gone.py  y\n  sql/  z\n    engine.py  a\n    types.py  b\n") == [
-        "gone.py",
-        "types.py",
     ]
     code = "from pipelines.report import writer, gone\nwriter.write\nwriter.gone\n"
     assert list(missing_names(code)) == ["pipelines.report.gone", "writer.gone"]
