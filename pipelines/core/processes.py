@@ -1,11 +1,17 @@
-"""What a process knows of its place among others: its number in a stage, and the parent that it must not outlive."""
+"""A process among others: its number in a stage, signals, ports, and commands that end with their parent.
 
+`python -m pipelines.core.processes PARENT exec|session COMMAND...` runs such a command (see `ending_with_me`).
+"""
+
+import contextlib
 import ctypes
 import functools
 import importlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +47,32 @@ def _target(parent: int, module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def ending_with_me(whole_session: bool = False) -> list[str]:
+    """The words before a command that must not outlive this process: launchers and servers do not watch their parent.
+
+    Args:
+        whole_session: the command gets a session of its own, which is killed with it: the engine of a vLLM server is a
+            process that outlives a killed server. Else the death signal is set before the exec, which it outlives.
+    """
+    return [sys.executable, "-m", __name__, str(os.getpid()), "session" if whole_session else "exec"]
+
+
+def run_to_parents_end(parent: int, mode: str, command: list[str]) -> int:
+    """Run the command of `ending_with_me` and return its exit code; of an `exec` it never returns."""
+    if mode == "exec":
+        die_with_parent(parent)
+        os.execvp(command[0], command)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    die_with_parent(parent, signal.SIGTERM)
+    keeper = os.getpid()
+    child = subprocess.Popen(command, start_new_session=True, preexec_fn=lambda: die_with_parent(keeper))
+    try:
+        return child.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
 @contextmanager
 def on_sigterm(act: Callable[[], None], once: bool = False) -> Iterator[None]:
     """Inside, SIGTERM calls `act` and does not end this process; where `once`, a second SIGTERM ends it.
@@ -68,3 +100,8 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    code = run_to_parents_end(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    sys.exit(code if code >= 0 else 128 - code)

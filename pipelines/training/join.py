@@ -5,14 +5,13 @@ plan that the first one writes is joined here, for as long as it trains. It goes
 asks the run to stop at the end of its step, and leaves with it.
 """
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.processes import on_sigterm
+from pipelines.core.processes import ending_with_me, on_sigterm
 from pipelines.training import launch
 from pipelines.training.plan import PLAN, STOP, Plan
 
@@ -54,8 +53,7 @@ def follow(path: Path, words: list[str]) -> bool:
     stop = path.parent / STOP
     launcher = launch.launcher(plan.recipe.hardware.model_copy(update={"launch": tuple(words), "processes": 1}))
     with on_sigterm(stop.touch, once=True):
-        guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
-        command = [*guard, *launcher, "-m", launch.CHILD, str(path)]
+        command = [*ending_with_me(), *launcher, "-m", launch.CHILD, str(path)]
         code = subprocess.run(command, env=launch.environment(plan), check=False).returncode
         print(f"{path.parent.parent.name}: the launcher left with exit code {code}", flush=True)
         return stop.exists()

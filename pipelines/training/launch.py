@@ -18,7 +18,7 @@ from typing import IO, Any
 from pipelines.core import errors
 from pipelines.core.errors import ResourceError, TrainingError
 from pipelines.core.files import write_atomic
-from pipelines.core.processes import on_sigterm
+from pipelines.core.processes import ending_with_me, on_sigterm
 from pipelines.recipe.config import Hardware
 from pipelines.training.child import LATE, PARENT, lost_process
 from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP, Plan
@@ -80,12 +80,11 @@ def train(
 
 def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.Popen[str]:
     command = [*launcher(plan.recipe.hardware), "-m", CHILD, str(path)]
-    guard = [sys.executable, "-m", "pipelines.training.guard", str(os.getpid())]
     own = {PARENT: str(os.getpid())}
     if devices is not None:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return subprocess.Popen(
-        [*guard, *command],
+        [*ending_with_me(), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -184,6 +184,27 @@ def test_a_spawned_process_dies_with_its_parent_while_it_still_imports(tmp_path)
     wait_for(lambda: (tmp_path / "started").read_text() not in pids(), 5.0)
 
 
+@pytest.mark.parametrize("whole_session", [False, True])
+def test_a_command_ends_with_its_parent_and_so_does_what_its_session_started(tmp_path, whole_session):
+    started = tmp_path / "started"
+    writes = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    engine = [sys.executable, "-c", writes]
+    server = [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({engine!r}); time.sleep(60)"]
+    starts = f"""
+import subprocess, time
+from pipelines.core.processes import ending_with_me
+subprocess.Popen([*ending_with_me({whole_session}), *{server if whole_session else engine!r}])
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", starts], env={**os.environ, "PYTHONPATH": str(launch.ROOT)})
+    try:
+        wait_for(lambda: started.is_file() and started.read_text() in pids())
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: started.read_text() not in pids(), 5.0)
+
+
 @pytest.mark.services  # seconds: CI has it, README's test command not
 def test_a_run_that_is_sent_sigterm_ends_its_step_and_keeps_it(plan):
     """What a machine that is taken away sends first; sent again, it would end us at once."""

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.core.errors import ResourceError
-from pipelines.core.processes import free_port
+from pipelines.core.processes import ending_with_me, free_port
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import CONF
 
@@ -113,10 +112,9 @@ class Replica:
         """Start its process, with the newest weights that there are."""
         is_model = self.newest is not None and (self.newest / "config.json").is_file()  # adapters alone are none
         model = str(self.newest) if is_model else self.checkpoint
-        keeper = [sys.executable, "-m", "pipelines.rollout.policies.keeper", str(os.getpid())]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*keeper, *self._command(model)],
+                [*ending_with_me(whole_session=True), *self._command(model)],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
