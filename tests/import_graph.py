@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,23 +20,15 @@ def modules() -> dict[str, Path]:
 
 
 def imported(tree: ast.AST, known: Mapping[str, object]) -> set[str]:
-    """The modules that a text imports, at its top and in its functions; not what only type checkers import."""
+    """The modules that a text imports, at its top, in its functions and for type checkers alone."""
     names: set[str] = set()
-    for node in _run(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             parts = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= parts & known.keys() or {node.module}
     return names & known.keys()
-
-
-def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            yield node
-            yield from _run(node)
 
 
 @functools.cache

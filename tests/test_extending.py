@@ -118,7 +118,7 @@ def test_a_recipe_uses_the_policy_filter_rule_and_optimizer_of_its_plugins(folde
     assert broken_rule(outcome, ()) is None
     settings = recipe.sft.optimizer
     network = torch.nn.Linear(2, 2)
-    sgd = OPTIMIZERS[settings.kind].build(network, settings)
+    sgd = OPTIMIZERS[settings.kind].make(network, settings, **settings.options)
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.defaults["lr"], sgd.defaults["momentum"]) == (0.1, 0.5)
 

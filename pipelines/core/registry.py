@@ -1,6 +1,6 @@
-"""The registries: each name that a recipe may use, and the code that stands behind it, our own or a plug-in's.
+"""The registries: each name that a recipe may use, and its implementation, ours or a plug-in's.
 
-Our own parts and those of a user's package are registered in the same way. A plug-in is found in one of two ways:
+Both are registered in the same way. A plug-in is found in one of two ways:
 
 - an installed package that declares an entry point, such as `[project.entry-points."sqltrain.rewards"]`;
 - `plugins: [FILE_OR_MODULE]` in a recipe.
@@ -13,45 +13,32 @@ Either way its module is imported, and its decorators register what it adds:
     def short(outcome, characters: int = 200) -> float:
         return float(len(outcome.trajectory.final_sql or "") <= characters)
 
-Only the standard library is imported here, so that a SQL worker can use a registry without the cost of pydantic.
+Only the standard library is imported here, so that a SQL worker can use a registry without the cost of pydantic. The
+types of rooms above (recipes, policies, networks) are not imported, not even for type checkers: `Any` stands for them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from pipelines.evaluation.metrics import Measure
-    from pipelines.recipe.config import Recipe
-    from pipelines.recipe.config_training import Optimizer
-    from pipelines.rollout.policies.base import Policy
-    from pipelines.sql.equalities.compare import Gold, Result
-
 
 import difflib
 import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from pipelines.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationInfo
 
-    from pipelines.core.types import Outcome
-    from pipelines.sql.dialects.dialect import Dialect
 
+# The traits of each kind whose implementation is more than a function: the function together with its traits.
 
-# What a part of each kind is, where it is more than a function: the function together with its traits.
-
-# What an outcome may have taken apart for a reward term: tables and columns of both queries; the gold schema; token
+# The analyses of an outcome that a reward term may need: tables and columns of both queries; the gold schema; token
 # pairs of both queries; Spider's level of the gold query.
 ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
 
@@ -59,8 +46,7 @@ ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
 class RewardFunction(NamedTuple):
     """A term of a reward panel."""
 
-    # (outcome, **options) -> its value, before its weight; a value for each turn where `by_turn` says so.
-    pay: Callable[..., Any]
+    pay: Callable[..., Any]  # (outcome, **options) -> its value before its weight; if `by_turn`, a value for each turn.
     # lowest and highest value of a wrong answer; None for a case table, whose order is its own.
     wrong: tuple[float, float] | None = None
     right: tuple[float, float] | None = None  # the same of a right answer.
@@ -72,8 +58,8 @@ class RewardFunction(NamedTuple):
 class Equality(NamedTuple):
     """A named equality of two results."""
 
-    compare: Callable[[Result, Result, Gold], float]  # the function on results.
-    rewrite: Callable[[str], str] | None = None  # what is done to both queries before they run; None for nothing.
+    compare: Callable[..., float]  # (result, gold result, gold) -> the score.
+    rewrite: Callable[[str], str] | None = None  # applied to both queries before they run; None for nothing.
     suite: bool = False  # whether every database of the directory must agree.
     graded: bool = False  # whether the score is a number and not a yes or no.
     # whether a right prediction is run against the gold query again and again, and paid by its speed.
@@ -83,65 +69,59 @@ class Equality(NamedTuple):
     # whether an answer is compared with accepted result files (`evaluation/result_files.py`), and not with the result
     # of a gold query.
     by_file: bool = False
-    # whether it compares what whole scripts lead to, which only an engine tells that gives each episode a copy to
-    # change (`Dialect.keeps_state`).
+    # whether it compares the outcome of whole scripts, which needs an engine that gives each episode a copy to change
+    # (`Dialect.keeps_state`).
     by_outcome: bool = False
-    # what two answers must share to be one vote: the set of their rows, or the bag.
-    form: Literal["set", "bag"] = "bag"
+    form: Literal["set", "bag"] = "bag"  # of the rows that two answers must share to be one vote.
 
 
 class Metric(NamedTuple):
     """A figure of an evaluation, declared once for the summary, the tables, the page, the CSV files and the docs."""
 
-    # (records, equality, seed) -> the figure of the unbroken greedy episodes, or of the sampled ones where there are no
-    # others; None where nothing is known.
-    measure: Callable[..., Measure | None]
+    # (records, equality, seed) -> the `Measure` of the unbroken greedy episodes, or of the sampled ones if there are no
+    # others; None if it is unknown.
+    measure: Callable[..., Any]
     unit: Literal["percent", "mean", "count"]  # how it is shown: a share in percent, a mean, or a count.
     title: str  # its heading.
-    about: str  # what it says, in a few words.
+    about: str  # its meaning, in a few words.
     # where it stands; "" for the numbers of `metrics.json` alone.
     table: Literal["behaviour", "likeness", ""] = "behaviour"
 
 
 class PolicyMaker(NamedTuple):
-    """How a policy is made."""
+    """The constructor of a policy, with the handling of the servers that it needs."""
 
-    make: Callable[..., Policy]  # (checkpoint, recipe, **options) -> the policy, in each process that makes rollouts.
-    # (checkpoint, recipe, step) -> the places that took them, or None where nobody says: brings the weights of a
+    make: Callable[..., Any]  # (checkpoint, recipe, **options) -> the `Policy`, in each process that makes rollouts.
+    # (checkpoint, recipe, step) -> the places that took them, or None if that is unknown: brings the weights of a
     # checkpoint to where the policy reads them, before a stage's processes start (`step` is None) and, in GRPO, at each
-    # step, where it raises when no place took them. `give` is None where there is no such place: GRPO cannot train what
+    # step, where it raises if no place took them. `give` is None if there is no such place: GRPO cannot train what
     # such a policy samples from.
-    give: Callable[[str, Recipe, int | None], Sequence[str] | None] | None = None
-    # (checkpoint, recipe, folder, say, newest) -> a context in which what generates runs, and that gives a `Serving`;
-    # see `pipelines.rollout.policies.making.serving`. None where nothing has to be started.
+    give: Callable[[str, Any, int | None], Sequence[str] | None] | None = None
+    # (checkpoint, recipe, folder, say, newest) -> a context in which the generating servers run, and that gives a
+    # `Serving`; see `pipelines.rollout.policies.making.serving`. None if nothing has to be started.
     serve: Callable[..., AbstractContextManager[Serving]] | None = None
     # (recipe, trains) -> None: raises, before a run's first stage, what would keep `serve` from starting; `trains` is
-    # for GRPO. None where there is nothing to look for.
-    can_serve: Callable[[Recipe, bool], None] | None = None
-    # recipe -> whether what the policy asks takes low-rank adapters alone, where it has their base; None where it never
-    # does.
-    takes_adapters: Callable[[Recipe], bool] | None = None
+    # for GRPO. None if there is nothing to check.
+    can_serve: Callable[[Any, bool], None] | None = None
+    # recipe -> whether the policy's servers take low-rank adapters alone if they have their base; None if never.
+    takes_adapters: Callable[[Any], bool] | None = None
 
 
 class Serving(NamedTuple):
-    """What a stage asks while what generates runs."""
+    """The recipe of a stage while its generating servers run."""
 
-    recipe: Recipe  # its own, with the addresses of what was started for it.
+    recipe: Any  # its own `Recipe`, with the addresses of what was started for it.
     # the GPUs that training may use beside it, as CUDA names them; None for all.
     training: tuple[str, ...] | None = None
 
 
 class OptimizerMaker(NamedTuple):
-    """How an optimiser is made."""
+    """The constructor of an optimiser."""
 
     # (network, settings, **options) -> a `torch.optim.Optimizer`; None leaves it to transformers, which makes AdamW of
     # the settings.
     make: Callable[..., Any]
     whole_matrices: bool = False  # whether it must see whole matrices, which DeepSpeed cuts up.
-
-    def build(self, network: Any, settings: Optimizer) -> Any:
-        """The optimiser of a network, as a section of a recipe says; None leaves it to transformers."""
-        return self.make(network, settings, **settings.options)
 
 
 T = TypeVar("T")
@@ -151,25 +131,25 @@ UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION = "unknown_name", "unsuited_name", "wr
 
 @dataclass(frozen=True)
 class RegisteredPart(Generic[T]):
-    """One registered part."""
+    """One registered implementation."""
 
-    value: T  # the function or class, or a function together with its traits (`pipelines/core/registry.py`).
+    value: T  # the function or class, or a function together with its traits.
     function: Any  # the function or class itself.
     module: str  # the name of the module that registered it.
-    # the model of its options; None where the options are the function's own keyword parameters.
+    # the model of its options; None if the options are the function's own keyword parameters.
     options: type[BaseModel] | None
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name.
+    """Implementations of one kind by name.
 
     Args:
-        noun: what a part is called in messages ("reward term").
+        noun: the kind's name in messages ("reward term").
         group: the group of entry points that plug-ins declare ("sqltrain.rewards").
         home: our own module or package; all its modules are imported before the first look-up.
         fields: where recipes name such parts, as dotted paths; `*` stands for every item of a list.
-        leading: how many parameters a function has before its options (its inputs).
-        part: makes the part of its function and its traits; None where the function is the part.
+        leading: the number of a function's parameters before its options (its inputs).
+        part: makes the registered value of the function and its traits; None if it is the function.
     """
 
     reads_installed: ClassVar[bool] = True  # a SQL worker is told its plug-ins, and looks for none
@@ -192,7 +172,7 @@ class Registry(Generic[T]):
     def __call__(
         self, name: str, *, options: type[BaseModel] | None = None, **traits: Any
     ) -> Callable[[Function], Function]:
-        """A decorator that registers a function or a class under a name, with its traits where parts have some."""
+        """A decorator that registers a function or a class under a name, with its traits."""
 
         def register(function: Function) -> Function:
             value: Any = self._part(function, **traits) if self._part is not None else function
@@ -210,7 +190,6 @@ class Registry(Generic[T]):
         return register
 
     def __getitem__(self, name: str) -> T:
-        """The part of that name."""
         return self.entry(name).value
 
     def __contains__(self, name: object) -> bool:
@@ -244,40 +223,52 @@ class Registry(Generic[T]):
         """A validator of the options of the part that a section names in `field` (a wrong name fails there)."""
 
         def validate(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-            if field in info.data:
-                self._check_options(info.data[field], options)
+            from pydantic import ValidationError
+            from pydantic_core import PydanticCustomError
+
+            if field not in info.data:
+                return options
+            name = info.data[field]
+            model = self.options_model(name)
+            try:
+                model.model_validate(dict(options))
+            except ValidationError as error:
+                first = error.errors()[0]
+                path = ".".join(map(str, first["loc"]))
+                names = ", ".join(model.model_fields) or "none"
+                if first["type"] == "extra_forbidden":
+                    message = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
+                else:
+                    message = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
+                raise PydanticCustomError(WRONG_OPTION, "{message}", {"message": message}) from None
             return options
 
         return validate
 
-    def _check_options(self, name: str, options: Mapping[str, Any]) -> None:
-        """Hold a part's options against their types; a wrong one is a validation error that names it."""
-        from pydantic import ValidationError
-        from pydantic_core import PydanticCustomError
-
-        model = self.options_model(name)
-        try:
-            model.model_validate(dict(options))
-        except ValidationError as error:
-            first = error.errors()[0]
-            path = ".".join(map(str, first["loc"]))
-            names = ", ".join(model.model_fields) or "none"
-            if first["type"] == "extra_forbidden":
-                message = f"{self.noun} {name!r} has no option {path!r}. It has: {names}"
-            else:
-                message = f"option {path!r} of {self.noun} {name!r}: {first['msg']}. Its options: {names}"
-            raise PydanticCustomError(WRONG_OPTION, "{message}", {"message": message}) from None
-
     def options_model(self, name: str) -> type[BaseModel]:
-        """The model of a part's options: the one it was registered with, or its keyword parameters with their types."""
+        """The model of a part's options: the one it was registered with, or its keyword parameters, with strict types
+        and no unknown names.
+        """
+        from pydantic import ConfigDict, create_model
+
         entry = self.entry(name)
-        if name not in self._models:
-            self._models[name] = entry.options or _model_of(name, entry.function, self._leading)
-        return self._models[name]
+        if name not in self._models and entry.options is None:
+            parameters = list(inspect.signature(entry.function, eval_str=True).parameters.values())[self._leading :]
+            required = inspect.Parameter.empty
+            fields: dict[str, Any] = {
+                parameter.name: (
+                    Any if parameter.annotation is required else parameter.annotation,
+                    ... if parameter.default is required else parameter.default,
+                )
+                for parameter in parameters
+            }
+            strict = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+            self._models[name] = create_model(name, __config__=strict, **fields)
+        return entry.options or self._models[name]
 
     def used(self, values: Mapping[str, Any]) -> set[str]:
         """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""
-        return {name for field in self.fields for name in _at(values, field.split("."))}
+        return {name for field in self.fields for name in _texts_at(values, field.split("."))}
 
     def _load(self) -> None:
         """Import our own parts and those of installed packages, once."""
@@ -287,7 +278,7 @@ class Registry(Generic[T]):
         home = importlib.import_module(self.home)
         for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self.home}."):
             importlib.import_module(module.name)
-        for point in _installed().select(group=self.group) if self.reads_installed else ():
+        for point in _entry_points().select(group=self.group) if self.reads_installed else ():
             try:
                 point.load()
             except Exception as error:  # a stranger's module may raise anything
@@ -298,37 +289,21 @@ class Registry(Generic[T]):
 
 
 @functools.cache
-def _installed() -> Any:  # EntryPoints; what Python 3.11 gives has its `select` and not its type
-    """What the installed packages declare; they are read once for all registries."""
+def _entry_points() -> Any:  # EntryPoints; the type in Python 3.11 lacks its `select`
+    """The entry points of the installed packages, read once for all registries."""
     return metadata.entry_points()
 
 
-def _model_of(name: str, function: Any, leading: int) -> type[BaseModel]:
-    """A model of a function's keyword parameters: strict types, nothing unknown."""
-    from pydantic import ConfigDict, create_model
-
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[leading:]
-    required = inspect.Parameter.empty
-    fields: dict[str, Any] = {
-        parameter.name: (
-            Any if parameter.annotation is required else parameter.annotation,
-            ... if parameter.default is required else parameter.default,
-        )
-        for parameter in parameters
-    }
-    return create_model(name, __config__=ConfigDict(extra="forbid", strict=True, protected_namespaces=()), **fields)
-
-
-def _at(value: Any, path: Sequence[str]) -> Iterator[str]:
+def _texts_at(value: Any, path: Sequence[str]) -> Iterator[str]:
     """The texts at a dotted path of JSON values."""
     if not path:
         if isinstance(value, str):
             yield value
     elif path[0] == "*":
         for item in value if isinstance(value, list) else ():
-            yield from _at(item, path[1:])
+            yield from _texts_at(item, path[1:])
     elif isinstance(value, Mapping) and path[0] in value:
-        yield from _at(value[path[0]], path[1:])
+        yield from _texts_at(value[path[0]], path[1:])
 
 
 REWARDS: Registry[RewardFunction] = Registry(
@@ -341,7 +316,8 @@ READERS: Registry[Callable[..., Any]] = Registry(
     ["benchmark.kind", *(f"data.{pool}.kind" for pool in ("sft", "rl.*", "dev"))],
 )
 PROTOCOLS: Registry[type[Any]] = Registry("protocol", "sqltrain.protocols", "pipelines.protocols", ("protocol.name",))
-DIALECTS: Registry[type[Dialect]] = Registry("SQL dialect", "sqltrain.dialects", "pipelines.sql.dialects", ())
+# Classes derived from `Dialect` (pipelines/sql/dialects/dialect.py), which is above this room.
+DIALECTS: Registry[type[Any]] = Registry("SQL dialect", "sqltrain.dialects", "pipelines.sql.dialects", ())
 EQUALITIES: Registry[Equality] = Registry(
     "equality",
     "sqltrain.equalities",
@@ -358,7 +334,7 @@ METRICS: Registry[Metric] = Registry(
     leading=3,
     part=Metric,
 )
-FILTER_RULES: Registry[Callable[[Outcome], bool]] = Registry(
+FILTER_RULES: Registry[Callable[[Any], bool]] = Registry(
     "filter rule", "sqltrain.filter_rules", "pipelines.curation.filtering", ("filter.drop.*", "grpo.drop.*")
 )
 OPTIMIZERS: Registry[OptimizerMaker] = Registry(

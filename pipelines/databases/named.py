@@ -60,7 +60,7 @@ def complete(address: str, engine: str, password: str | None) -> str:
     if password is None:
         return address
     try:
-        return DIALECTS[engine].with_password(address, password)
+        return str(DIALECTS[engine].with_password(address, password))
     except ValueError as error:
         raise DataError(str(error), HINT) from None
 

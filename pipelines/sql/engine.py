@@ -225,7 +225,7 @@ class SqlEngine:
         if verdict.gold is not ExecutionStatus.TIMEOUT and verdict.error_class != "memory_limit":
             return False
         key = pair.database.location, pair.gold_sql, verdict.predicted is None
-        return self._golds.get(key, DIALECTS[pair.database.engine].is_server())
+        return self._golds.get(key, bool(DIALECTS[pair.database.engine].is_server()))
 
     def _settled(self, pair: Pair, verdict: Verdict) -> Verdict:
         """The verdict of a pair that was asked again. A gold query that ran before and reaches its limit twice counts

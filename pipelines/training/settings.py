@@ -70,7 +70,8 @@ class TrainerMixin:
         optimizer: Any = getattr(self, "optimizer", None)
         if optimizer is None:
             settings = self.plan.optimizer
-            self.optimizer = OPTIMIZERS[settings.kind].build(self.model if model is None else model, settings)
+            network = self.model if model is None else model
+            self.optimizer = OPTIMIZERS[settings.kind].make(network, settings, **settings.options)
         return super().create_optimizer(model)  # type: ignore[misc]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:

@@ -99,7 +99,8 @@ def device(recipe: Recipe, number: int) -> str:
 
 def policy(checkpoint: str, recipe: Recipe) -> Policy:
     """The policy that makes rollouts, as the recipe's rollout section names it."""
-    return POLICIES[recipe.rollout.policy].make(checkpoint, recipe, **recipe.rollout.options)
+    made: Policy = POLICIES[recipe.rollout.policy].make(checkpoint, recipe, **recipe.rollout.options)
+    return made
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ def locate(database: Database) -> str:
     """Where a worker finds the database: an absolute path, or a connection string with the environment's password."""
     dialect = DIALECTS[database.engine]
     if dialect.is_server():
-        return dialect.with_environment(database.location)
+        return str(dialect.with_environment(database.location))
     return database.location if database.location.startswith("/") else os.path.abspath(database.location)
 
 
