@@ -23,7 +23,6 @@ from pipelines.evaluation import result_files
 from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, Preview, text_digest
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import knowledge
-from pipelines.protocols import knowledge as probes
 from pipelines.protocols.one_action import Ask
 from pipelines.protocols.phases import Phases
 from pipelines.rewards.outcome import Analysis, levels
@@ -41,7 +40,6 @@ CELL_CHARS = 80
 MAX_VALUES = 1000  # distinct values of a column that an error analysis looks at
 WITHOUT_GOLD_SQL = ("generation", "syntax", "hallucination")  # classes that can be told from the answer alone
 Schemas = Callable[[Database], Schema]
-Stored = tuple[Database, str, str]  # a column: its database, its table, its name
 
 
 def evaluate(
@@ -58,27 +56,34 @@ def evaluate(
 
     Args:
         examples: by id.
-        equalities: names of `pipelines/sql/equalities/compare.py`; the first says what counts as the same result in a vote.
+        equalities: names of `pipelines/sql/equalities/compare.py`; votes count results as the same by the first.
         gold_schemas: consensus gold schemas by example id; without the mapping, the gold SQL's own items are taken.
         verdicts: of the trajectories under these equalities, where they are known.
     """
     if not equalities:
         raise ValueError("a verdict needs a named equality")
-    pairs = [_pair(trajectory, examples[trajectory.example_id]) for trajectory in trajectories]
-    if verdicts is None:
-        verdicts = _verdicts(pairs, [examples[trajectory.example_id] for trajectory in trajectories], sql, equalities)
+    asked = [examples[trajectory.example_id] for trajectory in trajectories]
+    pairs = [
+        Pair(example.database, example.gold_sql, trajectory.final_sql)
+        for example, trajectory in zip(asked, trajectories, strict=True)
+    ]
+    if verdicts is not None:
+        pass
+    elif result_files.is_asked_for(asked, equalities):
+        verdicts = result_files.verdicts(pairs, [example.meta[result_files.META] for example in asked], sql)
+    else:
+        verdicts = sql.verdicts(pairs, equalities)
     signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
-    by_id = {trajectory.example_id: examples[trajectory.example_id] for trajectory in trajectories}
     answers = [
-        JudgedAnswer(by_id[trajectory.example_id], trajectory, verdict, signatures.get(pair))
-        for trajectory, verdict, pair in zip(trajectories, verdicts, pairs, strict=True)
+        JudgedAnswer(example, trajectory, verdict, signatures.get(pair))
+        for example, trajectory, verdict, pair in zip(asked, trajectories, verdicts, pairs, strict=True)
     ]
     static = Analysis(schemas, gold_schemas)
     static.learn(pair for pair, answer in zip(pairs, answers, strict=True) if not answer.broken)
-    level, diagnoses = levels(by_id.values()), _diagnoses(answers, schemas, sql)
+    level = levels({example.id: example for example in asked}.values())
     return [
         _record(answer, static, level[answer.example.id], diagnosis, mode)
-        for answer, diagnosis in zip(answers, diagnoses, strict=True)
+        for answer, diagnosis in zip(answers, _diagnoses(answers, schemas, sql), strict=True)
     ]
 
 
@@ -149,18 +154,6 @@ def _cell(value: Scalar) -> str:
     return text if len(text) <= CELL_CHARS else text[: CELL_CHARS - 1] + "…"
 
 
-def _pair(trajectory: Trajectory, example: Example) -> Pair:
-    return Pair(example.database, example.gold_sql, trajectory.final_sql)
-
-
-def _verdicts(
-    pairs: Sequence[Pair], asked: Sequence[Example], sql: SqlEngine, equalities: Sequence[str]
-) -> list[Verdict]:
-    if result_files.is_asked_for(asked, equalities):
-        return result_files.verdicts(pairs, [example.meta[result_files.META] for example in asked], sql)
-    return sql.verdicts(pairs, equalities)
-
-
 def _signatures(
     pairs: Sequence[Pair], verdicts: Sequence[Verdict], sql: SqlEngine, equality: str
 ) -> dict[Pair, str | None]:
@@ -187,13 +180,36 @@ def _diagnoses(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine
     Wrong answers are looked at twice where the values that are stored in a column tell more.
     """
     wrong = [answer for answer in answers if answer.wrong]
-    failures = [_failure(answer, schemas(answer.example.database)) for answer in wrong]
+    failures = [
+        Failure(
+            predicted_sql=answer.trajectory.final_sql,
+            gold_sql=answer.example.gold_sql,
+            schema=schemas(answer.example.database),
+            engine=answer.example.database.engine,
+            status=answer.verdict.predicted,
+            error_class=answer.verdict.error_class,
+            stop=answer.trajectory.stop,
+            turns=len(answer.trajectory.turns),
+            n_rows=answer.verdict.n_rows,
+            gold_rows=answer.verdict.gold_rows,
+            scores=dict(answer.verdict.scores),
+        )
+        for answer in wrong
+    ]
     first = analyst.diagnose(failures)
+    # Each column by its database, its table and its name, and the first of the distinct values that it stores.
     columns = [
         [(answer.example.database, *column) for column in diagnosed[1]]
         for answer, diagnosed in zip(wrong, first, strict=True)
     ]
-    stored = _stored(list(dict.fromkeys(column for group in columns for column in group)), sql)
+    distinct = list(dict.fromkeys(column for group in columns for column in group))
+    results = sql.execute_many(
+        [
+            (database, f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)} LIMIT {MAX_VALUES}")
+            for database, table, column in distinct
+        ]
+    )
+    stored = {key: tuple(row[0] for row in result.rows) for key, result in zip(distinct, results, strict=True)}
     again = [index for index, group in enumerate(columns) if group]
     second = analyst.diagnose(
         [
@@ -202,40 +218,12 @@ def _diagnoses(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine
         ]
     )
     diagnoses = {index: diagnosis for index, (diagnosis, _) in (*enumerate(first), *zip(again, second, strict=True))}
-    remaining = iter(_told(answer.example, diagnoses[index]) for index, answer in enumerate(wrong))
-    return [next(remaining) if answer.wrong else None for answer in answers]
-
-
-def _told(example: Example, diagnosis: Diagnosis) -> Diagnosis | None:
-    """A diagnosis, unless it would need a gold SQL that the example does not have."""
-    return diagnosis if example.gold_sql or diagnosis.error in WITHOUT_GOLD_SQL else None
-
-
-def _stored(columns: Sequence[Stored], sql: SqlEngine) -> dict[Stored, tuple[Scalar, ...]]:
-    """Distinct values stored in each column, the first `MAX_VALUES`."""
-    queries = [
-        (database, f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)} LIMIT {MAX_VALUES}")
-        for database, table, column in columns
-    ]
-    results = sql.execute_many(queries)
-    return {key: tuple(row[0] for row in result.rows) for key, result in zip(columns, results, strict=True)}
-
-
-def _failure(answer: JudgedAnswer, schema: Schema) -> Failure:
-    trajectory, verdict = answer.trajectory, answer.verdict
-    return Failure(
-        predicted_sql=trajectory.final_sql,
-        gold_sql=answer.example.gold_sql,
-        schema=schema,
-        engine=answer.example.database.engine,
-        status=verdict.predicted,
-        error_class=verdict.error_class,
-        stop=trajectory.stop,
-        turns=len(trajectory.turns),
-        n_rows=verdict.n_rows,
-        gold_rows=verdict.gold_rows,
-        scores=dict(verdict.scores),
+    # Without a gold SQL only some classes can be told.
+    remaining = iter(
+        diagnoses[index] if answer.example.gold_sql or diagnoses[index].error in WITHOUT_GOLD_SQL else None
+        for index, answer in enumerate(wrong)
     )
+    return [next(remaining) if answer.wrong else None for answer in answers]
 
 
 def _record(
@@ -245,6 +233,13 @@ def _record(
     calls = [turn for turn in trajectory.turns if turn.status is not None]
     has_tokens = bool(trajectory.token_ids)
     final = trajectory.final_sql
+    linking = lists_first = asked = None
+    if not broken:  # a database that is gone has no schema
+        linking = Linking.of(static.items(final, example.database), static.gold(example))
+    if trajectory.protocol == Phases.name and trajectory.turns:
+        lists_first = knowledge.lists_everything(trajectory.turns[0].action.content)
+    if trajectory.protocol == Ask.name:
+        asked = sum(turn.action.kind is ActionKind.ASK for turn in trajectory.turns)
     return EpisodeRecord(
         example_id=example.id,
         database=example.database.id,
@@ -268,33 +263,14 @@ def _record(
         tokens_in=len(trajectory.token_ids) - trajectory.n_agent_tokens if has_tokens else None,
         tokens_out=trajectory.n_agent_tokens if has_tokens else None,
         reasoning_chars=sum(len(turn.action.reasoning) for turn in trajectory.turns),
-        linking=None if broken else _linking(static, example, final),  # a database that is gone has no schema
+        linking=linking,
         bigrams=jaccard(bigrams(final or ""), bigrams(example.gold_sql)),
         diagnosis=diagnosis,
         difficulty=str(example.meta.get("difficulty", "")),
         needs_probe=example.meta.get("needs_probe"),
-        lists_first=_lists_first(trajectory),
+        lists_first=lists_first,
         unverified=None if knowledge.proposed(trajectory) is None else len(knowledge.unverified(trajectory)),
         question_digest=text_digest(example.question),
         gold_digest=text_digest(example.gold_sql),
-        asked=_asked(trajectory),
+        asked=asked,
     )
-
-
-def _linking(static: Analysis, example: Example, final: str | None) -> Linking | None:
-    """An answer's schema items against the gold schema."""
-    return Linking.of(static.items(final, example.database), static.gold(example))
-
-
-def _asked(trajectory: Trajectory) -> int | None:
-    """How often an agent that can ask the user has asked."""
-    if trajectory.protocol != Ask.name:
-        return None
-    return sum(turn.action.kind is ActionKind.ASK for turn in trajectory.turns)
-
-
-def _lists_first(trajectory: Trajectory) -> bool | None:
-    """Whether an agent that explores lists everything in its first turn."""
-    if trajectory.protocol != Phases.name or not trajectory.turns:
-        return None
-    return probes.lists_everything(trajectory.turns[0].action.content)

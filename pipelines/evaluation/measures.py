@@ -53,7 +53,6 @@ def steps_to(points: Points, threshold: float, window: int = SMOOTH) -> float | 
 
 
 NAME = re.compile(r"(?P<base>[^\[\]@]+?)(?:@(?P<k>[1-9]\d*))?(?: \[(?P<level>[^\[\]]+)\])?")
-Value = Callable[[EpisodeRecord, str], float | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,42 +78,25 @@ class Measure:
     fold: Callable[[Sequence[float]], float] = statistics.fmean  # one figure of one run's values
 
 
-def _error(name: str) -> Value:
-    """1 where a wrong answer is of an error class, 0 where it is of another; None where it is right."""
-
-    def value(record: EpisodeRecord, equality: str) -> float | None:
-        diagnosis = record.wrong(equality)
-        return None if diagnosis is None else float(diagnosis.error == name)
-
-    return value
+# The value of an answer under an equality, or None, by the name of a measure, beside the metrics of `metrics.py`.
+AnswerValue = Callable[[EpisodeRecord, str], float | None]
 
 
-def _cost(read: Callable[[EpisodeRecord], float | None]) -> Value:
-    return lambda record, _: None if record.stop is StopReason.UNASKED else read(record)
+def _is_of_class(name: str) -> AnswerValue:
+    """Whether a wrong answer is of an error class; None where it is right."""
+    return lambda record, equality: None if (why := record.wrong(equality)) is None else float(why.error == name)
 
 
-SHARES: Mapping[str, Value] = {
+ANSWERS: Mapping[str, AnswerValue] = {
     "greedy": lambda record, equality: record.score(equality),
     "at once": lambda record, equality: record.score(equality),
     "sampled": lambda record, equality: record.score(equality),
-    "syntax": lambda record, _: float(record.executable),
-    "format": lambda record, _: float(record.well_formed),
-    "schema": lambda record, _: None if record.linking is None else record.linking.jaccard,
-    "bigrams": lambda record, _: record.bigrams,
     "hallucinations": lambda record, _: float(
         record.diagnosis is not None and record.diagnosis.error == "hallucination"
     ),
-    "lists first": lambda record, _: None if record.lists_first is None else float(record.lists_first),
-    "single statement": lambda record, _: None if record.final_sql is None else float(record.tool_calls == 0),
-    **{f"{name.replace('_', ' ')} errors": _error(name) for name in ERROR_CLASSES},
+    **{f"{name.replace('_', ' ')} errors": _is_of_class(name) for name in ERROR_CLASSES},
 }
-COSTS: Mapping[str, Value] = {
-    "turns": _cost(lambda record: record.turns),
-    "tool calls": _cost(lambda record: record.tool_calls),
-    "tokens in": _cost(lambda record: record.tokens_in),
-    "tokens out": _cost(lambda record: record.tokens_out),
-    "reasoning": _cost(lambda record: record.reasoning_chars),
-}
+EPISODES = {part.measure: part for part in metrics.EPISODE_METRICS.values()}
 OVER_SAMPLES = ("pass", "average", "majority")
 TITLES = {"greedy": "EX", "at once": "EX at once", "sampled": "EX sampled", "reasoning": "reasoning characters"}
 
@@ -122,21 +104,64 @@ TITLES = {"greedy": "EX", "at once": "EX at once", "sampled": "EX sampled", "rea
 def measure(name: str) -> Measure:
     """The measure of a name."""
     match = NAME.fullmatch(name)
-    base, k, level = (match["base"], match["k"], match["level"]) if match else ("", None, None)
-    if base in OVER_SAMPLES and (k or base == "majority"):
-        return Measure(
-            name, "percent", lambda run: _over_samples(_within(run.records, level), run, base, int(k or run.k))
-        )
-    training, _, number = base.partition(" ")
-    if training in ("curve", "swing") and number and not k and not level:
-        return Measure(name, "mean", lambda run: _of_training(run, number, training == "swing"))
-    plain, _, spread = base.partition(" deviation")
-    if plain in COSTS and not k and not spread:
-        fold = statistics.pstdev if plain != base else statistics.fmean
-        return Measure(name, "mean", lambda run: _of_episodes(run, plain, COSTS[plain], level), fold)
-    if base in SHARES and not k:
-        return Measure(name, "percent", lambda run: _of_episodes(run, base, SHARES[base], level))
-    names = ", ".join([*SHARES, *COSTS, *(f"{name}@K" for name in OVER_SAMPLES), "curve NAME", "swing NAME"])
+    base, number, level = (match["base"], match["k"], match["level"]) if match else ("", None, None)
+    kind, _, curve = base.partition(" ")
+    part = EPISODES.get(base.removesuffix(" deviation"))
+    is_cost, is_deviation = part is not None and part.fold is metrics.cost, base.endswith(" deviation")
+
+    def by_question(
+        run: FinishedEvaluation, mode: str, value: Callable[[Sequence[EpisodeRecord]], float | None]
+    ) -> Scores:
+        """The value of each question's unbroken episodes of a pass, within the level."""
+        episodes = run.once if mode == "at once" else [record for record in run.records if record.mode == mode]
+        within = [record for record in episodes if level is None or level in (record.difficulty, record.hardness)]
+        groups = metrics.by_question(within)
+        values = ((question, members[0].database, value(members)) for question, members in groups.items())
+        return {question: (database, figure) for question, database, figure in values if figure is not None}
+
+    def of_samples(run: FinishedEvaluation) -> Scores:
+        """pass@k, average@k or majority@k of each question that has k samples (see `metrics.k_point`)."""
+        k = int(number or run.k)
+
+        def value(members: Sequence[EpisodeRecord]) -> float | None:
+            if len(members) < k:
+                return None
+            if base == "pass":
+                return metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
+            if base == "average":
+                return math.fsum(record.score(run.equality) for record in members[:k]) / k
+            return majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score
+
+        return by_question(run, "sampled", value)
+
+    def of_training(run: FinishedEvaluation) -> Scores:
+        """A number of training at each step, or its distance from the step before; a step is its own cluster."""
+        points = series(run.curves, curve)
+        if kind == "swing":
+            points = [(step, abs(value - before)) for (_, before), (step, value) in itertools.pairwise(points)]
+        return {f"{step:g}": (f"{step:g}", value) for step, value in points}
+
+    def of_answers(run: FinishedEvaluation) -> Scores:
+        def value(members: Sequence[EpisodeRecord]) -> float | None:
+            if part is None:
+                figures = [ANSWERS[base](record, run.equality) for record in members]
+            else:
+                asked = [record for record in members if not is_cost or record.stop is not StopReason.UNASKED]
+                figures = [part.value(record) for record in asked]
+            known = [figure for figure in figures if figure is not None]
+            return math.fsum(known) / len(known) if known else None
+
+        return by_question(run, base if base in ("sampled", "at once") else "greedy", value)
+
+    if base in OVER_SAMPLES and (number or base == "majority"):
+        return Measure(name, "percent", of_samples)
+    if kind in ("curve", "swing") and curve and not number and not level:
+        return Measure(name, "mean", of_training)
+    if is_cost and not number:
+        return Measure(name, "mean", of_answers, statistics.pstdev if is_deviation else statistics.fmean)
+    if (base in ANSWERS or (part is not None and not is_deviation)) and not number:
+        return Measure(name, "percent", of_answers)
+    names = ", ".join([*ANSWERS, *EPISODES, *(f"{name}@K" for name in OVER_SAMPLES), "curve NAME", "swing NAME"])
     raise RecipeError(f"there is no measure {name!r}", f"Known: {names}; with a level behind it: greedy [simple].")
 
 
@@ -145,45 +170,3 @@ def title(name: str) -> str:
     match = NAME.fullmatch(name)
     base = match["base"] if match else name
     return TITLES.get(base, base) + name[len(base) :]
-
-
-def _within(records: Sequence[EpisodeRecord], level: str | None) -> list[EpisodeRecord]:
-    return [record for record in records if level is None or level in (record.difficulty, record.hardness)]
-
-
-def _of_episodes(run: FinishedEvaluation, name: str, value: Value, level: str | None) -> Scores:
-    """Each question's mean over its episodes of the measure's pass; those whose value is not known are left out."""
-    mode = "sampled" if name == "sampled" else "greedy"
-    chosen = run.once if name == "at once" else [record for record in run.records if record.mode == mode]
-    by_question: dict[str, tuple[str, float]] = {}
-    for question, members in metrics.by_question(_within(chosen, level)).items():
-        figures = [figure for record in members if (figure := value(record, run.equality)) is not None]
-        if figures:
-            by_question[question] = members[0].database, math.fsum(figures) / len(figures)
-    return by_question
-
-
-def _of_training(run: FinishedEvaluation, name: str, swing: bool) -> Scores:
-    """A number of training at each step, or how far it is from that of the step before; a step is its own cluster."""
-    points = series(run.curves, name)
-    if swing:
-        points = [(step, abs(value - before)) for (_, before), (step, value) in itertools.pairwise(points)]
-    return {f"{step:g}": (f"{step:g}", value) for step, value in points}
-
-
-def _over_samples(records: Sequence[EpisodeRecord], run: FinishedEvaluation, what: str, k: int) -> Scores:
-    """pass@k, average@k or majority@k of each question that has k unbroken samples (see `metrics.k_point`)."""
-    groups = metrics.by_question(record for record in records if record.mode == "sampled")
-    by_question: dict[str, tuple[str, float]] = {}
-    for question, members in groups.items():
-        if len(members) >= k:
-            by_question[question] = members[0].database, _of_samples(members, run, what, k)
-    return by_question
-
-
-def _of_samples(members: Sequence[EpisodeRecord], run: FinishedEvaluation, what: str, k: int) -> float:
-    if what == "pass":
-        return metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
-    if what == "average":
-        return math.fsum(record.score(run.equality) for record in members[:k]) / k
-    return majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score

@@ -5,16 +5,17 @@ Broken records are left out everywhere. Where a question has several samples, it
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from pipelines.core.registry import METRICS, metric
 from pipelines.core.types import StopReason
-from pipelines.evaluation.record import EpisodeRecord, Linking
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
 
 Key = TypeVar("Key", bound=Hashable)
+Value = Callable[[EpisodeRecord], float | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,19 +40,6 @@ class KPoint:
     tied: float  # share of the votes that were ties.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LinkingMeans:
-    """Schema linking averaged over episodes; all are shares in [0, 1]."""
-
-    table_precision: float
-    table_recall: float
-    column_precision: float
-    column_recall: float
-    exact: float  # episodes that name gold's tables and columns, no more and no fewer.
-    jaccard: float  # mean similarity (SQL-Trail, equation 10).
-    n: int  # episodes that have a gold schema.
-
-
 def scored(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
     """The records that count: those of unbroken episodes."""
     return [record for record in records if not record.broken]
@@ -71,17 +59,15 @@ def by_question(records: Iterable[EpisodeRecord]) -> dict[str, list[EpisodeRecor
     return {example: sorted(members, key=lambda record: record.sample) for example, members in groups.items()}
 
 
-def mean_by_question(
-    records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float], seed: int = 0
-) -> Estimate | None:
-    """The mean over questions of a value in [0, 1], with its interval; None when there are no records.
+def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> Estimate | None:
+    """The mean over questions of a value in [0, 1], with its interval; None if no record has a value.
 
     Where an evaluation gave the model up, it is over the questions that were asked: none of them was answered right,
     and the others would make the interval narrower than what was seen.
     """
-    groups = list(by_question(records).values())
+    groups = list(by_question(record for record in records if value(record) is not None).values())
     groups = [members for members in groups if members[0].stop is not StopReason.UNASKED] or groups
-    means = [math.fsum(map(value, members)) / len(members) for members in groups]
+    means = [math.fsum(value(record) or 0.0 for record in members) / len(members) for members in groups]
     return estimate(means, [members[0].database for members in groups], seed)
 
 
@@ -138,10 +124,16 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(mean, math.sqrt(variance), median, ordered[math.ceil(0.95 * n) - 1], n)
 
 
-def cost(records: Iterable[EpisodeRecord], value: Callable[[EpisodeRecord], float | None]) -> Spread | None:
+def cost(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> Spread | None:
     """The spread of a cost over the unbroken episodes that were asked and know it; None when none does."""
     figures = (value(record) for record in scored(records) if record.stop is not StopReason.UNASKED)
     return spread([figure for figure in figures if figure is not None])
+
+
+def mean_by_episode(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> float | None:
+    """The mean of a value over the unbroken episodes that have it, without an interval."""
+    figures = [figure for record in scored(records) if (figure := value(record)) is not None]
+    return math.fsum(figures) / len(figures) if figures else None
 
 
 Measure = Estimate | Spread | float
@@ -163,156 +155,137 @@ def measured(
     return {name: value for name, value in estimates.items() if value is not None}
 
 
-@metric("turns", unit="mean", title="turns", about="mean agent turns a question")
-def turns(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
-    """Agent turns, the final one included."""
-    return cost(records, lambda record: record.turns)
+# Metrics that episodes have a value of, each declared once: for the registry and its tables, for the slices of a
+# summary, and for the measures of sweeps (`measures.py`).
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpisodeMetric:
+    """A value of each episode, and how the values of several become a figure."""
+
+    value: Value  # None where the episode has none: such episodes are left out.
+    fold: Callable[[Iterable[EpisodeRecord], Value, int], Measure | None]
+    measure: str  # its name among the measures of a sweep.
+
+
+EPISODE_METRICS: dict[str, EpisodeMetric] = {}
+
+
+def _declare(
+    name: str,
+    fold: Callable[[Iterable[EpisodeRecord], Value, int], Measure | None],
+    value: Value,
+    title: str,
+    about: str,
+    table: str = "behaviour",
+    measure: str = "",
+) -> None:
+    @metric(name, unit="mean" if fold is cost else "percent", title=title, about=about, table=table)
+    def _(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Measure | None:
+        return fold(records, value, seed)
+
+    EPISODE_METRICS[name] = EpisodeMetric(value, fold, measure or name.replace("_", " "))
+
+
+_declare("turns", cost, lambda record: record.turns, "turns", "mean agent turns a question")
 
 
 @metric("turns_deviation", unit="mean", title="± turns", about="their standard deviation over the questions")
 def turns_deviation(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
     """How far apart episodes are in their turns: a budget by difficulty shows here."""
-    estimate = turns(records)
-    return None if estimate is None else estimate.std
+    turns = cost(records, EPISODE_METRICS["turns"].value)
+    return None if turns is None else turns.std
 
 
-@metric("tool_calls", unit="mean", title="tool calls", about="mean executions before the answer")
-def tool_calls(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
-    """Executions before the answer."""
-    return cost(records, lambda record: record.tool_calls)
-
-
-@metric("asked", unit="mean", title="asked", about="mean questions to the user")
-def questions_asked(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
-    """Questions to the user (BIRD-Interact); None where the agent has nobody to ask."""
-    return cost(records, lambda record: record.asked)
-
-
-@metric("tokens_in", unit="mean", title="tokens in", about="mean prompt and observation tokens")
-def tokens_in(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
-    """Prompt and observation tokens."""
-    return cost(records, lambda record: record.tokens_in)
-
-
-@metric("tokens_out", unit="mean", title="tokens out", about="mean generated tokens")
-def tokens_out(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
-    """Tokens that the agent generated."""
-    return cost(records, lambda record: record.tokens_out)
-
-
-@metric("reasoning_chars", unit="mean", title="reasoning", about="mean characters of thinking")
-def reasoning_chars(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Spread | None:
-    """Characters of all thinking blocks (SQL-Trail, figure 5)."""
-    return cost(records, lambda record: record.reasoning_chars)
-
-
-@metric("format", unit="percent", title="well-formed", about="episodes whose every turn is well-formed")
-def format_rate(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
-    """The share of questions with every turn well-formed and a final SQL present."""
-    return mean_by_question(records, lambda record: float(record.well_formed), seed)
-
-
-@metric("single_statement", unit="percent", title="single", about="answers by the first statement, none run before it")
-def single_statement_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
-    """Of the questions with an answer, the share answered by the first statement, with none run before it.
-
-    SkyRL-SQL (6.1, observation 4) calls an agent overconfident that commits to such an answer. None where there are no
-    answers.
-    """
-    answered = [record for record in records if record.final_sql is not None]
-    return mean_by_question(answered, lambda record: float(record.tool_calls == 0), seed)
-
-
-@metric("probes", unit="percent", title="probed", about="of the questions that need a look at stored values")
-def probe_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
-    """Of the questions that can't be answered without looking at stored values, the share that was probed at all.
-
-    A probe is a tool call before the answer. None when no question is known to need one.
-    """
-    needing = [record for record in records if record.needs_probe]
-    return mean_by_question(needing, lambda record: float(record.tool_calls > 0), seed)
-
-
-@metric("listing", unit="percent", title="lists all first", about="first turns that list every table's columns")
-def listing_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
-    """The share of questions whose first turn lists every table's columns: the reward hack of TRUST-SQL, 5.4.
-
-    None where the agent has no explore phase.
-    """
-    exploring = [record for record in records if record.lists_first is not None]
-    return mean_by_question(exploring, lambda record: float(bool(record.lists_first)), seed)
-
-
-@metric("unverified", unit="percent", title="unverified", about="proposed schemas with a name that nothing had shown")
-def unverified_share(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
-    """Of the questions with a proposed schema, the share with a name that nothing had shown (TRUST-SQL, 3.2)."""
-    proposing = [record for record in records if record.unverified is not None]
-    return mean_by_question(proposing, lambda record: float(bool(record.unverified)), seed)
-
-
-@metric("syntax", unit="percent", title="runs", about="answers that the engine runs to the end", table="likeness")
-def syntax_rate(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Estimate | None:
-    """The share of questions whose final SQL ran (SQL-Trail, equation 8 and table 6's "Syntax Acc")."""
-    return mean_by_question(records, lambda record: float(record.executable), seed)
-
-
-def linking(records: Iterable[EpisodeRecord]) -> LinkingMeans | None:
-    """Schema-linking precision, recall, exact match and similarity; None when no record has a gold schema."""
-    links = [record.linking for record in scored(records) if record.linking is not None]
-    if not links:
-        return None
-
-    def mean(value: Callable[[Linking], float]) -> float:
-        return math.fsum(map(value, links)) / len(links)
-
-    return LinkingMeans(
-        table_precision=mean(lambda link: link.tables.precision),
-        table_recall=mean(lambda link: link.tables.recall),
-        column_precision=mean(lambda link: link.columns.precision),
-        column_recall=mean(lambda link: link.columns.recall),
-        exact=mean(lambda link: float(link.exact)),
-        jaccard=mean(lambda link: link.jaccard),
-        n=len(links),
+_declare("tool_calls", cost, lambda record: record.tool_calls, "tool calls", "mean executions before the answer")
+_declare("asked", cost, lambda record: record.asked, "asked", "mean questions to the user")  # BIRD-Interact
+_declare("tokens_in", cost, lambda record: record.tokens_in, "tokens in", "mean prompt and observation tokens")
+_declare("tokens_out", cost, lambda record: record.tokens_out, "tokens out", "mean generated tokens")
+_declare(  # of all thinking blocks (SQL-Trail, figure 5)
+    "reasoning_chars",
+    cost,
+    lambda record: record.reasoning_chars,
+    "reasoning",
+    "mean characters of thinking",
+    measure="reasoning",
+)
+_declare(
+    "format",
+    mean_by_question,
+    lambda record: float(record.well_formed),
+    "well-formed",
+    "episodes whose every turn is well-formed",
+)
+_declare(  # of the questions with an answer: SkyRL-SQL (6.1, observation 4) calls such an agent overconfident
+    "single_statement",
+    mean_by_question,
+    lambda record: None if record.final_sql is None else float(record.tool_calls == 0),
+    "single",
+    "answers by the first statement, none run before it",
+)
+_declare(  # a probe is a tool call before the answer
+    "probes",
+    mean_by_question,
+    lambda record: float(record.tool_calls > 0) if record.needs_probe else None,
+    "probed",
+    "of the questions that need a look at stored values",
+)
+_declare(  # the reward hack of TRUST-SQL, 5.4, of agents that have an explore phase
+    "listing",
+    mean_by_question,
+    lambda record: None if record.lists_first is None else float(record.lists_first),
+    "lists all first",
+    "first turns that list every table's columns",
+    measure="lists first",
+)
+_declare(  # TRUST-SQL, 3.2
+    "unverified",
+    mean_by_question,
+    lambda record: None if record.unverified is None else float(bool(record.unverified)),
+    "unverified",
+    "proposed schemas with a name that nothing had shown",
+)
+_declare(  # SQL-Trail, equation 8 and table 6's "Syntax Acc"
+    "syntax",
+    mean_by_question,
+    lambda record: float(record.executable),
+    "runs",
+    "answers that the engine runs to the end",
+    "likeness",
+)
+for _name, _read, _title, _about in (
+    ("table_precision", lambda link: link.tables.precision, "tables P", "precision of the tables named"),
+    ("table_recall", lambda link: link.tables.recall, "tables R", "recall of the gold tables"),
+    ("column_precision", lambda link: link.columns.precision, "columns P", "precision of the columns named"),
+    ("column_recall", lambda link: link.columns.recall, "columns R", "recall of the gold columns"),
+    ("exact", lambda link: float(link.exact), "schema exact", "gold's tables and columns, no more and no fewer"),
+    ("jaccard", lambda link: link.jaccard, "schema Jaccard", "similarity of tables and columns together"),
+):  # SQL-Trail, equation 10
+    _declare(
+        f"linking_{_name}",
+        mean_by_episode,
+        lambda record, read=_read: None if record.linking is None else read(record.linking),  # type: ignore[misc]
+        _title,
+        _about,
+        "likeness",
+        "schema" if _name == "jaccard" else "",
     )
 
 
-LINKING: Mapping[str, tuple[str, str]] = {
-    "table_precision": ("tables P", "precision of the tables named"),
-    "table_recall": ("tables R", "recall of the gold tables"),
-    "column_precision": ("columns P", "precision of the columns named"),
-    "column_recall": ("columns R", "recall of the gold columns"),
-    "exact": ("schema exact", "gold's tables and columns, no more and no fewer"),
-    "jaccard": ("schema Jaccard", "similarity of tables and columns together"),
-}
+@metric("linking_n", unit="count", title="episodes with a gold schema", about="what the means are over", table="")
+def linking_n(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
+    """Episodes that have a gold schema."""
+    return float(sum(record.linking is not None for record in scored(records))) or None
 
 
-def _of_linking(field: str) -> Callable[..., float | None]:
-    """A field of `LinkingMeans` as a metric's function."""
-
-    def measure(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
-        means = linking(records)
-        return None if means is None else float(getattr(means, field))
-
-    return measure
-
-
-for _field, (_title, _about) in LINKING.items():
-    metric(f"linking_{_field}", unit="percent", title=_title, about=_about, table="likeness")(_of_linking(_field))
-metric("linking_n", unit="count", title="episodes with a gold schema", about="what the means are over", table="")(
-    _of_linking("n")
-)
-
-
-@metric(
+_declare(  # SQL-Trail, equation 9
     "bigrams",
-    unit="percent",
-    title="bigrams",
-    about="Jaccard similarity of token bigrams with the gold SQL",
-    table="likeness",
+    mean_by_episode,
+    lambda record: record.bigrams,
+    "bigrams",
+    "Jaccard similarity of token bigrams with the gold SQL",
+    "likeness",
 )
-def bigrams(records: Sequence[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
-    """Mean likeness to the gold SQL's text (SQL-Trail, equation 9)."""
-    return sum(record.bigrams for record in records) / len(records) if records else None
 
 
 def data_efficiency(before: float, after: float, examples: int) -> float:

@@ -1,7 +1,8 @@
 """Two systems on the same questions: which ones flipped, and whether the difference is more than chance."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipelines.core.types import Hardness
@@ -21,9 +22,6 @@ class Question(NamedTuple):
     words: str
 
 
-Same = Callable[[Question, Question], bool]
-
-
 def questions(records: Iterable[EpisodeRecord]) -> list[Question]:
     """Each question of some records once, in their order."""
     by_name = {record.example_id: record for record in records}
@@ -39,44 +37,34 @@ def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, 
     equal database and gold SQL are, as long as both sides have equally many left: else it is not known which is which.
     Without gold SQL and words the id decides, within the database.
     """
-    passes: tuple[Same, ...] = (
-        lambda a, b: a.id == b.id and a[1:] == b[1:],
-        lambda a, b: bool(a.gold or a.words) and a[1:] == b[1:],
-    )
     pairs: dict[str, str] = {}
-    for same in passes:
-        _match(first, second, pairs, same)
-    unmatched = _by_gold(first, set(pairs.values())), _by_gold(second, set(pairs))
-    for key, theirs in unmatched[1].items():
-        ours = unmatched[0].get(key, [])
-        if len(ours) == len(theirs) and all(not (a.words and b.words) for a in ours for b in theirs):
+
+    def left(asked: Sequence[Question], taken: Collection[str], *fields: str) -> dict[object, list[Question]]:
+        """The questions that are in no pair yet, by fields that are equal."""
+        groups: dict[object, list[Question]] = {}
+        for question in asked:
+            if question.id not in taken:
+                groups.setdefault(tuple(getattr(question, field) for field in fields), []).append(question)
+        return groups
+
+    for by_id in (True, False):  # those of the same id first
+        waiting = left(first, set(pairs.values()), "database", "gold", "words")
+        for question in second:
+            group = waiting.get(question[1:], []) if question.id not in pairs else []
+            if by_id:
+                partner = next((other for other in group if other.id == question.id), None)
+            else:
+                partner = group[0] if group and (question.gold or question.words) else None
+            if partner is not None:
+                group.remove(partner)
+                pairs[question.id] = partner.id
+    ours_by_gold = left(first, set(pairs.values()), "database", "gold")
+    for key, theirs in left(second, set(pairs), "database", "gold").items():
+        ours = ours_by_gold.get(key, [])
+        one_side_lacks_words = all(not (a.words and b.words) for a in ours for b in theirs)
+        if theirs[0].gold and len(ours) == len(theirs) and one_side_lacks_words:
             pairs |= {b.id: a.id for a, b in zip(ours, theirs, strict=True)}
     return pairs
-
-
-def _match(first: Sequence[Question], second: Sequence[Question], pairs: dict[str, str], same: Same) -> None:
-    """Add the pairs of questions that are the same in this sense and not in any yet, in their order."""
-    taken = set(pairs.values())
-    waiting: dict[tuple[str, str, str], list[Question]] = {}
-    for question in first:
-        if question.id not in taken:
-            waiting.setdefault((question.database, question.gold, question.words), []).append(question)
-    for question in second:
-        if question.id in pairs:
-            continue
-        group = waiting.get((question.database, question.gold, question.words), [])
-        partner = next((other for other in group if same(other, question)), None)
-        if partner is not None:
-            group.remove(partner)
-            pairs[question.id] = partner.id
-
-
-def _by_gold(asked: Sequence[Question], taken: set[str]) -> dict[tuple[str, str], list[Question]]:
-    groups: dict[tuple[str, str], list[Question]] = {}
-    for question in asked:
-        if question.id not in taken and question.gold:
-            groups.setdefault((question.database, question.gold), []).append(question)
-    return groups
 
 
 def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, str]]:
@@ -92,19 +80,14 @@ def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, s
         pairs = matched(earlier, later)
         for question in later:
             if question.id not in pairs:
-                pairs[question.id] = _free(question.id, taken)
+                numbered = (f"{question.id} ({number})" for number in itertools.count(2))
+                pairs[question.id] = next(
+                    name for name in itertools.chain([question.id], numbered) if name not in taken
+                )
                 taken.add(pairs[question.id])
                 earlier.append(question._replace(id=pairs[question.id]))
         names.append(pairs)
     return names
-
-
-def _free(name: str, taken: set[str]) -> str:
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name} ({number})"
-    return free
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,51 +137,40 @@ def compare(
 ) -> Comparison | None:
     """Hold one system against another; None when they share no question in this mode.
 
-    Questions are shared by what was asked (`matching.py`) and go by the ids that `before` has.
+    Questions are shared by what was asked (`matched`) and go by the ids that `before` has.
     """
     names_after = matched(questions(before), questions(after))
     first = by_question(record for record in before if record.mode == mode)
     records_after = by_question(record for record in after if record.mode == mode)
     second = {names_after[example]: records for example, records in records_after.items() if example in names_after}
     shared = [example for example in first if example in second]
-    old, new = ([_mean(groups[example], equality) for example in shared] for groups in (first, second))
+    old, new = (
+        [sum(record.score(equality) for record in groups[example]) / len(groups[example]) for example in shared]
+        for groups in (first, second)
+    )
     result = paired(old, new, [first[example][0].database for example in shared], seed)
     if result is None:
         return None
-    flips = tuple(_flips(shared, first, second, equality)) if mode == "greedy" else ()
-    gained = sum(flip.gained for flip in flips)
+    firsts = [(example, first[example][0], second[example][0]) for example in shared if mode == "greedy"]
+    flips = tuple(
+        Flip(example, a.database, a.hardness, b.right(equality), a.final_sql, b.final_sql)
+        for example, a, b in firsts
+        if a.right(equality) != b.right(equality)
+    )
+    n, gained = len(shared), sum(flip.gained for flip in flips)
+    lost = len(flips) - gained
     return Comparison(
         before=names[0],
         after=names[1],
         equality=equality,
         mode=mode,
-        accuracy_before=sum(old) / len(shared),
-        accuracy_after=sum(new) / len(shared),
+        accuracy_before=sum(old) / n,
+        accuracy_after=sum(new) / n,
         paired=result,
         gained=gained,
-        lost=len(flips) - gained,
-        p_mcnemar=mcnemar(gained, len(flips) - gained) if mode == "greedy" else None,
-        detectable=detectable(len(flips) / len(shared), len(shared)),
-        needed=_needed(gained, len(flips) - gained, len(shared)),
+        lost=lost,
+        p_mcnemar=mcnemar(gained, lost) if mode == "greedy" else None,
+        detectable=detectable(len(flips) / n, n),
+        needed=pairs_needed(len(flips) / n, (gained - lost) / n) if gained != lost else None,
         flips=flips,
     )
-
-
-def _mean(records: Sequence[EpisodeRecord], equality: str) -> float:
-    return sum(record.score(equality) for record in records) / len(records)
-
-
-def _flips(
-    shared: Iterable[str],
-    first: Mapping[str, Sequence[EpisodeRecord]],
-    second: Mapping[str, Sequence[EpisodeRecord]],
-    equality: str,
-) -> Iterable[Flip]:
-    for example in shared:
-        old, new = first[example][0], second[example][0]
-        if old.right(equality) != new.right(equality):
-            yield Flip(example, old.database, old.hardness, new.right(equality), old.final_sql, new.final_sql)
-
-
-def _needed(gained: int, lost: int, n: int) -> int | None:
-    return pairs_needed((gained + lost) / n, (gained - lost) / n) if gained != lost else None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import Example, ExecutionResult, ExecutionStatus, Scalar, text_of
+from pipelines.core.types import Example, ExecutionResult, ExecutionStatus, text_of
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 
 EQUALITY = "spider2"
@@ -51,23 +51,27 @@ def verdicts(pairs: Sequence[Pair], golds: Sequence[Gold], sql: SqlEngine) -> li
     queries = [(pair.database, pair.predicted_sql) for pair in pairs]
     jobs = list(dict.fromkeys((database, text) for database, text in queries if text is not None))
     results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
-    ran = [None if pair.predicted_sql is None else results[pair.database, pair.predicted_sql] for pair in pairs]
-    return [_verdict(result, gold) for result, gold in zip(ran, golds, strict=True)]
-
-
-def _verdict(result: ExecutionResult | None, gold: Gold) -> Verdict:
-    rows = len(gold["results"][0]) - 1
-    if result is None:
-        return Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, rows)
-    scores = {EQUALITY: score(gold, result)}
-    return Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), rows)
+    judged = []
+    for pair, gold in zip(pairs, golds, strict=True):
+        rows = len(gold["results"][0]) - 1
+        if pair.predicted_sql is None:
+            judged.append(Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, rows))
+        else:
+            result = results[pair.database, pair.predicted_sql]
+            scores = {EQUALITY: score(gold, result)}
+            judged.append(
+                Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), rows)
+            )
+    return judged
 
 
 def score(gold: Gold, result: ExecutionResult) -> float:
     """1.0 when some accepted result's columns are all among the answer's, else 0.0."""
     if not result.ok or result.truncated:
         return 0.0
-    answer = _columns([[_text(cell) for cell in row] for row in result.rows], len(result.columns))
+    # Values as they stand in a CSV file that pandas writes.
+    rows_of_text = [["" if cell is None else text_of(cell) for cell in row] for row in result.rows]
+    answer = _columns(rows_of_text, len(result.columns))
     ordered = not gold["ignore_order"]
     for (header, *rows), wanted in zip(gold["results"], gold["columns"], strict=True):
         accepted = _columns(rows, len(header))
@@ -77,38 +81,31 @@ def score(gold: Gold, result: ExecutionResult) -> float:
     return 0.0
 
 
-def _text(cell: Scalar) -> str:
-    """A value as it stands in a CSV file that pandas writes."""
-    return "" if cell is None else text_of(cell)
-
-
 def _columns(rows: Sequence[Sequence[str]], width: int) -> list[list[Cell]]:
     """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells."""
-    table = [[row[index] if index < len(row) else "" for row in rows] for index in range(width)]
-    return [_typed(column) for column in table]
-
-
-def _typed(column: Sequence[str]) -> list[Cell]:
-    present = [cell for cell in column if cell not in MISSING]
-    if present and all(cell in _TRUTH for cell in present):
-        return [float(_TRUTH[cell]) if cell in _TRUTH else None for cell in column]
-    if all(_NUMBER.fullmatch(cell) for cell in present):
-        whole = len(present) == len(column) and all(_INTEGER.fullmatch(cell) for cell in present)
-        return [None if cell in MISSING else int(cell) if whole else float(cell) for cell in column]
-    return [None if cell in MISSING else cell for cell in column]
+    table: list[list[Cell]] = []
+    for index in range(width):
+        column = [row[index] if index < len(row) else "" for row in rows]
+        present = [cell for cell in column if cell not in MISSING]
+        if present and all(cell in _TRUTH for cell in present):
+            table.append([float(_TRUTH[cell]) if cell in _TRUTH else None for cell in column])
+        elif all(_NUMBER.fullmatch(cell) for cell in present):
+            whole = len(present) == len(column) and all(_INTEGER.fullmatch(cell) for cell in present)
+            table.append([None if cell in MISSING else int(cell) if whole else float(cell) for cell in column])
+        else:
+            table.append([None if cell in MISSING else cell for cell in column])
+    return table
 
 
 def _same(first: Sequence[Cell], second: Sequence[Cell], ordered: bool) -> bool:
     if len(first) != len(second):
         return False
-    if not ordered:
-        first, second = sorted(first, key=_place), sorted(second, key=_place)
+    if not ordered:  # the evaluator's order of cells: its missing cells are NaN and sort as that text
+        first, second = (
+            sorted(column, key=lambda cell: ("nan" if cell is None else str(cell), isinstance(cell, int | float)))
+            for column in (first, second)
+        )
     return all(map(_close, first, second))
-
-
-def _place(cell: Cell) -> tuple[bool, str, bool]:
-    """The evaluator's order of a column's cells; its missing cells are NaN and sort as that text."""
-    return False, "nan" if cell is None else str(cell), isinstance(cell, int | float)
 
 
 def _close(first: Cell, second: Cell) -> bool:

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 POWER, ALPHA = 0.8, 0.05  # of the comparisons that are planned: the power, and the size of their two-sided test
+Z_ALPHA, Z_BETA = NormalDist().inv_cdf(1 - ALPHA / 2), NormalDist().inv_cdf(POWER)
 RESAMPLES = 2000
 MIN_CLUSTERS = 10  # with fewer, resampling whole databases gives intervals that are far too narrow
 EXACT_CLUSTERS = 12  # up to here all 2^m sign flips are enumerated
@@ -156,12 +157,11 @@ def bootstrap(
         resample = draw.choices(units, k=len(units))
         means.append(sum(total for total, _ in resample) / sum(count for _, count in resample))
     means.sort()
-    return _rank(means, (1 - confidence) / 2), _rank(means, (1 + confidence) / 2)
-
-
-def _rank(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile."""
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+    # Nearest-rank quantiles.
+    low, high = (
+        means[max(math.ceil(share * resamples) - 1, 0)] for share in ((1 - confidence) / 2, (1 + confidence) / 2)
+    )
+    return low, high
 
 
 def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
@@ -176,15 +176,13 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     moved = [difference for difference in differences if difference]
     observed = abs(math.fsum(moved)) - 1e-12  # sums in another order differ in the last bit
     if len(moved) <= EXACT_CLUSTERS:
-        flips = list(itertools.product((1, -1), repeat=len(moved)))
-        return sum(abs(_dot(signs, moved)) >= observed for signs in flips) / len(flips)
-    draw = random.Random(seed)
-    extreme = sum(abs(_dot(draw.choices((1, -1), k=len(moved)), moved)) >= observed for _ in range(FLIPS))
-    return (extreme + 1) / (FLIPS + 1)
-
-
-def _dot(signs: Sequence[int], values: Sequence[float]) -> float:
-    return sum(sign * value for sign, value in zip(signs, values, strict=True))
+        flips: Iterable[Sequence[int]] = itertools.product((1, -1), repeat=len(moved))
+    else:
+        draw = random.Random(seed)
+        flips = (draw.choices((1, -1), k=len(moved)) for _ in range(FLIPS))
+    sums = (sum(sign * value for sign, value in zip(signs, moved, strict=True)) for signs in flips)
+    extreme = sum(abs(total) >= observed for total in sums)
+    return extreme / (1 << len(moved)) if len(moved) <= EXACT_CLUSTERS else (extreme + 1) / (FLIPS + 1)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -207,10 +205,9 @@ def questions_needed(first: float, second: float) -> int:
     """
     if first == second or not (0 <= first <= 1 and 0 <= second <= 1):
         raise ValueError(f"no difference to detect between {first} and {second}")
-    z_alpha, z_beta = _quantiles()
     pooled = (first + second) / 2
-    spread = z_alpha * math.sqrt(2 * pooled * (1 - pooled))
-    spread += z_beta * math.sqrt(first * (1 - first) + second * (1 - second))
+    spread = Z_ALPHA * math.sqrt(2 * pooled * (1 - pooled))
+    spread += Z_BETA * math.sqrt(first * (1 - first) + second * (1 - second))
     return math.ceil((spread / (first - second)) ** 2)
 
 
@@ -245,12 +242,7 @@ def detectable(discordant: float, pairs: int) -> float | None:
 
 def _reach(discordant: float, difference: float) -> float:
     """The root of the questions that a paired comparison needs (Connor, 1987)."""
-    z_alpha, z_beta = _quantiles()
-    return (z_alpha * math.sqrt(discordant) + z_beta * math.sqrt(discordant - difference**2)) / difference
-
-
-def _quantiles() -> tuple[float, float]:
-    return NormalDist().inv_cdf(1 - ALPHA / 2), NormalDist().inv_cdf(POWER)
+    return (Z_ALPHA * math.sqrt(discordant) + Z_BETA * math.sqrt(discordant - difference**2)) / difference
 
 
 # Means over seeds, and what they leave open: another seed trains another policy, other databases ask other questions.
@@ -270,16 +262,13 @@ def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
         runs: one a seed.
         seed: of the bootstrap.
     """
-    nonempty = [run for run in runs if run]
-    if not nonempty:
-        return None
-    databases, rows = _by_question(nonempty)
+    databases, rows, n_runs = _by_question(runs)
     averages = [math.fsum(row.values()) / len(row) for row in rows]
     plain = estimate(averages, databases, seed)
     values = [value for row in rows for value in row.values()]
-    if plain is None or len(nonempty) == 1 or min(values) == max(values):
+    if plain is None or n_runs == 1 or min(values) == max(values):
         return plain
-    low, high, method = _interval(databases, rows, len(nonempty), seed)
+    low, high, method = _interval(databases, rows, n_runs, seed)
     within = max(low, 0.0), min(high, 1.0)
     return Estimate(math.fsum(values) / len(values), *within, plain.n, plain.n_clusters, method)
 
@@ -292,24 +281,22 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     Args:
         before, after: one a seed, in the same order of seeds.
     """
-    runs = [
-        {
-            question: (database, value - old[question][1])
-            for question, (database, value) in new.items()
-            if question in old
-        }
-        for old, new in zip(before, after, strict=True)
-    ]
-    nonempty = [run for run in runs if run]
-    if not nonempty:
-        return None
-    databases, rows = _by_question(nonempty)
+    databases, rows, n_runs = _by_question(
+        [
+            {
+                question: (database, value - old[question][1])
+                for question, (database, value) in new.items()
+                if question in old
+            }
+            for old, new in zip(before, after, strict=True)
+        ]
+    )
     averages = [math.fsum(row.values()) / len(row) for row in rows]
     plain = paired([0.0] * len(averages), averages, databases, seed)
     values = [value for row in rows for value in row.values()]
-    if plain is None or len(nonempty) == 1 or min(values) == max(values):
+    if plain is None or n_runs == 1 or min(values) == max(values):
         return plain
-    low, high, method = _interval(databases, rows, len(nonempty), seed)
+    low, high, method = _interval(databases, rows, n_runs, seed)
     total, most = math.fsum(values) / len(values), max(1.0, max(map(abs, values)))
     low, high = max(low, -most), min(high, most)
     return Paired(total, low, high, plain.p_permutation, plain.n, plain.n_clusters, method)
@@ -320,15 +307,16 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def _by_question(runs: Sequence[Scores]) -> tuple[list[Hashable], list[dict[int, float]]]:
-    """Each question's database, and its values by the number of the run; a broken episode leaves one out."""
+def _by_question(runs: Sequence[Scores]) -> tuple[list[Hashable], list[dict[int, float]], int]:
+    """Each question's database, its values by the number of the run, which a broken episode lacks, and the runs."""
     databases: dict[str, Hashable] = {}
     rows: dict[str, dict[int, float]] = {}
-    for number, run in enumerate(runs):
+    nonempty = [run for run in runs if run]
+    for number, run in enumerate(nonempty):
         for question, (database, value) in run.items():
             databases.setdefault(question, database)
             rows.setdefault(question, {})[number] = value
-    return list(databases.values()), list(rows.values())
+    return list(databases.values()), list(rows.values()), len(nonempty)
 
 
 def student(runs: int) -> float:
@@ -339,37 +327,34 @@ def student(runs: int) -> float:
 def _interval(
     databases: Sequence[Hashable], rows: Sequence[Mapping[int, float]], n_runs: int, seed: int
 ) -> tuple[float, float, Method]:
-    """The wider of the two intervals."""
-    low, high, method = _crossed(databases, rows, n_runs, seed)
-    by_run = [[row[number] for row in rows if number in row] for number in range(n_runs)]
-    means = [math.fsum(values) / len(values) for values in by_run]
-    half = student(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
-    if 2 * half <= high - low:
-        return low, high, method
-    centre = math.fsum(means) / n_runs
-    return centre - half, centre + half, "Student's t over seeds"
-
-
-def _crossed(
-    databases: Sequence[Hashable], rows: Sequence[Mapping[int, float]], n_runs: int, seed: int
-) -> tuple[float, float, Method]:
-    """Bounds of the mean when units (databases, or questions where there are few of them) and runs are redrawn."""
+    """The wider of two intervals of a mean: a bootstrap of databases and seeds, and Student's t over the seeds."""
     import numpy as np
 
+    # Units (databases, or questions where there are few of them) and runs are redrawn, each for itself.
     by_database = len(set(databases)) >= MIN_CLUSTERS
     names: Sequence[Hashable] = databases if by_database else range(len(rows))
     place = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    totals, counts = np.zeros((len(place), n_runs)), np.zeros((len(place), n_runs))
+    totals, counts = np.zeros((len(place), n_runs)), np.zeros((len(place), n_runs))  # (units, runs)
     for name, row in zip(names, rows, strict=True):
         for number, value in row.items():
             totals[place[name], number] += value
             counts[place[name], number] += 1
-    low, high = _bounds(totals, counts, seed)
-    return low, high, "bootstrap by database and seed" if by_database else "bootstrap by question and seed"
+    low, high = crossed_bootstrap(totals, counts, seed)
+    by_run = [[row[number] for row in rows if number in row] for number in range(n_runs)]
+    means = [math.fsum(values) / len(values) for values in by_run]
+    half = student(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
+    if 2 * half <= high - low:
+        return low, high, "bootstrap by database and seed" if by_database else "bootstrap by question and seed"
+    centre = math.fsum(means) / n_runs
+    return centre - half, centre + half, "Student's t over seeds"
 
 
-def _bounds(totals: Matrix, counts: Matrix, seed: int) -> tuple[float, float]:
-    """The percentile interval of sum / count, `totals` and `counts` being (units, runs)."""
+def crossed_bootstrap(totals: Matrix, counts: Matrix, seed: int) -> tuple[float, float]:
+    """The percentile interval of sum / count over redrawn units and redrawn runs.
+
+    Args:
+        totals, counts: (units, runs).
+    """
     import numpy as np
 
     draw = np.random.default_rng(seed)
@@ -378,5 +363,5 @@ def _bounds(totals: Matrix, counts: Matrix, seed: int) -> tuple[float, float]:
     of_runs = draw.multinomial(runs, np.full(runs, 1 / runs), RESAMPLES)
     sums, sizes = ((of_units @ totals) * of_runs).sum(1), ((of_units @ counts) * of_runs).sum(1)
     means = np.sort(sums[sizes > 0] / sizes[sizes > 0])
-    low, high = (np.quantile(means, share, method="inverted_cdf") for share in (0.025, 0.975))
-    return float(low), float(high)
+    low, high = (float(np.quantile(means, share, method="inverted_cdf")) for share in (0.025, 0.975))
+    return low, high

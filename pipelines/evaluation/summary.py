@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import metrics
@@ -11,7 +11,7 @@ from pipelines.evaluation.metrics import KPoint, Measure, Spread
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
-from pipelines.sql.diagnoses import ERROR_CLASSES, Diagnosis
+from pipelines.sql.diagnoses import ERROR_CLASSES
 
 KS = (1, 2, 4, 8)
 BIRD_LEVELS = ("simple", "moderate", "challenging")
@@ -67,7 +67,43 @@ class Summary:
 
     def flat(self) -> dict[str, float]:
         """The figures as a flat mapping of numbers, for a stage's `metrics.json` and for a tracker."""
-        return dict(_flat(self))
+        flat: dict[str, float] = {
+            "n_questions": self.n_questions,
+            "n_databases": self.n_databases,
+            "n_broken": self.n_broken,
+        }
+        if self.ex_with_broken is not None:
+            flat[f"ex_{self.equality}_with_broken"] = self.ex_with_broken
+        if self.n_unasked:
+            flat["n_unasked"] = self.n_unasked
+        if self.left_out:
+            flat["n_left_out"] = sum(self.left_out.values())
+
+        def add(name: str, measure: Measure | None) -> None:
+            if isinstance(measure, Spread):
+                flat[f"{name}_mean"] = measure.mean
+            elif isinstance(measure, Estimate):
+                flat.update({name: measure.value, f"{name}_low": measure.low, f"{name}_high": measure.high})
+            elif measure is not None:
+                flat[name] = measure
+
+        for name, estimate in self.ex.items():
+            add(f"ex_{name}", estimate)
+        add("sampled", self.sampled)
+        for point in self.points:
+            flat[f"pass_at_{point.k}"] = point.pass_at.value
+            flat[f"average_at_{point.k}"] = point.average_at.value
+            flat[f"majority_at_{point.k}"] = point.majority_at.value
+        for name, measure in self.measured.items():
+            add(name, measure)
+        flat |= {f"errors_{name}": count for name, count in self.errors.items()}
+        for prefix, levels in (("", self.by_hardness), ("difficulty_", self.by_difficulty)):
+            for level in levels:
+                if level.ex is not None:
+                    flat[f"ex_{self.equality}_{prefix}{level.name}"] = level.ex.value
+                if level.turns is not None:
+                    flat[f"turns_{prefix}{level.name}"] = level.turns.mean
+        return flat
 
 
 def summarise(
@@ -94,130 +130,61 @@ def summarise(
     sampled = [record for record in good if record.mode == "sampled"]
     chief = greedy or sampled
     wrong = [diagnosis for record in chief if (diagnosis := record.wrong(equality)) is not None]
+    of_class = Counter(diagnosis.error for diagnosis in wrong)
+    accuracies = {name: metrics.execution_accuracy(greedy, name, seed) for name in (greedy[0].scores if greedy else ())}
+    points = (metrics.k_point(sampled, equality, k, rule, seed) for k in sorted(set(ks)))
+
+    def counts(words: Iterable[str]) -> dict[str, int]:
+        """The number of times that each word comes, the most frequent first."""
+        return dict(sorted(Counter(words).items(), key=lambda item: (-item[1], item[0])))
+
+    def slices(key: Callable[[EpisodeRecord], str], order: Sequence[str] = ()) -> tuple[Level, ...]:
+        """The figures of each slice, in the given order, then by name; records without a name are in none."""
+        groups = metrics.group((record for record in good if key(record)), key)
+        names = [name for name in order if name in groups] + sorted(set(groups) - set(order))
+        return tuple(_level(name.strip(), groups[name], equality, seed) for name in names)
+
+    with_broken = None
+    if len(good) < len(records):  # over all questions of the greedy episodes, or of the samples if there are none
+        asked = [record for record in records if record.mode == "greedy"] or records
+        rights = [
+            [0.0 if record.broken else record.score(equality) for record in members]
+            for members in metrics.group(asked, lambda record: record.example_id).values()
+        ]
+        with_broken = math.fsum(math.fsum(scores) / len(scores) for scores in rights) / len(rights)
     return Summary(
         equality=equality,
         n_questions=len({record.example_id for record in good}),
         n_databases=len({record.database for record in good}),
         n_broken=len(records) - len(good),
-        failures=_counts(record.failure for record in records if record.failure is not None),
-        ex=_accuracies(greedy, seed),
+        failures=counts(record.failure for record in records if record.failure is not None),
+        ex={name: estimate for name, estimate in accuracies.items() if estimate is not None},
         sampled=metrics.execution_accuracy(sampled, equality, seed),
-        points=tuple(_points(sampled, equality, ks, rule, seed)),
+        points=tuple(point for point in points if point is not None),
         measured=metrics.measured(chief, equality, seed, more),
-        errors=_errors(wrong),
-        hints=_counts(kind for diagnosis in wrong for kind in {hint.kind for hint in diagnosis.hints}),
-        by_hardness=_levels(good, lambda record: record.hardness, HARDNESS_LEVELS, equality, seed),
-        by_difficulty=_levels(good, lambda record: record.difficulty, BIRD_LEVELS, equality, seed),
-        by_database=_levels(good, lambda record: record.database, (), equality, seed),
-        by_links=_levels(good, _links, (), equality, seed),
+        errors={name: of_class[name] for name in ERROR_CLASSES},  # every class, so that tables of two systems line up
+        hints=counts(kind for diagnosis in wrong for kind in {hint.kind for hint in diagnosis.hints}),
+        by_hardness=slices(lambda record: record.hardness, HARDNESS_LEVELS),
+        by_difficulty=slices(lambda record: record.difficulty, BIRD_LEVELS),
+        by_database=slices(lambda record: record.database),
+        # The number of columns that gold names, as text that sorts: " 2", "10".
+        by_links=slices(lambda record: f"{record.linking.columns.gold:2d}" if record.linking is not None else ""),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
-        ex_with_broken=_with_broken(records, equality) if len(good) < len(records) else None,
+        ex_with_broken=with_broken,
     )
-
-
-def _with_broken(records: Sequence[EpisodeRecord], equality: str) -> float:
-    """EX over all questions of the greedy episodes, or of the samples where there are none: what broke is wrong."""
-    greedy = [record for record in records if record.mode == "greedy"]
-    groups = metrics.group(greedy or records, lambda record: record.example_id).values()
-    rights = ([0.0 if record.broken else record.score(equality) for record in members] for members in groups)
-    return math.fsum(math.fsum(scores) / len(scores) for scores in rights) / len(groups)
-
-
-def _accuracies(greedy: Sequence[EpisodeRecord], seed: int) -> dict[str, Estimate]:
-    names = greedy[0].scores if greedy else ()
-    estimates = {name: metrics.execution_accuracy(greedy, name, seed) for name in names}
-    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
-
-
-def _points(
-    sampled: Sequence[EpisodeRecord], equality: str, ks: Sequence[int], rule: Rule, seed: int
-) -> Iterator[KPoint]:
-    for k in sorted(set(ks)):
-        point = metrics.k_point(sampled, equality, k, rule, seed)
-        if point is not None:
-            yield point
-
-
-def _counts(words: Iterator[str]) -> dict[str, int]:
-    """How often each word comes, the most frequent first."""
-    return dict(sorted(Counter(words).items(), key=lambda item: (-item[1], item[0])))
-
-
-def _errors(wrong: Sequence[Diagnosis]) -> dict[str, int]:
-    """Wrong episodes by class; every class is there, so that tables of two systems line up."""
-    counts = Counter(diagnosis.error for diagnosis in wrong)
-    return {name: counts[name] for name in ERROR_CLASSES}
-
-
-def _links(record: EpisodeRecord) -> str:
-    """How many columns gold names, in words that sort: "2", "10"."""
-    return f"{record.linking.columns.gold:2d}" if record.linking is not None else ""
-
-
-def _levels(
-    records: Sequence[EpisodeRecord],
-    key: Callable[[EpisodeRecord], str],
-    order: Sequence[str],
-    equality: str,
-    seed: int,
-) -> tuple[Level, ...]:
-    """The figures of each slice, in the given order, then by name; records without a name are in none."""
-    groups = metrics.group((record for record in records if key(record)), key)
-    names = [name for name in order if name in groups] + sorted(set(groups) - set(order))
-    return tuple(_level(name.strip(), groups[name], equality, seed) for name in names)
 
 
 def _level(name: str, records: Sequence[EpisodeRecord], equality: str, seed: int) -> Level:
     greedy = [record for record in records if record.mode == "greedy"]
     sampled = [record for record in records if record.mode == "sampled"]
-    chief = greedy or sampled
+    costs = {
+        cost: metrics.cost(greedy or sampled, metrics.EPISODE_METRICS[cost].value)
+        for cost in ("turns", "tokens_in", "tokens_out", "reasoning_chars")
+    }
     return Level(
         name=name,
         n=len({record.example_id for record in records}),
         ex=metrics.execution_accuracy(greedy, equality, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
-        turns=metrics.turns(chief),
-        tokens_in=metrics.tokens_in(chief),
-        tokens_out=metrics.tokens_out(chief),
-        reasoning_chars=metrics.reasoning_chars(chief),
+        **costs,
     )
-
-
-def _flat(summary: Summary) -> Iterator[tuple[str, float]]:
-    yield "n_questions", summary.n_questions
-    yield "n_databases", summary.n_databases
-    yield "n_broken", summary.n_broken
-    if summary.ex_with_broken is not None:
-        yield f"ex_{summary.equality}_with_broken", summary.ex_with_broken
-    if summary.n_unasked:
-        yield "n_unasked", summary.n_unasked
-    if summary.left_out:
-        yield "n_left_out", sum(summary.left_out.values())
-    for name, estimate in summary.ex.items():
-        yield from _bounds(f"ex_{name}", estimate)
-    yield from _bounds("sampled", summary.sampled)
-    for point in summary.points:
-        yield f"pass_at_{point.k}", point.pass_at.value
-        yield f"average_at_{point.k}", point.average_at.value
-        yield f"majority_at_{point.k}", point.majority_at.value
-    for name, measure in summary.measured.items():
-        if isinstance(measure, Spread):
-            yield f"{name}_mean", measure.mean
-        elif isinstance(measure, Estimate):
-            yield from _bounds(name, measure)
-        else:
-            yield name, measure
-    yield from ((f"errors_{name}", count) for name, count in summary.errors.items())
-    for prefix, levels in (("", summary.by_hardness), ("difficulty_", summary.by_difficulty)):
-        for level in levels:
-            if level.ex is not None:
-                yield f"ex_{summary.equality}_{prefix}{level.name}", level.ex.value
-            if level.turns is not None:
-                yield f"turns_{prefix}{level.name}", level.turns.mean
-
-
-def _bounds(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float]]:
-    if estimate is not None:
-        yield name, estimate.value
-        yield f"{name}_low", estimate.low
-        yield f"{name}_high", estimate.high

@@ -104,20 +104,16 @@ def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
         raise ValueError("a vote needs candidates")
     ordered = sorted(candidates, key=lambda candidate: candidate.sample)
     groups: dict[str | None, list[Candidate]] = {}
-    for candidate in _voters(ordered, rule):
+    voters = [candidate for candidate in ordered if rule.failing == "vote" or candidate.signature is not None]
+    if rule.empty == "last":
+        voters = [candidate for candidate in voters if not candidate.empty] or voters
+    for candidate in voters:
         groups.setdefault(candidate.signature, []).append(candidate)
     if not groups:
         return Vote(ordered[0], tied=False)
     sizes = [len(group) for group in groups.values()]
     best = max(groups.values(), key=len)  # the first of the largest: groups stand by their earliest sample
     return Vote(best[0], tied=sizes.count(len(best)) > 1)
-
-
-def _voters(ordered: Sequence[Candidate], rule: Rule) -> list[Candidate]:
-    voters = [candidate for candidate in ordered if rule.failing == "vote" or candidate.signature is not None]
-    if rule.empty == "last":
-        return [candidate for candidate in voters if not candidate.empty] or voters
-    return voters
 
 
 def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, seed: int = 0) -> Consensus:
@@ -128,15 +124,13 @@ def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, s
     """
     if not 1 <= k <= len(candidates):
         raise ValueError(f"no majority@{k} of {len(candidates)} candidates")
-    votes = [vote(subset, rule) for subset in _subsets(candidates, k, seed)]
+    if math.comb(len(candidates), k) <= MAX_SUBSETS:
+        subsets = list(itertools.combinations(candidates, k))
+    else:
+        draw = random.Random(seed)
+        subsets = [tuple(draw.sample(candidates, k)) for _ in range(MAX_SUBSETS)]
+    votes = [vote(subset, rule) for subset in subsets]
     return Consensus(
         score=math.fsum(vote.winner.score for vote in votes) / len(votes),
         tied=sum(vote.tied for vote in votes) / len(votes),
     )
-
-
-def _subsets(candidates: Sequence[Candidate], k: int, seed: int) -> list[tuple[Candidate, ...]]:
-    if math.comb(len(candidates), k) <= MAX_SUBSETS:
-        return list(itertools.combinations(candidates, k))
-    draw = random.Random(seed)
-    return [tuple(draw.sample(candidates, k)) for _ in range(MAX_SUBSETS)]

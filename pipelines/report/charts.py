@@ -23,6 +23,10 @@ class Html(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """The same, for templates that escape everything else."""
+        return self
+
 
 Child = str | float | None | Iterable["Child"]
 
@@ -40,10 +44,10 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-").replace("viewbox", "viewBox")
-    return f" {name}" if value is True else f' {name}="{html.escape(_text(value))}"'
+    return f" {name}" if value is True else f' {name}="{html.escape(text_of(value))}"'
 
 
-def _text(value: str | float) -> str:
+def text_of(value: str | float) -> str:
     """A value as text; coordinates need no more than two decimals."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
@@ -59,7 +63,7 @@ def join(*children: Child) -> Html:
         if isinstance(child, Html):
             parts.append(child)
         elif isinstance(child, str | int | float):
-            parts.append(html.escape(_text(child), quote=False))
+            parts.append(html.escape(text_of(child), quote=False))
         else:
             parts.append(join(*child))
     return Html("".join(parts))

@@ -1,9 +1,11 @@
 """What a report is made of: systems with their records and trajectories, and what surrounds them."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from pipelines.core.errors import SqltrainError
 from pipelines.core.types import Database, Example, ExecutionStatus, Trajectory
 from pipelines.databases import card
 from pipelines.databases.named import OpenableDatabase
@@ -92,7 +94,33 @@ class ReportData:
         return tuple(result for result in results if result is not None)
 
 
-# A prediction file as an evaluated system: its records and all that a report shows of them.
+def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Schema]) -> ReportData:
+    """The same with all that the reader shows beside trajectories: schemas, and the first rows of wrong results.
+
+    A database that cannot be opened leaves its questions readable.
+    """
+    schemas: dict[str, str] = {}
+    for database in dict.fromkeys(example.database for example in data.examples.values()):
+        with contextlib.suppress(SqltrainError):
+            schemas[database.id] = render(schema(database), "ddl")
+    readable = [
+        record
+        for system in data.systems
+        for record in system.records
+        if record.database in schemas and record.example_id in data.examples
+    ]
+    return dataclasses.replace(data, schemas=schemas, results=evaluate.previews(readable, data.examples, sql))
+
+
+def schemas_by_card(sql: SqlEngine) -> Callable[[Database], Schema]:
+    """The schema of any database, as its card shows it if it has one; each is read once."""
+    cards = card.by_database()
+
+    @functools.cache
+    def schema(database: Database) -> Schema:
+        return OpenableDatabase(database, database.location, cards.get(identity(database.location))).schema(sql)
+
+    return schema
 
 
 def as_report(
@@ -113,38 +141,23 @@ def as_report(
         equalities: the first is the headline.
         verdicts: of the predictions, in their order, where they are known; they may be of more equalities.
     """
-    examples = {str(idx): _example(idx, gold[idx], databases[gold[idx].db_id]) for idx in predictions}
+    examples = {}
+    for idx in map(str, predictions):
+        query = gold[int(idx)]
+        level = {"difficulty": query.difficulty} if query.difficulty else {}
+        database = databases[query.db_id]
+        examples[idx] = Example(idx, query.question, database, query.sql, query.evidence, meta=level)
     answers = [evaluate.of_prediction(str(idx), text or None, name) for idx, text in predictions.items()]
     unanswered = {"no prediction": len(gold) - len(predictions)} if len(predictions) < len(gold) else {}
-    cards = card.by_database()
-
-    @functools.cache
-    def schemas(database: Database) -> Schema:
-        return OpenableDatabase(database, database.location, cards.get(identity(database.location))).schema(sql)
-
+    schemas = schemas_by_card(sql)
     if verdicts is not None:
-        pairs = zip(verdicts, predictions.values(), strict=True)
-        verdicts = [_of_equalities(verdict, text, equalities) for verdict, text in pairs]
+        chosen = []
+        for verdict, text in zip(verdicts, predictions.values(), strict=True):
+            verdict = dataclasses.replace(verdict, scores={each: verdict.scores[each] for each in equalities})
+            if not text and verdict.gold is ExecutionStatus.OK:  # an empty prediction is judged as a missing one
+                verdict = dataclasses.replace(verdict, predicted=None, error_class=None)
+            chosen.append(verdict)
+        verdicts = chosen
     records = evaluate.evaluate(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
-    usable = {examples[record.example_id].database for record in records if not record.broken}
-    return ReportData(
-        title=name,
-        equality=equalities[0],
-        systems=(System(name, tuple(records), tuple(answers), left_out=unanswered),),
-        examples=examples,
-        schemas={database.id: render(schemas(database), "ddl") for database in usable},
-        results=evaluate.previews(records, examples, sql),
-    )
-
-
-def _of_equalities(verdict: Verdict, predicted: str, equalities: Sequence[str]) -> Verdict:
-    """A verdict under these equalities alone; of an empty prediction, as one of none."""
-    scores = {name: verdict.scores[name] for name in equalities}
-    if predicted or verdict.gold is not ExecutionStatus.OK:
-        return dataclasses.replace(verdict, scores=scores)
-    return dataclasses.replace(verdict, scores=scores, predicted=None, error_class=None)
-
-
-def _example(idx: int, gold: GoldQuery, database: Database) -> Example:
-    level = {"difficulty": gold.difficulty} if gold.difficulty else {}
-    return Example(str(idx), gold.question, database, gold.sql, gold.evidence, meta=level)
+    system = System(name, tuple(records), tuple(answers), left_out=unanswered)
+    return with_texts(ReportData(name, equalities[0], (system,), examples), sql, schemas)

@@ -1,14 +1,11 @@
 """The report of an evaluation: one self-contained HTML page, and its tables as Markdown, LaTeX and CSV."""
 
-import contextlib
-import dataclasses
 import os
 from pathlib import Path
 
-from pipelines.core.errors import SqltrainError
 from pipelines.evaluation.record import Preview
 from pipelines.report import formats, report_tables
-from pipelines.report.data import ReportData, System
+from pipelines.report.data import ReportData, System, schemas_by_card, with_texts
 from pipelines.report.page import document
 
 __all__ = [
@@ -39,28 +36,10 @@ def write(data: ReportData, path: Path) -> None:
 def with_results(data: ReportData) -> ReportData:
     """The same with the schemas and the first rows of wrong results, of the databases that are there."""
     from pipelines.databases import card
-    from pipelines.databases.named import OpenableDatabase
-    from pipelines.evaluation.evaluate import previews
-    from pipelines.sql.dialects.hiding import identity
     from pipelines.sql.engine import Limits, SqlEngine
-    from pipelines.sql.schema import render
 
-    schemas: dict[str, str] = {}
-    cards = card.by_database()
     with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0)), hidden=card.hidden()) as sql:
-        for example in data.examples.values():
-            database = example.database
-            if database.id not in schemas:
-                where = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
-                with contextlib.suppress(SqltrainError):  # a database that is gone since leaves its questions readable
-                    schemas[database.id] = render(where.schema(sql), "ddl")
-        previewed = [
-            record
-            for system in data.systems
-            for record in system.records
-            if record.database in schemas and record.example_id in data.examples
-        ]
-        return dataclasses.replace(data, schemas=schemas, results=previews(previewed, data.examples, sql))
+        return with_texts(data, sql, schemas_by_card(sql))
 
 
 def write_all(data: ReportData, folder: Path) -> None:

@@ -12,12 +12,10 @@ from pipelines.core.files import read_json, read_lines, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.evaluation.evaluate import previews
 from pipelines.evaluation.voting import Rule
 from pipelines.recipe.config import Recipe, Source
 from pipelines.report import writer
-from pipelines.report.data import ReportData, System
-from pipelines.sql.schema import render
+from pipelines.report.data import ReportData, System, with_texts
 from pipelines.stages import evaluate
 from pipelines.stages.context import Context, examples
 from pipelines.stages.evaluate import EFFICIENCY, ONCE, SELECTED, latencies, records
@@ -66,16 +64,11 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     """A report of any systems that answered the questions of a finished `test` stage."""
     ids = {record.example_id for system in systems for record in system.records}
     questions = {example.id: example for example in examples(test, "test") if example.id in ids}
-    schema = schemas(recipe)
-    with sql_engine(recipe) as sql:
-        results = previews([record for system in systems for record in system.records], questions, sql)
-    return ReportData(
+    data = ReportData(
         title=recipe.name,
         equality=recipe.headline,
         systems=systems,
         examples=questions,
-        schemas={example.database.id: render(schema(example.database), "ddl") for example in questions.values()},
-        results=results,
         facts={
             "recipe": recipe.name,
             "benchmark": recipe.benchmark.name,
@@ -92,6 +85,8 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
         metrics=recipe.evaluation.metrics,
         seed=recipe.seed,
     )
+    with sql_engine(recipe) as sql:
+        return with_texts(data, sql, schemas(recipe))
 
 
 def _sampling(recipe: Recipe) -> str:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from pipelines.core.registry import METRICS
 from pipelines.core.types import ExecutionStatus, SchemaItems
 from pipelines.evaluation import metrics
 from pipelines.evaluation.record import EpisodeRecord, Linking, Overlap
 from pipelines.evaluation.voting import Rule, majority_at_k
 
 Make = Callable[..., EpisodeRecord]
+
+
+def of(name: str, records: list[EpisodeRecord]) -> Any:
+    """The figure of a registered metric."""
+    return METRICS[name].measure(records, "strict", 0)
 
 
 def samples(record: Make, letters: str, **changes: object) -> list[EpisodeRecord]:
@@ -42,8 +49,9 @@ def test_a_question_with_many_samples_counts_once(record: Make) -> None:
 def test_no_records_give_no_figure(record: Make) -> None:
     assert metrics.execution_accuracy([record(broken=True)], "strict") is None
     assert metrics.k_point([], "strict", 1) is None
-    assert metrics.linking([record()]) is None
-    assert metrics.probe_share([record()]) is None
+    assert of("linking_jaccard", [record()]) is None
+    assert of("linking_n", [record()]) is None
+    assert of("probes", [record()]) is None
     assert metrics.cost([record(tokens_out=None)], lambda each: each.tokens_out) is None
 
 
@@ -148,7 +156,7 @@ def test_the_probe_share_is_of_the_questions_that_need_one(record: Make) -> None
         record(example_id="c", needs_probe=False, tool_calls=3),
         record(example_id="d", needs_probe=None, tool_calls=0),
     ]
-    found = metrics.probe_share(records)
+    found = of("probes", records)
     assert found is not None
     assert (found.value, found.n) == (0.5, 2)
 
@@ -160,7 +168,7 @@ def test_the_syntax_rate_is_the_share_of_answers_that_ran(record: Make) -> None:
         record(0.0, example_id="c", status=None, final_sql=None),
         record(0.0, example_id="d", status=ExecutionStatus.TIMEOUT),
     ]
-    found = metrics.syntax_rate(records)
+    found = of("syntax", records)
     assert found is not None
     assert found.value == 0.25
 
@@ -204,9 +212,9 @@ def test_linking_means_over_episodes(record: Make) -> None:
         record(linking=None),
         record(linking=Linking.of(None, gold), broken=True),
     ]
-    found = metrics.linking(records)
-    assert found is not None
-    assert dataclasses.astuple(found) == (1.0, 1.0, 1.0, 0.75, 0.5, pytest.approx((1 + 2 / 3) / 2), 2)
+    fields = ("table_precision", "table_recall", "column_precision", "column_recall", "exact", "jaccard", "n")
+    found = tuple(of(f"linking_{field}", records) for field in fields)
+    assert found == (1.0, 1.0, 1.0, 0.75, 0.5, pytest.approx((1 + 2 / 3) / 2), 2)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +236,9 @@ def test_listing_everything_first_and_unverified_names_are_shares_of_those_that_
         record(example_id="c", lists_first=False),  # explored and never proposed
         record(example_id="d"),  # an agent without phases
     ]
-    listing, unverified = metrics.listing_share(records), metrics.unverified_share(records)
+    listing, unverified = of("listing", records), of("unverified", records)
     assert listing is not None
     assert unverified is not None
     assert (listing.value, listing.n) == (pytest.approx(1 / 3), 3)
     assert (unverified.value, unverified.n) == (0.5, 2)
-    assert metrics.listing_share(records[3:]) is None
+    assert of("listing", records[3:]) is None

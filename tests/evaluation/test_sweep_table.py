@@ -245,4 +245,4 @@ def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place() 
 def test_runs_are_redrawn_as_databases_are() -> None:
     """Three runs that are right in no, half and all of 12 databases: the first alone comes at 1/27, more than 2.5 %."""
     totals = np.outer(np.ones(12), [0.0, 0.5, 1.0])
-    assert seeds._bounds(totals, np.ones((12, 3)), 0) == (0.0, 1.0)
+    assert seeds.crossed_bootstrap(totals, np.ones((12, 3)), 0) == (0.0, 1.0)

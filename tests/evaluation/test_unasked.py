@@ -69,7 +69,7 @@ def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malforme
     stops = [one.stop for one in trajectories(done)]
     assert stops == [StopReason.TURN_LIMIT] * 3 + [StopReason.UNASKED] * 6
     system = System("base", tuple(evaluate.records(done, "greedy")), tuple(trajectories(done)))
-    (warning,) = page._warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
+    (warning,) = page.warnings(ReportData(title="t", equality="strict", systems=(system,), examples={}))
     assert "base: 6 episodes were not asked" in warning
     assert "not asked" in [column.name for column in terminal.figures({"base": system_summary(system)}).columns]
 

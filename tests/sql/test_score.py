@@ -135,7 +135,7 @@ def test_a_report_classes_the_errors_and_can_be_compared(folder: Path) -> None:
     page = (folder / "mine" / "report.html").read_text()
     assert "question 2" in page
     assert "2 of 6 episodes (33.3 %) are broken" in page
-    assert (folder / "mine" / "tables" / "errors.parquet").is_file()
+    assert (folder / "mine" / "tables" / "errors.csv").is_file()
     with pytest.raises(UserError, match="no measure of time"):
         run(folder, "--equality", "r_ves", "--timeout", "1", "--report", str(folder / "mine"))
 
