@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.rollout.engine import Queue
+from pipelines.rollout.engine import EpisodeQueue
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -79,7 +79,7 @@ class Schedule:
 
 
 def decode(
-    episodes: Sequence[Episode], slots: int, costs: tuple[float, float], queue: Queue | None = None
+    episodes: Sequence[Episode], slots: int, costs: tuple[float, float], queue: EpisodeQueue | None = None
 ) -> tuple[float, float, int]:
     """One device's part of a generation: its seconds, those in which it decodes, and its decode steps.
 
@@ -89,7 +89,7 @@ def decode(
         queue: says which episode begins next; None takes them as they are.
     """
     base, each = costs
-    queue = queue or Queue([""] * len(episodes), longest_first=False)
+    queue = queue or EpisodeQueue([""] * len(episodes), longest_first=False)
     now, busy, steps = 0.0, 0.0, 0.0
     decoding: list[tuple[float, int, int]] = []  # the step at which a turn ends, its episode, its index
     away: list[tuple[float, int, int]] = []  # when its query is done, the episode, its next turn
@@ -220,7 +220,9 @@ def order_table(group: int, slots: int) -> list[str]:
             episodes = made_up(random.Random(seed), ratio * slots // group, group)
             names = [str(index // group) for index in range(len(episodes))]
             known = sorted(episodes, key=lambda episode: -sum(tokens for tokens, _ in episode))
-            for index, (batch, queue) in enumerate(((episodes, None), (episodes, Queue(names, True)), (known, None))):
+            for index, (batch, queue) in enumerate(
+                ((episodes, None), (episodes, EpisodeQueue(names, True)), (known, None))
+            ):
                 spent[index] += decode(batch, slots, MADE_UP_S, queue)[0] / ORDERS
         plain, likely, best = spent
         rows.append(

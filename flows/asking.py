@@ -45,7 +45,7 @@ def ask(
     from pipelines.databases.of_recipe import completed
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import RolloutEngine
-    from pipelines.rollout.env import EpisodeRequest
+    from pipelines.rollout.env import EpisodeRequest, ResultEvent
     from pipelines.rollout.policies.making import local_policy
     from pipelines.serving.agent import why_unanswered
     from pipelines.teachers.experts import linking
@@ -62,9 +62,11 @@ def ask(
             recipe.protocol.max_turns_eval,
             lambda _: schema,
         )
-        rollout.on_turn = lambda turn: show(_shown(turn))
         asked = completed([where.example(question)], recipe, lambda _: schema, sql, linking(recipe.data.linker))
-        (trajectory,) = rollout.run([EpisodeRequest(asked[0], 0, recipe.seed)])
+        (trajectory,) = rollout.run(
+            [EpisodeRequest(asked[0], 0, recipe.seed)],
+            on_event=lambda event: show(_shown(event.turn)) if isinstance(event, ResultEvent) else None,
+        )
         if trajectory.stop is StopReason.BROKEN:
             failure = str(trajectory.failure)
             if failure.islower():  # of the sandbox

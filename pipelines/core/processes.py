@@ -71,6 +71,7 @@ def run_to_parents_end(parent: int, mode: str, command: list[str]) -> int:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 @contextmanager

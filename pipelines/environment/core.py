@@ -17,6 +17,7 @@ import contextlib
 import functools
 import json
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from pipelines.core.types import (
     ActionKind,
     Database,
     Example,
+    ExecutionResult,
     Outcome,
     StopReason,
     Trajectory,
@@ -45,7 +47,18 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric, endpoint_of
-from pipelines.rollout.env import Episode, EpisodeRequest, Rules
+from pipelines.rollout.env import (
+    DriverRequest,
+    EndEvent,
+    Episode,
+    EpisodeEvent,
+    EpisodeRequest,
+    ResultEvent,
+    Rules,
+    SqlRequest,
+    TurnEvent,
+    UserRequest,
+)
 from pipelines.rollout.policies.base import Completion
 from pipelines.rollout.user import reply, simulated_user
 from pipelines.sql.dialects.dialect import of_file
@@ -75,6 +88,8 @@ class Session:
     def __init__(self, environment: Environment, example: Example, episode: Episode) -> None:
         self._environment, self._episode = environment, episode
         self.example = example
+        self._driver = episode.play()
+        self._due = next(self._driver)
 
     @property
     def messages(self) -> Messages:
@@ -84,7 +99,7 @@ class Session:
     @property
     def stop(self) -> tuple[str, ...]:
         """Texts after which the agent's turn ends; they belong to the turn."""
-        return self._episode.next_request().stop
+        return self._environment.protocol.stop
 
     @property
     def done(self) -> bool:
@@ -97,38 +112,40 @@ class Session:
         Raises:
             ValueError: the episode is over.
         """
-        sql = self._accept(text)
-        if self._asks:
-            asyncio.run(self._hear())
-        elif not self._episode.done:
-            result = None
-            if sql is not None:
-                (result,) = self._environment.sql.execute_many([(self.example.database, sql)], self._environment.rows)
-            self._episode.observe(result)
-        return self._answer()
+        environment, due = self._environment, self._accept(text)
+        while isinstance(due, SqlRequest | UserRequest):
+            if isinstance(due, UserRequest):
+                asyncio.run(self._ask_user(due))
+            else:
+                time.sleep(due.delay_s)
+                (result,) = environment.sql.execute_many([(self.example.database, due.sql)], environment.rows)
+                self._advance(result)
+            due = self._due
+        return self._result()
 
     async def step_async(self, text: str) -> StepResult:
         """As `step`, inside a running event loop: the SQL of many sessions runs side by side."""
-        sql = self._accept(text)
-        if self._asks:
-            await self._hear()
-        elif not self._episode.done:
-            result = None
-            if sql is not None:
-                result = await self._environment.sql.execute(self.example.database, sql, self._environment.rows)
-            self._episode.observe(result)
-        return await asyncio.to_thread(self._answer) if self.done else self._answer()
+        environment, due = self._environment, self._accept(text)
+        while isinstance(due, SqlRequest | UserRequest):
+            if isinstance(due, UserRequest):
+                await self._ask_user(due)
+            else:
+                if due.attempt:
+                    await asyncio.sleep(due.delay_s)
+                self._advance(await environment.sql.execute(self.example.database, due.sql, environment.rows))
+            due = self._due
+        return await asyncio.to_thread(self._result) if self.done else self._result()
 
     def closed(self, text: str) -> str:
         """A turn that a server ended at one of `stop`, with that text, which most servers leave out."""
         return close_tag(text, self.stop, None)
 
     def query(self, sql: str) -> StepResult:
-        """The turn that runs a statement, for agents that call tools. Raises what `step` does."""
+        """The turn that runs a statement, for agents that call tools. Raises as `step` does."""
         return self.step(self._environment.turn(ActionKind.SQL, sql))
 
     def answer(self, sql: str) -> StepResult:
-        """The turn that answers with a statement, for agents that call tools. Raises what `step` does."""
+        """The turn that answers with a statement, for agents that call tools. Raises as `step` does."""
         return self.step(self._environment.turn(ActionKind.SOLUTION, sql))
 
     def give_up(self) -> StepResult:
@@ -138,33 +155,40 @@ class Session:
             step = self.step("")
         return step
 
-    @property
-    def _asks(self) -> bool:
-        """Whether the agent's turn is a question to the user."""
-        return not self.done and bool(self._episode.questions)
+    def _accept(self, text: str) -> DriverRequest | EpisodeEvent:
+        if self.done:
+            raise ValueError("the episode is over; begin another one with reset")
+        # As a server would stop it: at the first stop string outside a thinking block.
+        said = cut(text, self.stop)
+        while len(said) < len(text) and self._environment.protocol.thinking(said):
+            said += cut(text[len(said) :], self.stop)
+        return self._advance(Completion(said))
 
-    async def _hear(self) -> None:
-        """Hand the user's answer to the agent; an endpoint that fails breaks the episode."""
-        environment, episode = self._environment, self._episode
-        user, questions = environment.user, episode.questions
+    def _advance(self, answer: Completion | ExecutionResult | str) -> DriverRequest | EpisodeEvent:
+        """Go on to the driver's next request, or to its end."""
+        self._due = self._driver.send(answer)
+        while isinstance(self._due, TurnEvent | ResultEvent):
+            self._due = next(self._driver)
+        return self._due
+
+    async def _ask_user(self, due: UserRequest) -> None:
+        """Show the user's answer to the agent; an endpoint that fails breaks the episode."""
+        environment = self._environment
         environment.asking += 1
         try:
-            episode.hear(await reply(user, environment.protocol, self.example, questions, episode.sample))
+            self._advance(
+                await reply(environment.user, environment.protocol, self.example, due.questions, self._episode.sample)
+            )
         except EndpointError as error:
-            episode.fail(type(error).__name__)
+            self._due = self._driver.throw(error)
         finally:
             environment.asking -= 1
             if not environment.asking:
-                await user.close()
+                await environment.user.close()
 
-    def _accept(self, text: str) -> str | None:
-        if self.done:
-            raise ValueError("the episode is over; begin another one with reset")
-        return self._episode.accept(Completion(cut(text, self.stop)))  # as a server would stop it
-
-    def _answer(self) -> StepResult:
-        if self.done:
-            return self._environment.score(self._episode.trajectory(), self.example)
+    def _result(self) -> StepResult:
+        if isinstance(self._due, EndEvent):
+            return self._environment.score(self._due.trajectory, self.example)
         return StepResult(self._episode.last_turn.observation, None, False)
 
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.core.errors import BoundaryError, DataError, EndpointError, UserError
-from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.core.types import Database, ExecutionResult, StopReason, Trajectory
 from pipelines.recipe.section import Sampling
-from pipelines.rollout.env import Episode, EpisodeRequest, Rules
-from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.rollout.env import (
+    ATTEMPTS,
+    BACKOFF_S,
+    DriverRequest,
+    EndEvent,
+    Episode,
+    EpisodeBroken,
+    EpisodeEvent,
+    EpisodeRequest,
+    Rules,
+    SqlRequest,
+    UserRequest,
+)
+from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.rollout.user import User, reply, simulated_user
 
 if TYPE_CHECKING:
@@ -22,12 +35,13 @@ if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
     from pipelines.sql.schema import Schema
 
+FIRST_EPISODES = 32  # episodes that may break before a first one does not
 
-# Which episode of a run begins next: as they come, or those that are likely to be long first.
+log = logging.getLogger(__name__)
 
 
-class Queue:
-    """Episodes that wait to begin.
+class EpisodeQueue:
+    """Episodes that wait to begin: in their order, or those first that are likely to be long.
 
     Args:
         questions: of each episode; those of the same question are alike in length.
@@ -52,34 +66,22 @@ class Queue:
         first = next(self._firsts, None)
         if first is not None:
             return first
-        question = max((name for name, indices in self._waiting.items() if indices), key=self._length, default=None)
+
+        def mean_length(question: str) -> float:
+            known = self._lengths.get(question)
+            return sum(known) / len(known) if known else float("inf")
+
+        question = max((name for name, indices in self._waiting.items() if indices), key=mean_length, default=None)
         return None if question is None else self._waiting[question].pop(0)
 
     def over(self, index: int, length: int) -> None:
         """An episode has ended, with so many tokens."""
         self._lengths.setdefault(self._questions[index], []).append(length)
 
-    def _length(self, question: str) -> float:
-        known = self._lengths.get(question)
-        return sum(known) / len(known) if known else float("inf")
-
-
-__all__ = ["EpisodeRequest", "RolloutEngine", "Timing"]
-
-ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
-BACKOFF_S = 0.05  # before the second attempt; doubled before the third
-FIRST_EPISODES = 32  # episodes that may break before a first one does not
-
-log = logging.getLogger(__name__)
-
-
-class _Broken(Exception):
-    """A boundary failed for one episode; carries the failure's class."""
-
 
 @dataclasses.dataclass(slots=True)
 class Timing:
-    """Where a run's time went, in seconds: never part of a dataset."""
+    """The seconds of a run by their use: never part of a dataset."""
 
     wall_s: float = 0.0  # of the whole run.
     # generate_s, sql_s: summed over episodes, which overlap: latencies, not shares of the wall clock.
@@ -93,18 +95,10 @@ class RolloutEngine:
 
     Args:
         sql: executes the agent's queries in its sandbox.
-        max_turns: the turn cap T; 0 forces an answer at once.
+        max_turns: the turn cap T; 0 forces an answer in the first turn.
         schemas: gives a database's schema; cached by the caller.
-        user: answers what the agent asks; by default whom the protocol names.
-
-    Attributes:
-        timing: of the last run.
+        user: answers the agent's questions; by default the user that the protocol names.
     """
-
-    # called with each turn when the agent has said it, before its SQL runs.
-    on_action: Callable[[Turn], None] | None = None
-    # called with each turn when it is over; both for a person who watches one episode.
-    on_turn: Callable[[Turn], None] | None = None
 
     def __init__(
         self,
@@ -122,31 +116,57 @@ class RolloutEngine:
         self._rules = Rules(protocol, sampling, max_turns, protocol.config.forced_final)
         self._rows = protocol.config.observation_rows
         self._user = user or simulated_user(protocol)
-        self.timing = Timing()
+        self.timing = Timing()  # of the last run
 
     def run(
-        self, requests: Sequence[EpisodeRequest], on_done: Callable[[Trajectory], None] | None = None
+        self,
+        requests: Sequence[EpisodeRequest],
+        on_done: Callable[[Trajectory], None] | None = None,
+        on_event: Callable[[EpisodeEvent], None] | None = None,
     ) -> list[Trajectory]:
         """Run episodes and return their trajectories in the order of the requests.
 
         Args:
             on_done: called with each trajectory when it ends, in no particular order.
+            on_event: called with each event of each episode (see `play`).
         """
-        return asyncio.run(self.run_async(requests, on_done))
+        return asyncio.run(self.run_async(requests, on_done, on_event))
 
     async def run_async(
-        self, requests: Sequence[EpisodeRequest], on_done: Callable[[Trajectory], None] | None = None
+        self,
+        requests: Sequence[EpisodeRequest],
+        on_done: Callable[[Trajectory], None] | None = None,
+        on_event: Callable[[EpisodeEvent], None] | None = None,
     ) -> list[Trajectory]:
         """As `run`, inside a running event loop; the policy serves one run at a time."""
         self.timing = Timing()
         started = time.perf_counter()
         done: dict[int, Trajectory] = {}
-        queue = Queue([request.example.id for request in requests], self._policy.longest_first)
+        queue = EpisodeQueue([request.example.id for request in requests], self._policy.longest_first)
         workers: list[asyncio.Task[None]] = []
+
+        async def work() -> None:
+            """Run episodes from the queue, one after the other, until it is empty."""
+            while (index := queue.next()) is not None:
+                async with contextlib.aclosing(self.play(requests[index], f"{index}")) as events:
+                    async for event in events:
+                        if on_event is not None:
+                            on_event(event)
+                assert isinstance(event, EndEvent)
+                done[index] = event.trajectory
+                queue.over(index, event.trajectory.n_agent_tokens)
+                # A run in which nothing works stops, instead of working through all its episodes.
+                if len(done) == FIRST_EPISODES and all(one.stop is StopReason.BROKEN for one in done.values()):
+                    classes = ", ".join(sorted({str(one.failure) for one in done.values()}))
+                    raise BoundaryError(
+                        f"the first {FIRST_EPISODES} episodes all broke: {classes}", "The log says more."
+                    )
+                if on_done is not None:
+                    on_done(event.trajectory)
+
         try:
             await self._policy.check()
-            count = min(self._policy.live, len(requests))
-            workers += [asyncio.create_task(self._work(requests, queue, done, on_done)) for _ in range(count)]
+            workers += [asyncio.create_task(work()) for _ in range(min(self._policy.live, len(requests)))]
             await asyncio.gather(*workers)
             await self._policy.check()
         finally:
@@ -158,144 +178,71 @@ class RolloutEngine:
             self.timing.wall_s = time.perf_counter() - started
         return [done[index] for index in range(len(requests))]
 
-    async def _work(
-        self,
-        requests: Sequence[EpisodeRequest],
-        queue: Queue,
-        done: dict[int, Trajectory],
-        on_done: Callable[[Trajectory], None] | None,
-    ) -> None:
-        """Run episodes from the shared queue, one after the other, until it is empty."""
-        while (index := queue.next()) is not None:
-            trajectory = await self.episode(requests[index], f"{index}")
-            done[index] = trajectory
-            queue.over(index, trajectory.n_agent_tokens)
-            _stop_if_all_broke(done)
-            if on_done is not None:
-                on_done(trajectory)
+    async def play(self, request: EpisodeRequest, session: str) -> AsyncGenerator[EpisodeEvent]:
+        """The events of one episode, an `EndEvent` last, beside others of the same policy, which is not closed.
 
-    async def episode(self, request: EpisodeRequest, session: str) -> Trajectory:
-        """One episode beside others of the same policy, which is not closed; cancelled, it ends its statement.
+        Cancelled, it ends its statement.
 
         Args:
             session: its name, which no other episode of the policy has meanwhile.
         """
         self._policy.open(session)
         try:
-            episode = self._begin(request, session)
-            while not episode.done:
-                try:
-                    await self._turn(episode)
-                except _Broken as broken:
-                    episode.fail(str(broken))
+            try:
+                prompt = self._rules.prompt(request.example, self._schemas(request.example.database))
+            except (BoundaryError, DataError):
+                log.warning("no schema of database %s: its episodes are broken", request.example.database.id)
+                prompt = None
+            episode = Episode(request, self._rules, self._policy.name, session, prompt or (), self._policy.codec)
+            if prompt is None:
+                episode.fail("database_unavailable")
+            driver = episode.play()
+            step = next(driver)
+            while not isinstance(step, EndEvent):
+                if isinstance(step, DriverRequest):
+                    try:
+                        answer = await self._answer(step, episode)
+                    except (EpisodeBroken, EndpointError) as broken:
+                        step = driver.throw(broken)
+                    else:
+                        step = driver.send(answer)
+                else:
+                    yield step
+                    step = next(driver)
         finally:
             self._policy.release(session)
-        return episode.trajectory()
+        yield step  # after the release: its reader may begin the next episode
 
-    def _begin(self, request: EpisodeRequest, session: str) -> Episode:
-        prompt = self._prompt(request.example)
-        episode = Episode(request, self._rules, self._policy.name, session, prompt or (), self._policy.codec)
-        if prompt is None:
-            episode.fail("database_unavailable")
-        return episode
-
-    def _prompt(self, example: Example) -> tuple[tuple[str, str], ...] | None:
-        """The first messages; None when the database's schema cannot be read."""
-        try:
-            schema = self._schemas(example.database)
-        except (BoundaryError, DataError):
-            log.warning("no schema of database %s: its episodes are broken", example.database.id)
-            return None
-        return self._rules.prompt(example, schema)
-
-    async def _turn(self, episode: Episode) -> None:
-        """One agent turn and the environment's answer to it."""
+    async def _answer(self, step: DriverRequest, episode: Episode) -> Completion | ExecutionResult | str:
+        """The answer to the driver's request from the policy, the sandbox or the user."""
         started = time.perf_counter()
-        completion = await self._turn_of(episode)
-        self.timing.generate_s += time.perf_counter() - started
-        query = episode.accept(completion)
-        if self.on_action is not None:
-            self.on_action(episode.last_turn)
-        if not episode.done and episode.questions:
-            episode.hear(await self._answer(episode))
-        elif not episode.done:
-            episode.observe(None if query is None else await self._execute(episode, query))
-        if self.on_turn is not None:
-            self.on_turn(episode.last_turn)
-
-    async def _answer(self, episode: Episode) -> str:
-        """The user's answer to the agent's question."""
-        self._policy.away(episode.session)
-        try:
-            return await reply(self._user, self._rules.protocol, episode.example, episode.questions, episode.sample)
-        except EndpointError as error:  # it has been retried already
-            raise _Broken(type(error).__name__) from error
-
-    async def _turn_of(self, episode: Episode) -> Completion:
-        """The agent's turn: a stop string inside an open thinking block does not end it."""
-        request = episode.next_request()
-        completion = await self._generate(request, episode.session)
-        while (
-            completion.finish == "stop"
-            and 0 < len(completion.token_ids) < request.max_tokens
-            and completion.text.endswith(request.stop)
-            and self._rules.protocol.thinking(completion.text)
-        ):
-            so_far, budget = request.token_ids + completion.token_ids, request.max_tokens - len(completion.token_ids)
-            more = dataclasses.replace(request, token_ids=so_far, max_tokens=budget)
-            completion = self._joined(completion, await self._generate(more, episode.session))
-        return completion
-
-    def _joined(self, first: Completion, then: Completion) -> Completion:
-        """Two parts of one turn."""
-        assert self._policy.codec is not None
-        has_logprobs = bool(first.logprobs and then.logprobs)
-        return Completion(
-            self._policy.codec.decode(first.token_ids) + then.text,
-            first.token_ids + then.token_ids,
-            first.logprobs + then.logprobs if has_logprobs else (),
-            then.finish,
-        )
-
-    async def _generate(self, request: Request, session: str) -> Completion:
+        if isinstance(step, UserRequest):
+            self._policy.away(episode.session)
+            return await reply(self._user, self._rules.protocol, episode.example, step.questions, episode.sample)
+        if isinstance(step, SqlRequest):
+            if step.attempt:
+                await asyncio.sleep(step.delay_s)
+            statement = self._sql.begin(episode.database, step.sql, self._rows)
+            self._policy.away(episode.session, statement.work)
+            result = await statement.result()
+            self.timing.queries += step.attempt == 0
+            self.timing.sql_s += time.perf_counter() - started
+            return result
         for attempt in range(ATTEMPTS):
             try:
-                return await self._policy.generate(request)
-            except (UserError, asyncio.CancelledError):
+                completion = await self._policy.generate(step)
+            except (UserError, EndpointError):  # the policy has asked an endpoint again already
                 raise
-            except EndpointError as error:  # the policy has retried it already
-                raise _Broken(type(error).__name__) from error
             except Exception as error:
                 if attempt == ATTEMPTS - 1:
                     log.warning("policy %s failed %d times", self._policy.name, ATTEMPTS, exc_info=error)
-                    raise _Broken(type(error).__name__) from error
-                self._policy.away(session)
+                    raise EpisodeBroken(type(error).__name__) from error
+                self._policy.away(episode.session)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
+            else:
+                self.timing.generate_s += time.perf_counter() - started
+                return completion
         raise AssertionError("unreachable")
-
-    async def _execute(self, episode: Episode, query: str) -> ExecutionResult:
-        """The query's result; a database that is not available is asked again before that is said."""
-        started = time.perf_counter()
-        running = self._sql.begin(episode.database, query, self._rows)
-        self._policy.away(episode.session, lambda: running.work())
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                running = self._sql.begin(episode.database, query, self._rows)
-            result = await running.result()
-            if result.status is not ExecutionStatus.UNAVAILABLE:
-                break
-            await asyncio.sleep(BACKOFF_S * 2**attempt)
-        self.timing.queries += 1
-        self.timing.sql_s += time.perf_counter() - started
-        return result
-
-
-def _stop_if_all_broke(done: Mapping[int, Trajectory]) -> None:
-    """Stop a run in which nothing works, instead of working through all its episodes."""
-    if len(done) == FIRST_EPISODES and all(trajectory.stop is StopReason.BROKEN for trajectory in done.values()):
-        classes = sorted({str(trajectory.failure) for trajectory in done.values()})
-        reason = f"the first {FIRST_EPISODES} episodes all broke: {', '.join(classes)}"
-        raise BoundaryError(reason, "The log says more.")
 
 
 def episode_seed(seed: int, example_id: str, sample: int) -> int:

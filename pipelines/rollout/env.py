@@ -1,10 +1,16 @@
-"""One episode as a single-use state machine without input or output: the engine feeds it, it keeps the record."""
+"""One episode: its record, and the one driver that training, evaluation, serving and the environment read.
+
+The driver (`Episode.play`) has no input or output: it yields requests, which its reader answers with `send`, and
+events.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
+from pipelines.core.errors import EndpointError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import (
     ActionKind,
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
     from pipelines.sql.schema import Schema
 
 PROMPTS_KEPT = 256  # of questions whose episodes run side by side
+ATTEMPTS = 3  # at one turn's generation or SQL before the episode is broken
+BACKOFF_S = 0.05  # before the second attempt; doubled before the third
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,15 +46,70 @@ class EpisodeRequest:
     seed: int  # fixes all randomness of the episode.
 
 
+# Requests of the driver, beside `Request` (one agent turn, answered with a Completion).
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SqlRequest:
+    """SQL to execute for the last turn; answered with its ExecutionResult."""
+
+    sql: str
+    attempt: int  # 0-based; later ones follow a database that was not available.
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds to wait before the attempt."""
+        return BACKOFF_S * 2 ** (self.attempt - 1) if self.attempt else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UserRequest:
+    """A question of the agent to the user; answered with the user's text."""
+
+    questions: tuple[str, ...]  # of the whole episode, the new one last.
+
+
+# Events of the driver.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TurnEvent:
+    """The agent has taken a turn; its SQL has not run yet."""
+
+    turn: Turn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultEvent:
+    """The turn is over: it has its result and its observation, if the agent gets one."""
+
+    turn: Turn
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndEvent:
+    """The episode has ended; the last event."""
+
+    trajectory: Trajectory
+
+
+EpisodeEvent = TurnEvent | ResultEvent | EndEvent
+DriverRequest = Request | SqlRequest | UserRequest
+
+
+class EpisodeBroken(Exception):
+    """A boundary failed for one episode; carries the failure's class."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all episodes of a run."""
+    """Settings that all episodes of a run share."""
 
     protocol: Protocol
     # how tokens are drawn; `turn_tokens` bounds one agent turn, `episode_tokens` the whole sequence with the prompt and
     # the observations (for policies that speak tokens).
     sampling: Sampling
-    max_turns: int  # the turn cap T. With 0 and a forced final answer, the agent must answer at once.
+    max_turns: int  # the turn cap T. With 0 and a forced final answer, the agent must answer in its first turn.
     forced_final: bool  # whether the cap forces one last answer (SQL-Trail, algorithm 1, line 29).
     _prompts: dict[tuple[str, ...], tuple[Example, Schema, tuple[Message, ...]]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
@@ -64,14 +127,14 @@ class Rules:
 
 
 class Episode:
-    """The record of one episode while it grows.
+    """The record of one episode while it grows, and its driver.
 
-    In turn: `next_request`, `accept` what the policy said, execute the SQL that `accept` returned, `observe` its
-    result, or `hear` the user's answer to the last of `questions`; until `done`. Agent ids are appended as they were
-    generated; observations are encoded once.
+    `play` takes the steps in their order: `next_request`, `accept` the policy's completion, `observe` the result of its
+    SQL or `hear` the user's answer, until `done`. Agent ids are appended as they were generated; observations are
+    encoded once.
 
     Args:
-        policy: the name of what generates.
+        policy: the name of the policy.
         session: the episode's name within its run.
         prompt: the first messages.
         codec: None for policies that speak text only.
@@ -87,34 +150,32 @@ class Episode:
         codec: ChatCodec | None,
     ) -> None:
         self._request, self._rules, self._policy, self._codec = request, rules, policy, codec
-        self.session = session
+        self.session, self.example, self.sample = session, request.example, request.sample
+        self._turns: list[Turn] = []
+        self._ends: list[int] = []
+        self._stop: StopReason | None = None
+        self._failure: str | None = None
+        self._final_sql: str | None = None
+        self._query: str | None = None
+        self._kept: list[str] = []  # statements that changed the episode's copy of the database, if it has one
+        self._knows_logprobs = codec is not None
         self._forced = rules.max_turns == 0 and rules.forced_final
         if self._forced:
             role, text = prompt[-1]
             prompt = (*prompt[:-1], (role, text + self._demand()))
         self._prompt = prompt
         self._messages: list[Message] = list(prompt)
-        self._ids: list[int] = codec.prompt(prompt) if codec else []
+        self._opening = self._forced_opening()
+        self._ids: list[int] = codec.prompt(prompt) + codec.agent(self._opening) if codec else []
         self._mask: list[int] = [0] * len(self._ids)
         self._logprobs: list[float] = [0.0] * len(self._ids)
-        self._knows_logprobs = codec is not None
-        self._turns: list[Turn] = []
-        self._ends: list[int] = []
-        self._stop: StopReason | None = None
-        self._failure: str | None = None
-        self._opening = self._forced_opening()
-        self._final_sql: str | None = None
-        self._keeps = DIALECTS[self.database.engine].keeps
-        self._kept: list[str] = []  # what changed the episode's copy of the database, where it has one
-        self._query: str | None = None
-        self._append_environment(codec.agent(self._opening) if codec else [])
         if self._room < 1:
             self._stop = StopReason.TOKEN_LIMIT
 
     @property
     def database(self) -> Database:
-        """Where the episode's SQL runs."""
-        return self._request.example.database
+        """The database that the episode's SQL reads."""
+        return self.example.database
 
     @property
     def done(self) -> bool:
@@ -122,22 +183,59 @@ class Episode:
         return self._stop is not None
 
     @property
-    def example(self) -> Example:
-        """The question."""
-        return self._request.example
-
-    @property
-    def sample(self) -> int:
-        """The episode's number within its question's group."""
-        return self._request.sample
-
-    @property
     def last_turn(self) -> Turn:
         """The newest turn, with its observation once there is one."""
         return self._turns[-1]
 
+    def play(self) -> Generator[DriverRequest | EpisodeEvent, Any, None]:
+        """Drive the episode to its end: yield each request, whose answer is to be sent in, and each event.
+
+        A reader whose boundary failed throws `EpisodeBroken` or `EndpointError` in; the episode then ends as broken.
+        """
+        try:
+            while not self.done:
+                request = self.next_request()
+                completion: Completion = yield request
+                # A stop string inside an open thinking block does not end the turn: it is generated further.
+                while (
+                    self._codec is not None
+                    and completion.finish == "stop"
+                    and 0 < len(completion.token_ids) < request.max_tokens
+                    and completion.text.endswith(request.stop)
+                    and self._rules.protocol.thinking(completion.text)
+                ):
+                    more: Completion = yield dataclasses.replace(
+                        request,
+                        token_ids=request.token_ids + completion.token_ids,
+                        max_tokens=request.max_tokens - len(completion.token_ids),
+                    )
+                    has_logprobs = bool(completion.logprobs and more.logprobs)
+                    completion = Completion(
+                        self._codec.decode(completion.token_ids) + more.text,
+                        completion.token_ids + more.token_ids,
+                        completion.logprobs + more.logprobs if has_logprobs else (),
+                        more.finish,
+                    )
+                query = self.accept(completion)
+                yield TurnEvent(self.last_turn)
+                if not self.done and self.questions:
+                    self.hear((yield UserRequest(tuple(self.questions))))
+                elif not self.done:
+                    result: ExecutionResult | None = None
+                    for attempt in range(0 if query is None else ATTEMPTS):
+                        result = yield SqlRequest(str(query), attempt)
+                        if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
+                            break
+                    self.observe(result)
+                yield ResultEvent(self.last_turn)
+        except EpisodeBroken as broken:
+            self.fail(str(broken))
+        except EndpointError as error:  # the endpoint has been asked again already
+            self.fail(type(error).__name__)
+        yield EndEvent(self.trajectory())
+
     def next_request(self) -> Request:
-        """What the policy must generate next."""
+        """The agent's next turn, as the policy is asked for it."""
         return Request(
             session=self.session,
             messages=tuple(self._messages),
@@ -146,21 +244,28 @@ class Episode:
             max_tokens=min(self._rules.sampling.turn_tokens, self._room),
             stop=self._rules.protocol.stop,
             seed=self._request.seed,
-            example=self._request.example,
+            example=self.example,
             turn=len(self._turns),
-            sample=self._request.sample,
+            sample=self.sample,
         )
 
     def accept(self, completion: Completion) -> str | None:
         """Take the agent's turn and return the SQL that must be executed for it, or None.
 
-        Where the episode has a copy of its database to change, what changed it so far stands before it.
+        If the episode has a copy of its database to change, the statements that changed it so far stand before it.
         """
-        self._append(completion.token_ids, completion.logprobs)
+        ids, logprobs = completion.token_ids, completion.logprobs
+        if self._codec is not None:
+            assert ids, "a policy that speaks tokens returned none"
+            self._ids += ids
+            self._mask += [1] * len(ids)
+            self._knows_logprobs = self._knows_logprobs and len(logprobs) == len(ids)
+            self._logprobs += logprobs if logprobs else [0.0] * len(ids)
+            self._ends.append(len(self._ids))
         protocol = self._rules.protocol
         text = self._opening + completion.text
         action = protocol.parse(text)
-        if self._opening and action.kind is ActionKind.SOLUTION:  # what the opening left out is not the agent's fault
+        if self._opening and action.kind is ActionKind.SOLUTION:  # the agent cannot mend what the opening left out
             action = dataclasses.replace(action, format_error=None)
         self._messages.append(("assistant", text))
         self._turns.append(Turn(text, action))
@@ -173,7 +278,7 @@ class Episode:
         return None if self._query is None else BETWEEN.join((*self._kept, self._query))
 
     def observe(self, result: ExecutionResult | None) -> None:
-        """Take what the SQL of the last turn returned, None when there was none, and answer the agent.
+        """Take the result of the last turn's SQL, None if it has none, and answer the agent.
 
         An observation that leaves no room for another turn is not appended: an episode ends on an agent's turn.
         """
@@ -186,41 +291,22 @@ class Episode:
             if result.status is ExecutionStatus.UNAVAILABLE:
                 self.fail(result.error_class or "database_unavailable")
                 return
-            if result.ok and self._query is not None and self._keeps(self._query):
+            if result.ok and self._query is not None and DIALECTS[self.database.engine].keeps(self._query):
                 self._kept.append(self._query)
         self._answer(self._rules.protocol.observe(turn.action, result, self._turns_left))
 
     def hear(self, answer: str) -> None:
-        """Take the user's answer to the last turn's question, and hand it to the agent."""
+        """Take the user's answer to the last turn's question, and show it to the agent."""
         self._answer(self._rules.protocol.hear(answer, self._turns_left))
 
     @property
     def questions(self) -> list[str]:
-        """What the agent has asked the user so far; empty where its last turn asks nothing."""
+        """The agent's questions to the user so far; empty if its last turn asks nothing."""
         questions = [turn.action.content for turn in self._turns if turn.action.kind is ActionKind.ASK]
         return questions if self._turns[-1].action.kind is ActionKind.ASK else []
 
-    @property
-    def _turns_left(self) -> int:
-        return self._rules.max_turns - len(self._turns)
-
-    def _answer(self, text: str) -> None:
-        """Answer the agent, if the answer leaves room for another turn."""
-        self._forced = self._turns_left <= 0
-        if self._forced:
-            text += self._demand()
-        opening = self._forced_opening()
-        ids = self._codec.observation(text, self._ids[-1]) + self._codec.agent(opening) if self._codec else []
-        if self._room - len(ids) < 1:
-            self._stop, self._forced = StopReason.TOKEN_LIMIT, False
-            return
-        self._turns[-1] = dataclasses.replace(self._turns[-1], observation=text)
-        self._messages.append(("user", text))
-        self._opening = opening
-        self._append_environment(ids)
-
     def fail(self, failure: str) -> None:
-        """A boundary failed: the episode ends as broken, with the failure's class, and is never scored."""
+        """End the episode as broken, with the class of the boundary's failure; it is never scored."""
         self._stop, self._failure = StopReason.BROKEN, failure
 
     def trajectory(self) -> Trajectory:
@@ -228,8 +314,8 @@ class Episode:
         assert self._stop is not None, "the episode has not ended"
         end = self._ends[-1] if self._ends and self._codec else len(self._ids)
         return Trajectory(
-            example_id=self._request.example.id,
-            sample=self._request.sample,
+            example_id=self.example.id,
+            sample=self.sample,
             policy=self._policy,
             protocol=self._rules.protocol.name,
             prompt=self._prompt,
@@ -244,19 +330,9 @@ class Episode:
             turn_ends=tuple(self._ends) if self._codec else (),
         )
 
-    def _append_environment(self, ids: list[int]) -> None:
-        """Append what the agent did not say."""
-        self._ids += ids
-        self._mask += [0] * len(ids)
-        self._logprobs += [0.0] * len(ids)
-
-    def _demand(self) -> str:
-        """The words that ask for the final answer, where the turn cannot be opened for the agent."""
-        return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.force()
-
-    def _forced_opening(self) -> str:
-        """The tag that begins a forced turn for the agent, so that it can only be the final answer; else ""."""
-        return self._rules.protocol.opening if self._forced and self._codec else ""
+    @property
+    def _turns_left(self) -> int:
+        return self._rules.max_turns - len(self._turns)
 
     @property
     def _room(self) -> int:
@@ -264,12 +340,27 @@ class Episode:
         sampling = self._rules.sampling
         return sampling.episode_tokens - len(self._ids) if self._codec else sampling.turn_tokens
 
-    def _append(self, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
-        if self._codec is None:
+    def _demand(self) -> str:
+        """The words that ask for the final answer, if the turn cannot be opened for the agent."""
+        return "" if self._codec and self._rules.protocol.opening else self._rules.protocol.force()
+
+    def _forced_opening(self) -> str:
+        """The tag that begins a forced turn for the agent, so that it can only be the final answer; else ""."""
+        return self._rules.protocol.opening if self._forced and self._codec else ""
+
+    def _answer(self, text: str) -> None:
+        """Answer the agent, if the answer leaves room for another turn."""
+        self._forced = self._turns_left <= 0
+        if self._forced:
+            text += self._demand()
+        opening = self._forced_opening()
+        ids = self._codec.observation(text, self._ids[-1]) + self._codec.agent(opening) if self._codec else []
+        if self._room - len(ids) < 1:
+            self._stop, self._forced = StopReason.TOKEN_LIMIT, False
             return
-        assert ids, "a policy that speaks tokens returned none"
+        self._turns[-1] = dataclasses.replace(self._turns[-1], observation=text)
+        self._messages.append(("user", text))
+        self._opening = opening
         self._ids += ids
-        self._mask += [1] * len(ids)
-        self._knows_logprobs = self._knows_logprobs and len(logprobs) == len(ids)
-        self._logprobs += logprobs if logprobs else [0.0] * len(ids)
-        self._ends.append(len(self._ids))
+        self._mask += [0] * len(ids)
+        self._logprobs += [0.0] * len(ids)

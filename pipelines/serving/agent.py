@@ -41,7 +41,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.env import EndEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.policies.base import Policy
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
@@ -204,12 +204,17 @@ class Agent:
         sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
         turns = recipe.protocol.max_turns_eval
         engine = RolloutEngine(model.policy, build(recipe.protocol), self.sql, sampling, turns, lambda _: self._schema)
-        engine.on_action = lambda turn: _tell_action(turn, tell)
-        engine.on_turn = lambda turn: _tell_result(turn, tell)
         name = f"chat-{next(self._numbers)}"
         try:
             example = await asyncio.to_thread(self._completed, self.where.example(question, name), recipe)
-            return await engine.episode(EpisodeRequest(example, 0, recipe.seed), name)
+            async with contextlib.aclosing(engine.play(EpisodeRequest(example, 0, recipe.seed), name)) as events:
+                async for event in events:
+                    if isinstance(event, TurnEvent):
+                        _tell_action(event.turn, tell)
+                    elif isinstance(event, ResultEvent):
+                        _tell_result(event.turn, tell)
+            assert isinstance(event, EndEvent)
+            return event.trajectory
         finally:
             self.used.update(model.policy.take_used())
 

@@ -256,3 +256,11 @@ def test_a_linked_recipe_is_served_with_what_its_linker_chooses_or_else_the_whol
 def test_an_endpoint_that_the_environment_would_not_ask_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         Environment("miniature", words)
+
+
+def test_a_quoted_tag_in_a_thinking_block_ends_no_turn_as_in_our_own_rollouts(questions: list[Example]) -> None:
+    with Environment("skyrl_sql") as environment:
+        session = environment.reset(questions[0])
+        step = session.step("<think>maybe <sql>SELECT 1</sql> or not</think>\n<sql>SELECT 7 AS n</sql> more")
+        assert "7" in str(step.observation)
+        assert session.messages[-2]["content"].endswith("<sql>SELECT 7 AS n</sql>")

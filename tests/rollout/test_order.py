@@ -1,11 +1,11 @@
 """Which episode begins next when more wait than are decoded together."""
 
-from pipelines.rollout.engine import Queue
+from pipelines.rollout.engine import EpisodeQueue
 
 
 def order(questions, lengths, live, longest_first=True):
     """The order in which episodes begin, when one token of each of `live` is decoded at a time."""
-    queue, left, begun = Queue(questions, longest_first), {}, []
+    queue, left, begun = EpisodeQueue(questions, longest_first), {}, []
     while True:
         while len(left) < live and (index := queue.next()) is not None:
             begun.append(index)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pipelines.core.errors import BoundaryError, EndpointError, ResourceError
-from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
+from pipelines.core.types import Database, Example, ExecutionStatus, StopReason, Trajectory
 from pipelines.protocols.base import Protocol, build
 from pipelines.recipe import config
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.env import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.policies.base import Completion, Policy, Request, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.sql.engine import SqlEngine
@@ -173,11 +173,12 @@ def test_slow_sql_does_not_delay_other_episodes(
     assert made[0].turns[0].status is ExecutionStatus.OK
 
 
-def test_turns_can_be_watched(engine: Make, protocol: Callable[..., Protocol], examples: list[Example]) -> None:
-    runner, seen = engine(ScriptedPolicy(probe_then_answer), protocol()), list[Turn]()
-    runner.on_turn = seen.append
-    made = runner.run(requests(examples[:1]))
-    assert tuple(seen) == made[0].turns
+def test_the_events_of_an_episode(engine: Make, protocol: Callable[..., Protocol], examples: list[Example]) -> None:
+    runner, seen = engine(ScriptedPolicy(probe_then_answer), protocol()), list[EpisodeEvent]()
+    made = runner.run(requests(examples[:1]), on_event=seen.append)
+    first, last = made[0].turns
+    before = dataclasses.replace(first, status=None, n_rows=0, observation=None)
+    assert seen == [TurnEvent(before), ResultEvent(first), TurnEvent(last), ResultEvent(last), EndEvent(made[0])]
 
 
 def test_episodes_run_inside_a_running_event_loop(
