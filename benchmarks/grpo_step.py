@@ -48,7 +48,7 @@ from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.training import grpo, packing, settings, sft

@@ -32,7 +32,7 @@ from pipelines.recipe.config import Source
 from pipelines.recipe.config_training import Model
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import Limits, SqlEngine

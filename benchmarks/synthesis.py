@@ -28,7 +28,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect
 from pipelines.teachers.policy import OpenAIPolicy

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pipelines.core.types import Database, Example
-from pipelines.environment import Environment
+from pipelines.environment.core import Environment
 from pipelines.recipe.config_training import Model
 from pipelines.rollout.codec import ChatCodec
 from pipelines.training.losses import averaged, estimate, per_token, ratios

@@ -45,7 +45,7 @@ def ask(
     from pipelines.databases.of_recipe import completed
     from pipelines.protocols.base import build
     from pipelines.rollout.engine import RolloutEngine
-    from pipelines.rollout.env import EpisodeRequest, ResultEvent
+    from pipelines.rollout.episode import EpisodeRequest, ResultEvent
     from pipelines.rollout.policies.making import local_policy
     from pipelines.serving.agent import why_unanswered
     from pipelines.teachers.experts import linking

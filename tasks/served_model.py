@@ -65,7 +65,7 @@ class ServedAgent:
         from pipelines.databases.of_recipe import completed, schemas, sql_engine
         from pipelines.protocols.base import build
         from pipelines.rollout.engine import RolloutEngine
-        from pipelines.rollout.env import EpisodeRequest
+        from pipelines.rollout.episode import EpisodeRequest
         from pipelines.rollout.policies.making import local_policy
         from pipelines.teachers.experts import linking
 

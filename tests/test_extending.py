@@ -23,7 +23,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection
 from pipelines.report import writer
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.sql.dialects.dialect import of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine

@@ -18,7 +18,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.recipe.config_training import Grpo
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema, introspect

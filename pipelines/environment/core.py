@@ -47,7 +47,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric, endpoint_of
-from pipelines.rollout.env import (
+from pipelines.rollout.episode import (
     DriverRequest,
     EndEvent,
     Episode,

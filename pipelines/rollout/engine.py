@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pipelines.core.errors import BoundaryError, DataError, EndpointError, UserError
 from pipelines.core.types import Database, ExecutionResult, StopReason, Trajectory
 from pipelines.recipe.section import Sampling
-from pipelines.rollout.env import (
+from pipelines.rollout.episode import (
     ATTEMPTS,
     BACKOFF_S,
     DriverRequest,

@@ -41,7 +41,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import Recipe
 from pipelines.report.terminal import plain
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EndEvent, EpisodeRequest, ResultEvent, TurnEvent
+from pipelines.rollout.episode import EndEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.policies.base import Policy
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema

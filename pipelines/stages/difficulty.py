@@ -20,7 +20,7 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import RolloutEngine, episode_seed
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.making import policy
 from pipelines.stages.context import Context, examples_at, rows_of, single_thread
 from pipelines.stages.shards import Run, Shards, asking

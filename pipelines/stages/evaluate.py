@@ -54,7 +54,7 @@ from pipelines.recipe.config import ProtocolSection, Recipe
 from pipelines.recipe.section import Sampling
 from pipelines.report.data import System
 from pipelines.rollout.engine import RolloutEngine, episode_seed
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.making import policy
 from pipelines.rollout.user import simulated_user

@@ -15,7 +15,7 @@ from pipelines.protocols.base import build as build_protocol
 from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rollout.engine import RolloutEngine, episode_seed
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import COSTS, Context, examples

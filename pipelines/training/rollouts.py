@@ -24,7 +24,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import Schemas, make_outcomes
 from pipelines.rewards.panel import Rewards, Rubric
 from pipelines.rollout.engine import FIRST_EPISODES, RolloutEngine, episode_seed
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.transformers import TransformersPolicy

@@ -11,7 +11,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Source
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect

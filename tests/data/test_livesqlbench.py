@@ -22,7 +22,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection, Source
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.rollout.user import REFUSAL, SPENT
 from pipelines.sql.engine import Limits, SqlEngine

@@ -9,7 +9,7 @@ from pipelines.recipe.config import ProtocolSection
 from pipelines.recipe.config_training import Model
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect

@@ -24,7 +24,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import making
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy

@@ -14,7 +14,7 @@ from pipelines.protocols.knowledge import is_probe, lists_everything, unverified
 from pipelines.recipe.config import ProtocolSection, Source
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.oracle import OraclePolicy, lookups
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect

@@ -14,7 +14,7 @@ from pipelines.core.types import Database, Example, ExecutionStatus, StopReason,
 from pipelines.protocols.base import Protocol, build
 from pipelines.recipe import config
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
+from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.policies.base import Completion, Policy, Request, ScriptedPolicy
 from pipelines.rollout.policies.oracle import OraclePolicy
 from pipelines.sql.engine import SqlEngine

@@ -18,7 +18,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities.official import IN_ORDER, cleaned

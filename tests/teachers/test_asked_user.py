@@ -13,7 +13,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.config import ProtocolSection
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Limits, SqlEngine

@@ -13,7 +13,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe.checkpoint import write_card
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.making import local_policy
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import introspect

@@ -9,7 +9,7 @@ from pipelines.core.store import Store
 from pipelines.recipe.config import Synthesis, Teacher
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.engine import RolloutEngine, episode_seed
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.sql.schema import introspect
 from pipelines.stages import graph
 from pipelines.stages.synthesize import TeacherEngines as Teachers

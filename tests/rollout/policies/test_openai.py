@@ -13,7 +13,7 @@ from pipelines.endpoints import client
 from pipelines.endpoints.client import Endpoint
 from pipelines.protocols.blocks import close_tag
 from pipelines.recipe.config import Teacher
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.teachers.policy import OpenAIPolicy
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"

@@ -14,7 +14,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.config_training import Model, TinyModel
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import served
 from pipelines.rollout.policies.making import policy, serving
 from pipelines.rollout.policies.vllm import VllmPolicy

@@ -12,7 +12,7 @@ from pipelines.core.errors import ResourceError
 from pipelines.core.types import Action, ActionKind, Database, Example, StopReason, Trajectory
 from pipelines.recipe import config
 from pipelines.rollout.engine import RolloutEngine
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.sql.engine import SqlEngine
 from tests.rollout.conftest import Held, Stuck, Talk

@@ -11,7 +11,7 @@ import pytest
 from pipelines.core.errors import EndpointError, ResourceError
 from pipelines.core.types import Example, StopReason
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.vllm import VllmPolicy
 
 PROBE = "<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>"

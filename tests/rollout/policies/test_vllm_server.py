@@ -16,7 +16,7 @@ from pipelines.core.types import Example
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
 from pipelines.recipe.config_training import Model
-from pipelines.rollout.env import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.vllm import VllmPolicy
 
 PYTHON = os.environ.get("SQLTRAIN_VLLM_PYTHON", "")

@@ -9,7 +9,7 @@ from pipelines.core.types import ActionKind, Example, ExecutionResult, Execution
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.section import Sampling
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.env import Episode, EpisodeRequest, Rules
+from pipelines.rollout.episode import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
 
 ROWS = ExecutionResult(ExecutionStatus.OK, ("name",), (("ann",), ("cy",)))
