@@ -5,14 +5,17 @@ that the worker cannot read within its bounds is answered like one that nobody c
 diagnosis that says so.
 """
 
+import dataclasses
+import functools
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Hardness, SchemaItems
-from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
+from pipelines.core.types import Database, EngineName, Hardness, SchemaItems
+from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Schema
 
@@ -20,6 +23,7 @@ from pipelines.sql.schema import Schema
 LIMITS = Limits(timeout_s=10.0, max_rows=1, memory_mb=1024)
 WORKERS = 2
 UNREAD = "the analysis could not read it within its limits"
+Item = tuple[str, str]  # (table, column)
 Value = TypeVar("Value")
 
 
@@ -53,7 +57,7 @@ def schema_items(queries: Sequence[tuple[str, Schema, EngineName]]) -> list[Sche
 
     A column that no table in its scope has comes with the table "".
     """
-    return _ask("items", queries, _schema_items, None)
+    return _ask("schema_items", queries, SchemaItems | None, None)
 
 
 def prepared_items(queries: Sequence[tuple[Database, str]]) -> list[SchemaItems | None]:
@@ -61,32 +65,32 @@ def prepared_items(queries: Sequence[tuple[Database, str]]) -> list[SchemaItems 
 
     None too where the database is not SQLite's or cannot be opened.
     """
-    return _ask("reads", queries, _schema_items, None)
+    return _ask("read_items", queries, SchemaItems | None, None)
 
 
 def hardness(queries: Sequence[tuple[str, EngineName]]) -> list[Hardness]:
     """Spider's level of each query; "extra" where it cannot be read."""
-    return _ask("hardness", queries, _level, "extra")
+    return _ask("hardness", queries, Hardness, "extra")
 
 
 def functions(queries: Sequence[tuple[str, EngineName]]) -> list[list[str]]:
     """The functions that each query calls, in lower case; [] where it cannot be read."""
-    return _ask("functions", queries, lambda answer: [str(name) for name in answer], [])
+    return _ask("functions", queries, list[str], [])
 
 
 def tie_probes(queries: Sequence[tuple[str, EngineName]]) -> list[list[TieProbe]]:
     """For each query the probes of its SELECTs that have a LIMIT under an ORDER BY."""
-    return _ask("ties", queries, lambda answer: [TieProbe(*probe) for probe in answer], [])
+    return _ask("tie_probes", queries, list[TieProbe], [])
 
 
 def lookups(queries: Sequence[tuple[str, Schema | None, EngineName]]) -> list[list[Compared]]:
     """For each query the texts that it compares with columns of known tables, in reading order."""
-    return _ask("lookups", queries, lambda answer: [Compared(*fields) for fields in answer], [])
+    return _ask("lookups", queries, list[Compared], [])
 
 
 def first_table(sql: str, engine: EngineName) -> str | None:
     """The first table that a query names; None where it names none, or cannot be read."""
-    return _ask("first_table", [(sql, engine)], lambda answer: answer and str(answer), None)[0]
+    return _ask("first_table", [(sql, engine)], str | None, None)[0]
 
 
 def first_row(table: str, engine: EngineName) -> str:
@@ -94,10 +98,10 @@ def first_row(table: str, engine: EngineName) -> str:
     return _ask("first_row", [(table, engine)], str, "")[0]
 
 
-def diagnose(failures: Sequence[Failure]) -> list[tuple[Diagnosis, list[tuple[str, str]]]]:
-    """Why each answer is wrong, and the columns, as (table, column), whose stored values would tell more."""
-    unread = Diagnosis("semantic", UNREAD), list[tuple[str, str]]()
-    return _ask("diagnosis", [(failure,) for failure in failures], _diagnosis, unread)
+def diagnose(failures: Sequence[Failure]) -> list[tuple[Diagnosis, list[Item]]]:
+    """Why each answer is wrong, and the columns whose stored values would add to that."""
+    unread: tuple[Diagnosis, list[Item]] = (Diagnosis("semantic", UNREAD), [])
+    return _ask("diagnosis", [(failure,) for failure in failures], tuple[Diagnosis, list[Item]], unread)
 
 
 def without_comments(sql: str, engine: EngineName) -> str:
@@ -107,34 +111,36 @@ def without_comments(sql: str, engine: EngineName) -> str:
 
 def naming(queries: Sequence[str]) -> list[Naming | None]:
     """What each query's text shows of the database by itself; None where it is no query that can be read."""
-    return _ask("naming", [(sql,) for sql in queries], _naming, None)
+    return _ask("naming", [(sql,) for sql in queries], Naming | None, None)
 
 
-def _naming(answer: Any) -> Naming | None:
-    return None if answer is None else Naming(frozenset(answer[0]), frozenset(answer[1]), bool(answer[2]))
+def _ask(request: str, queries: Sequence[tuple[Any, ...]], form: Any, unread: Value) -> list[Value]:
+    """Each request's answer, as a value of the type `form`; `unread` where the worker gave none."""
+    results = _engine().analyse_many([(request, *query) for query in queries])
+    return [_decode(json.loads(str(result.rows[0][0])), form) if result.ok else unread for result in results]
 
 
-def _schema_items(answer: Any) -> SchemaItems | None:
-    if answer is None:
-        return None
-    tables, columns = answer
-    return SchemaItems(frozenset(tables), frozenset((table, column) for table, column in columns))
+_fields = functools.cache(get_type_hints)
 
 
-def _level(answer: Any) -> Hardness:
-    return HARDNESS_LEVELS[HARDNESS_LEVELS.index(answer)]
-
-
-def _diagnosis(answer: Any) -> tuple[Diagnosis, list[tuple[str, str]]]:
-    facts, columns = answer
-    hints = tuple(Hint(**hint) for hint in facts["hints"])
-    return Diagnosis(facts["error"], facts["evidence"], hints), [(table, column) for table, column in columns]
-
-
-def _ask(kind: str, queries: Sequence[tuple[Any, ...]], reader: Callable[[Any], Value], unread: Value) -> list[Value]:
-    """Each request's answer; `unread` where the worker gave none."""
-    results = _engine().analyse_many([(kind, *query) for query in queries])
-    return [reader(json.loads(str(result.rows[0][0]))) if result.ok else unread for result in results]
+def _decode(value: Any, form: Any) -> Any:
+    """A value of a type from its JSON: a dataclass is an object, sets and tuples are lists. No pydantic: it refuses
+    half a character, which SQL of a model may hold.
+    """
+    kind, parts = get_origin(form) or form, get_args(form)
+    if kind in (UnionType, Union):
+        return None if value is None else _decode(value, parts[0])
+    if kind is Literal:
+        return parts[parts.index(value)]
+    if dataclasses.is_dataclass(kind):
+        return form(**{name: _decode(item, _fields(form)[name]) for name, item in value.items()})
+    if kind is tuple and parts[1:] != (...,):
+        return tuple(_decode(item, part) for item, part in zip(value, parts, strict=True))
+    if parts:
+        return kind(_decode(item, parts[0]) for item in value)
+    if issubclass(kind, tuple):
+        return kind(*map(_decode, value, _fields(form).values()))
+    return kind(value)
 
 
 _lock = threading.Lock()

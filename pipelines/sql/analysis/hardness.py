@@ -1,8 +1,8 @@
 """Spider's hardness levels by the official rules (Yu et al. 2018, `evaluation.py: eval_hardness`), on any SQL.
 
-What Spider's own parser reads is counted as that parser sees it (`spider.py`). Where it gives up (CTE, CASE, window,
-bracketed conditions, EXISTS, outer joins, ...), sqlglot reads and the same counts are taken in their sense: a CTE, and
-a subquery anywhere but in FROM, is a nested query; a window function is an aggregation.
+A query that Spider's own parser reads is counted as that parser sees it (`spider_grammar.py`). Where it gives up (CTE,
+CASE, window, bracketed conditions, EXISTS, outer joins, ...), sqlglot reads and the same counts are taken in their
+sense: a CTE, and a subquery anywhere but in FROM, is a nested query; a window function is an aggregation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ PATTERNS = (exp.Like, exp.ILike, exp.Glob, exp.SimilarTo)
 
 
 class Counts(NamedTuple):
-    """The three counts that decide the level."""
+    """The three counts of a query's level."""
 
     component1: int
     component2: int
@@ -85,38 +85,25 @@ def _general(tree: exp.Expr) -> Counts:
     """The same counts on a tree: of a set operation's first SELECT, as in the official code."""
     select = first_select(tree)
     joins = select.args.get("joins") or ()
-    on = [leaf for join in joins if join.args.get("on") for leaf in _leaves(join.args["on"])]
-    where, having = _conditions(select, "where"), _conditions(select, "having")
-    group, order = _items(select, "group"), _items(select, "order")
-    conditions = [*on, *where, *having]
+    on_parts = [join.args["on"] for join in joins if join.args.get("on")]
+    where_part, having_part = (select.args[key].this if select.args.get(key) else None for key in ("where", "having"))
+    where = [] if where_part is None else list(_leaves(where_part))
+    having = [] if having_part is None else list(_leaves(having_part))
+    group, order = (select.args[key].expressions if select.args.get(key) else () for key in ("group", "order"))
+    conditions = [*(leaf for part in on_parts for leaf in _leaves(part)), *where, *having]
     first = bool(where) + bool(group) + bool(order) + len(joins)
     first += bool(select.args.get("limit") or select.args.get("fetch"))
-    first += sum(len(list(part.find_all(exp.Or))) for part in _parts(select, joins))
-    first += sum(isinstance(_inner(leaf), PATTERNS) for leaf in conditions)
+    first += sum(len(list(part.find_all(exp.Or))) for part in (*on_parts, where_part, having_part) if part is not None)
+    bare = [leaf.this.unnest() if isinstance(leaf, exp.Not) else leaf for leaf in conditions]
+    first += sum(isinstance(leaf, PATTERNS) for leaf in bare)
     owners = {id(owner): owner for owner in (tree, unwrap(tree), select)}.values()
     second = sum(len(owner.args["with_"].expressions) for owner in owners if owner.args.get("with_"))
     second += unwrap(tree) is not select
-    second += sum(1 for node in (*conditions, *select.expressions, *group, *order) for _ in _subqueries(node))
-    aggregates = sum(any(True for _ in _aggregates(item)) for item in select.expressions)
-    aggregates += sum(1 for key in order for _ in _aggregates(key))
+    second += sum(len(_outermost(node, exp.Query)) for node in (*conditions, *select.expressions, *group, *order))
+    aggregates = sum(bool(_aggregates(item)) for item in select.expressions)
+    aggregates += sum(len(_aggregates(key)) for key in order)
     aggregates += sum(isinstance(leaf, exp.Not) or bool(leaf.args.get("negate")) for leaf in (*where, *having))
     return Counts(first, second, _others(aggregates, select.expressions, where, group))
-
-
-def _parts(select: exp.Expr, joins: Sequence[exp.Expr]) -> Iterator[exp.Expr]:
-    """The conditions in which an OR counts."""
-    yield from (join.args["on"] for join in joins if join.args.get("on"))
-    yield from (select.args[name].this for name in ("where", "having") if select.args.get(name))
-
-
-def _items(select: exp.Expr, clause: str) -> Sequence[exp.Expr]:
-    part = select.args.get(clause)
-    return part.expressions if part else ()
-
-
-def _conditions(select: exp.Expr, clause: str) -> list[exp.Expr]:
-    part = select.args.get(clause)
-    return list(_leaves(part.this)) if part else []
 
 
 def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -130,23 +117,14 @@ def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
         yield node
 
 
-def _inner(leaf: exp.Expr) -> exp.Expr:
-    """The comparison under a NOT."""
-    return leaf.this.unnest() if isinstance(leaf, exp.Not) else leaf
+def _aggregates(node: exp.Expr) -> list[exp.Expr]:
+    """The outermost aggregations at or under a node, but for those in queries."""
+    found = _outermost(node, (*AGGREGATES, exp.Query))
+    return [inner for inner in found if isinstance(inner, AGGREGATES)]
 
 
-def _subqueries(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The outermost queries at or under a node."""
-    if isinstance(node, exp.Query):
-        yield node
-        return
-    for child in node.iter_expressions():
-        yield from _subqueries(child)
-
-
-def _aggregates(node: exp.Expr) -> Iterator[exp.Expr]:
-    if isinstance(node, AGGREGATES):
-        yield node
-    elif not isinstance(node, exp.Query):
-        for child in node.iter_expressions():
-            yield from _aggregates(child)
+def _outermost(node: exp.Expr, kinds: type[exp.Expr] | tuple[type[exp.Expr], ...]) -> list[exp.Expr]:
+    """The outermost nodes of these kinds at or under a node."""
+    if isinstance(node, kinds):
+        return [node]
+    return [inner for child in node.iter_expressions() for inner in _outermost(child, kinds)]

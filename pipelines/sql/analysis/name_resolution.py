@@ -24,7 +24,7 @@ class Unknown:
     """A name that the schema does not have where the query looks for it."""
 
     name: str  # as written, with its qualifier.
-    kind: str  # what it was used as.
+    kind: str  # "table" or "column", by its use.
     elsewhere: tuple[str, ...] = ()  # tables of the database that do have such a column; () when none does.
 
 
@@ -47,7 +47,7 @@ def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
 def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
     """A query with its names resolved; None when it can't be parsed as one query.
 
-    May raise anything on a tree that parses but makes no sense: `clauses.read` is the total function.
+    May raise anything on a tree that parses but makes no sense: `query_clauses.read` is the total function.
     """
     tree = parse(sql, engine)
     if not isinstance(tree, exp.Select | exp.SetOperation | exp.Subquery):
@@ -57,7 +57,7 @@ def resolve(sql: str, schema: Schema, engine: EngineName) -> Resolved | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Source:
-    """What an alias in FROM stands for: a base table (with its name) or a subquery; `columns` is None when any goes."""
+    """The meaning of an alias in FROM: a base table (with its name) or a subquery; `columns` is None when any goes."""
 
     table: str | None
     columns: tuple[str, ...] | None
@@ -83,17 +83,29 @@ class _Resolver:
         self.sources: dict[int, dict[str, _Source]] = {}
 
     def run(self) -> Resolved:
-        selects = list(self.tree.find_all(exp.Select))
-        for select in selects:
-            self.sources[id(select)] = self._sources(select)
-            _spell_out_using(select, self.sources[id(select)])
-        columns = [(column, self._find(column)) for column in self.tree.find_all(exp.Column)]
-        for column, source in columns:
-            self._rewrite(column, source)
+        for select in list(self.tree.find_all(exp.Select)):
+            sources = self.sources[id(select)] = self._sources(select)
+            # `JOIN b USING (x)` becomes `JOIN b ON a.x = b.x`, which is the same to an error analysis.
+            for join in select.args.get("joins") or ():
+                right = join.this.alias_or_name.lower()
+                for name in join.args.get("using") or ():
+                    holders = (alias for alias, source in sources.items() if source.has(name.name.lower()))
+                    left = next((alias for alias in holders if alias != right), "")
+                    both = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
+                    join.set("on", both if join.args.get("on") is None else exp.and_(join.args["on"], both))
+                join.set("using", None)
+        # A column is qualified by its table's own name; one of a subquery by nothing.
+        for column, source in [(column, self._find(column)) for column in self.tree.find_all(exp.Column)]:
+            table = source.table if source is not None else None
+            if source is _STRING:
+                column.replace(exp.Literal.string(column.name))
+            elif not isinstance(column.this, exp.Star):
+                column.set("this", exp.to_identifier(column.name.lower()))
+                column.set("table", exp.to_identifier(table) if table else None)
+            elif table is not None:  # the star of a subquery keeps its alias
+                column.set("table", exp.to_identifier(table) if table else None)
         bases = (source.table for sources in self.sources.values() for source in sources.values())
-        return Resolved(
-            self.tree, frozenset(table for table in bases if table is not None), tuple(self.unknown), self.ctes
-        )
+        return Resolved(self.tree, frozenset(filter(None, bases)), tuple(self.unknown), self.ctes)
 
     def _sources(self, select: exp.Select) -> dict[str, _Source]:
         sources: dict[str, _Source] = {}
@@ -109,24 +121,21 @@ class _Resolver:
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
             return _Source(None, None)  # a table-valued function
         if name in self.ctes and not node.db:
-            return self._cte(self.ctes[name])
+            cte = self.ctes[name]
+            if cte in self.open:
+                return _Source(None, None)  # recursive: its columns are its own
+            self.open.append(cte)
+            outputs = tuple(column.name.lower() for column in cte.args["alias"].columns) or self._outputs(cte.this)
+            self.open.pop()
+            return _Source(None, outputs)
         if name in self.schema:
             return _Source(name, self.schema[name])
         if name not in _BUILT_IN_TABLES and node.db.lower() not in _BUILT_IN_TABLES:
             self.unknown.append(Unknown(node.name, "table"))
         return _Source(None, None)
 
-    def _cte(self, cte: exp.CTE) -> _Source:
-        if cte in self.open:
-            return _Source(None, None)  # recursive: its columns are its own
-        column_names = tuple(column.name.lower() for column in cte.args["alias"].columns)
-        self.open.append(cte)
-        outputs = column_names or self._outputs(cte.this)
-        self.open.pop()
-        return _Source(None, outputs)
-
     def _outputs(self, query: exp.Expr) -> tuple[str, ...] | None:
-        """The column names that a subquery gives; None when they can't be told."""
+        """The column names of a subquery; None if they are not known."""
         select = query.find(exp.Select) if isinstance(query, exp.Query) else None
         if select is None:
             return None
@@ -135,12 +144,9 @@ class _Resolver:
             if not projection.is_star:
                 names.append(projection.alias_or_name.lower())
                 continue
+            is_of_one = projection.name == "*" and isinstance(projection, exp.Column)
             for alias, source in self._sources(select).items():
-                if (
-                    projection.name != "*"
-                    or not isinstance(projection, exp.Column)
-                    or projection.table.lower() == alias
-                ):
+                if not is_of_one or projection.table.lower() == alias:
                     if source.columns is None:
                         return None
                     names.extend(source.columns)
@@ -149,7 +155,15 @@ class _Resolver:
     def _find(self, column: exp.Column) -> _Source | None:
         """The source of a column: the nearest query around it that knows its name; records it when there is none."""
         name, qualifier = column.name.lower(), column.table.lower()
-        for select in _around(column):
+        node: exp.Expr | None = column.parent
+        while node is not None:
+            # An ORDER BY of a set operation belongs to its first query.
+            select = node if isinstance(node, exp.Select) else None
+            if isinstance(node, exp.SetOperation):
+                select = node.find(exp.Select)
+            node = node.parent
+            if select is None:
+                continue
             sources = self.sources[id(select)]
             if isinstance(column.this, exp.Star):
                 return sources.get(qualifier)
@@ -157,30 +171,19 @@ class _Resolver:
                 return sources[qualifier] if sources[qualifier].has(name) else self._missed(column)
             if not qualifier:
                 holders = [source for source in sources.values() if source.has(name)]
-                if holders:
-                    return min(
-                        holders, key=lambda source: source.columns is None
-                    )  # a certain one before a possible one
-                if name in _aliases(select):
+                if holders:  # a certain one before a possible one
+                    return min(holders, key=lambda source: source.columns is None)
+                if any(item.alias and item.alias.lower() == name for item in select.expressions):
                     return None
-        return _STRING if _can_be_string(column) else self._missed(column)
+        # An unknown name that is quoted and compared with something stands where people write strings.
+        is_string = not qualifier and bool(column.this.args.get("quoted")) and isinstance(column.parent, _OPERAND)
+        return _STRING if is_string else self._missed(column)
 
     def _missed(self, column: exp.Column) -> _Source | None:
         name = column.name.lower()
         elsewhere = tuple(table for table, columns in self.schema.items() if name in columns)
         self.unknown.append(Unknown(column.sql().replace('"', ""), "column", elsewhere))
         return None
-
-    def _rewrite(self, column: exp.Column, source: _Source | None) -> None:
-        """Qualify a column by its table's own name; one of a subquery by nothing."""
-        if source is _STRING:
-            column.replace(exp.Literal.string(column.name))
-            return
-        if not isinstance(column.this, exp.Star):
-            column.set("this", exp.to_identifier(column.name.lower()))
-        elif source is None or source.table is None:
-            return  # the star of a subquery keeps its alias, which says of which one
-        column.set("table", exp.to_identifier(source.table) if source is not None and source.table else None)
 
 
 def from_items(select: exp.Select) -> Iterator[exp.Expr]:
@@ -197,40 +200,6 @@ def from_items(select: exp.Select) -> Iterator[exp.Expr]:
             yield item
 
 
-def _around(node: exp.Expr) -> Iterator[exp.Select]:
-    """The queries around a node, the nearest first; an ORDER BY of a set operation belongs to its first query."""
-    while node.parent is not None:
-        node = node.parent
-        if isinstance(node, exp.Select):
-            yield node
-        elif isinstance(node, exp.SetOperation):
-            first = node.find(exp.Select)
-            if first is not None:
-                yield first
-
-
-def _aliases(select: exp.Select) -> set[str]:
-    return {projection.alias.lower() for projection in select.expressions if projection.alias}
-
-
-def _can_be_string(column: exp.Column) -> bool:
-    """Whether an unknown name stands where people write strings: quoted, and compared with something."""
-    return not column.table and bool(column.this.args.get("quoted")) and isinstance(column.parent, _OPERAND)
-
-
-def _spell_out_using(select: exp.Select, sources: Mapping[str, _Source]) -> None:
-    """Turn `JOIN b USING (x)` into `JOIN b ON a.x = b.x`, which says the same to an error analysis."""
-    for join in select.args.get("joins") or ():
-        right = join.this.alias_or_name.lower()
-        for name in join.args.get("using") or ():
-            left = next(
-                (alias for alias, source in sources.items() if alias != right and source.has(name.name.lower())), ""
-            )
-            both = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
-            join.set("on", both if join.args.get("on") is None else exp.and_(join.args["on"], both))
-        join.set("using", None)
-
-
 # The tables and columns of the database that a query reads.
 
 
@@ -241,92 +210,79 @@ def schema_items(sql: str, schema: Schema, engine: EngineName = "sqlite") -> Sch
     tree = parse(sql, engine)
     if tree is None:
         return None
+    known = {table: frozenset(columns) for table, columns in columns_of(schema).items()}
+    tables: set[str] = set()
+    columns: set[Item] = set()
     try:
-        resolver = _ItemResolver(schema)
         for scope in traverse_scope(tree):
-            resolver.read(scope)
+            pairs = sources(scope)
+            bases = [(alias.lower(), source.name.lower()) for alias, source in pairs if isinstance(source, exp.Table)]
+            tables.update(table for _, table in bases)
+            for column in own_columns(scope):
+                item = _read_item(scope, column, known)
+                columns |= {item} if item is not None else set()
+            for star in _own_stars(scope):
+                starred = (table for alias, table in bases if star in ("", alias))
+                columns |= {(table, name) for table in starred for name in known.get(table, ())}
+            # USING and NATURAL compare columns that stand nowhere else.
+            for join in scope.expression.args.get("joins") or []:
+                names = {identifier.name.lower() for identifier in join.args.get("using") or []}
+                if join.args.get("method") == "NATURAL" and bases:
+                    names |= frozenset.intersection(*(known.get(table, frozenset()) for _, table in bases))
+                columns |= {(table, name) for _, table in bases for name in names if name in known.get(table, ())}
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
-    return SchemaItems(frozenset(resolver.tables), frozenset(resolver.columns))
+    return SchemaItems(frozenset(tables), frozenset(columns))
 
 
-class _ItemResolver:
-    """Collects the tables and columns of all scopes of a query."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._known = {table.name.lower(): {column.name.lower() for column in table.columns} for table in schema.tables}
-        self.tables: set[str] = set()
-        self.columns: set[tuple[str, str]] = set()
-
-    def read(self, scope: Scope) -> None:
-        """Add what one scope reads."""
-        for _, source in sources(scope):
+def _read_item(scope: Scope, column: exp.Column, known: Mapping[str, frozenset[str]]) -> Item | None:
+    """The base column that a column stands for, under the table "" if no table has it; None for another's output."""
+    name, qualifier = column.name.lower(), column.table.lower()
+    query = unwrap(scope.expression)
+    # A whole term of the scope's own ORDER BY that names an output: the output goes before a column.
+    order = column.parent.parent if isinstance(column.parent, exp.Ordered) else None
+    is_own_term = not qualifier and order is not None and order.parent is query
+    if is_own_term and name in {output.lower() for output in getattr(query, "named_selects", [])}:
+        return None
+    level: Scope | None = scope
+    while level is not None:
+        for alias, source in sources(level):
+            if qualifier and alias.lower() != qualifier:
+                continue
             if isinstance(source, exp.Table):
-                self.tables.add(source.name.lower())
-        for column in _own_columns(scope):
-            self._column(scope, column)
-        for star in _own_stars(scope):
-            self._star(scope, star)
-        self._joins(scope)
+                if qualifier or name in known.get(source.name.lower(), ()):
+                    return source.name.lower(), name
+            elif qualifier or name in _outputs(source, known):
+                return None  # the column of a subquery: its own scope has the columns that it reads
+        level = level.parent
+    items = getattr(query, "expressions", [])
+    is_alias = any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in items)
+    if not qualifier and (is_alias or column.this.args.get("quoted") or name in ("rowid", "oid")):
+        return None
+    return "", name
 
-    def _column(self, scope: Scope, column: exp.Column) -> None:
-        name, qualifier = column.name.lower(), column.table.lower()
-        if not qualifier and _is_ordered_output(scope, column):
-            return  # what the SELECT list reads for it is found there
-        level: Scope | None = scope
-        while level is not None:
-            for alias, source in sources(level):
-                if qualifier and alias.lower() != qualifier:
-                    continue
-                if isinstance(source, exp.Table):
-                    if qualifier or name in self._known.get(source.name.lower(), ()):
-                        self.columns.add((source.name.lower(), name))
-                        return
-                elif qualifier or name in self._outputs(source):
-                    return  # the column of a subquery: what it reads is found in its own scope
-            level = level.parent
-        if not column.table and (_is_alias(scope, name) or column.this.args.get("quoted") or name in ("rowid", "oid")):
-            return
-        self.columns.add(("", name))
 
-    def _outputs(self, query: Scope, within: tuple[Scope, ...] = ()) -> set[str]:
-        """The names of a subquery's columns, what its stars stand for included."""
-        names = outputs(query)
-        if "*" not in names or query in within:
-            return names
-        first = query
-        while first.set_operation_scopes:  # the first query of a set operation names its columns
-            first = first.set_operation_scopes[0]
-        stars = set(_own_stars(first))
-        for alias, source in sources(first):
-            if stars & {"", alias.lower()}:
-                if isinstance(source, exp.Table):
-                    names |= self._known.get(source.name.lower(), set())
-                else:
-                    names |= self._outputs(source, (*within, query))
+def _outputs(query: Scope, known: Mapping[str, frozenset[str]], within: tuple[Scope, ...] = ()) -> set[str]:
+    """The names of a subquery's columns, those of its stars included."""
+    names = outputs(query)
+    if "*" not in names or query in within:
         return names
-
-    def _star(self, scope: Scope, qualifier: str) -> None:
-        for alias, source in sources(scope):
-            if isinstance(source, exp.Table) and (not qualifier or alias.lower() == qualifier):
-                table = source.name.lower()
-                self.columns |= {(table, name) for name in self._known.get(table, ())}
-
-    def _joins(self, scope: Scope) -> None:
-        """The columns that USING and NATURAL compare."""
-        tables = [source.name.lower() for _, source in sources(scope) if isinstance(source, exp.Table)]
-        for join in scope.expression.args.get("joins") or []:
-            names = {identifier.name.lower() for identifier in join.args.get("using") or []}
-            if join.args.get("method") == "NATURAL":
-                columns = [self._known.get(table, set()) for table in tables]
-                names |= set.intersection(*columns) if columns else set()
-            self.columns |= {(table, name) for table in tables for name in names if name in self._known.get(table, ())}
+    first = query
+    while first.set_operation_scopes:  # the first query of a set operation names its columns
+        first = first.set_operation_scopes[0]
+    stars = set(_own_stars(first))
+    for alias, source in sources(first):
+        if stars & {"", alias.lower()}:
+            if isinstance(source, exp.Table):
+                names |= known.get(source.name.lower(), frozenset())
+            else:
+                names |= _outputs(source, known, (*within, query))
+    return names
 
 
 def sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
-    """What stands in a scope's FROM and JOIN, with its alias: without the CTEs that it could read and does not.
-
-    SQLite takes one alias twice.
+    """The tables and subqueries of a scope's FROM and JOIN, each with its alias: without the CTEs that it could read
+    and does not. SQLite takes one alias twice.
     """
     pairs = [(alias, node, scope.sources[alias]) for alias, node in scope.references if alias in scope.sources]
     return [
@@ -335,15 +291,8 @@ def sources(scope: Scope) -> list[tuple[str, exp.Table | Scope]]:
     ]
 
 
-def _is_ordered_output(scope: Scope, column: exp.Column) -> bool:
-    """Whether a column is a whole term of the scope's own ORDER BY and names an output: that goes before a column."""
-    term, query = column.parent, unwrap(scope.expression)
-    order = term.parent if isinstance(term, exp.Ordered) else None
-    outputs = getattr(query, "named_selects", [])
-    return order is not None and order.parent is query and column.name.lower() in {name.lower() for name in outputs}
-
-
-def _own_columns(scope: Scope) -> Iterator[exp.Column]:
+def own_columns(scope: Scope) -> Iterator[exp.Column]:
+    """The columns of a scope that are no stars."""
     for column in scope.find_all(exp.Column):
         if isinstance(column, exp.Column) and not isinstance(column.this, exp.Star):
             yield column
@@ -359,12 +308,6 @@ def _own_stars(scope: Scope) -> Iterator[str]:
 
 
 def outputs(source: Scope) -> set[str]:
-    """The lower-cased names of a subquery's columns, those of its alias before its own; "*" where it says none."""
+    """The lower-cased names of a subquery's columns, those of its alias before its own; "*" if it has none."""
     names = source.outer_columns or getattr(source.expression, "named_selects", [])
     return {name.lower() for name in names} or {"*"}
-
-
-def _is_alias(scope: Scope, name: str) -> bool:
-    select = unwrap(scope.expression)
-    items = getattr(select, "expressions", [])
-    return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in items)

@@ -1,21 +1,16 @@
-"""What a query's text shows of the database by itself: the names that it reads there, and the words that it made up."""
+"""The names that a query's text reads of the database, the words that it makes up, and the values that it looks up."""
 
 import re
-from collections.abc import Iterator
 
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pipelines.core.types import EngineName
-from pipelines.sql.analysis.name_resolution import outputs, sources
+from pipelines.sql.analysis.name_resolution import outputs, own_columns, sources
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.schema import Schema
 
-_ENGINES: tuple[EngineName, ...] = (
-    "sqlite",
-    "duckdb",
-    "mysql",
-)  # whose the query is, nobody says: the first that reads it
+_ENGINES: tuple[EngineName, ...] = ("sqlite", "duckdb", "mysql")  # a query's engine is not known: the first to read it
 _WORD = re.compile(r"\w+")
 _LETTER = re.compile(r"[^\W\d]")
 # Functions that make a text out of numbers, or of parts of texts.
@@ -27,31 +22,45 @@ _WRITERS = frozenset(
 
 def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
     """Lower-cased: the names of tables and columns that a query reads of the database; the words that it writes itself,
-    as aliases and as texts in what it selects; and whether it puts text together there. None if it does not parse.
+    as aliases and as texts in its results; and whether it puts text together there. None if it does not parse.
 
     A column counts where it can only be one of a table: not the output of a subquery or a CTE, not an alias, and no
     word in double quotes without its table, which SQLite takes as text where there is no such column.
     """
-    for engine in _ENGINES:
-        tree = parse(sql, engine)
-        if tree is None:
+    tree = next(filter(None, (parse(sql, engine) for engine in _ENGINES)), None)
+    if tree is None:
+        return None
+    text = sql.lower()
+    names: set[str] = set()
+    try:
+        for scope in traverse_scope(tree):
+            tables = [source for _, source in sources(scope) if isinstance(source, exp.Table)]
+            names |= {table.name.lower() for table in tables if table.name}
+            names |= {column.name.lower() for column in own_columns(scope) if _is_read(scope, column, text)}
+    except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
+        return None
+    # Own words: aliases, names of CTEs and their columns, texts in results, words in double quotes without a table.
+    own: list[str] = []
+    for node in tree.find_all(exp.Alias, exp.TableAlias):
+        own.append(node.alias if isinstance(node, exp.Alias) else node.name)
+        own += [column.name for column in node.args.get("columns") or []]
+    own += [key.name for key in tree.find_all(exp.PropertyEQ, exp.Kwarg)]
+    # A text may come out as it stands unless a condition compares with it or it is an argument of a pragma.
+    writes = tree.find(exp.DPipe) is not None
+    for node in tree.find_all(exp.Literal, exp.HexString, exp.RawString, exp.National, exp.ByteString):
+        if isinstance(node, exp.Literal) and not (node.is_string and _LETTER.search(node.name)):
             continue
-        try:
-            names = {name for scope in traverse_scope(tree) for name in _names(scope, sql.lower())}
-        except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
-            return None
-        own = {word for text in _own(tree, sql.lower()) for word in _WORD.findall(text.lower())}
-        return sorted(names), sorted(own), _writes(tree)
-    return None
-
-
-def _names(scope: Scope, sql: str) -> Iterator[str]:
-    for _, source in sources(scope):
-        if isinstance(source, exp.Table) and source.name:
-            yield source.name.lower()
-    for column in scope.find_all(exp.Column):
-        if isinstance(column, exp.Column) and not isinstance(column.this, exp.Star) and _is_read(scope, column, sql):
-            yield column.name.lower()
+        above = node.find_ancestor(exp.Where, exp.Having, exp.Join, exp.Table)
+        is_pragma = isinstance(above, exp.Table) and above.this.name.lower().startswith("pragma_")
+        if above is None or (isinstance(above, exp.Table) and not is_pragma):
+            own.append(node.name)
+            writes = True
+    own += [
+        column.name for column in tree.find_all(exp.Column) if not column.table and f'"{column.name.lower()}"' in text
+    ]
+    called = (node.name if isinstance(node, exp.Anonymous) else node.sql_name() for node in tree.find_all(exp.Func))
+    writes = writes or any(name.lower() in _WRITERS for name in called)
+    return sorted(names), sorted({word for name in own for word in _WORD.findall(name.lower())}), writes
 
 
 def _is_read(scope: Scope, column: exp.Column, sql: str) -> bool:
@@ -63,11 +72,19 @@ def _is_read(scope: Scope, column: exp.Column, sql: str) -> bool:
             if alias.lower() == qualifier:
                 return isinstance(source, exp.Table) and name not in _renamed(source)
         level = level.parent
-    if qualifier or f'"{name}"' in sql or _is_alias(scope, column):
+    if qualifier or f'"{name}"' in sql:
         return False
+    # The name may be another item's alias in the SELECT list of its query.
+    for item in getattr(unwrap(scope.expression), "expressions", []):
+        if isinstance(item, exp.Alias) and item.alias.lower() == name:
+            within = column.parent
+            while within is not None and within is not item:
+                within = within.parent
+            if within is None:
+                return False
     has_table = False
     level = scope
-    while level is not None:  # a subquery of a condition or of a SELECT list sees what is around it; no other does
+    while level is not None:  # a subquery of a condition or of a SELECT list sees the query around it; no other does
         for _, source in sources(level):
             if isinstance(source, exp.Table):
                 has_table |= bool(source.name)
@@ -83,52 +100,7 @@ def _renamed(table: exp.Table) -> set[str]:
     return {column.name.lower() for column in alias.args.get("columns") or []} if alias is not None else set()
 
 
-def _is_alias(scope: Scope, column: exp.Column) -> bool:
-    """Whether a name may be another item's alias in the SELECT list of its query."""
-    name = column.name.lower()
-    for item in getattr(unwrap(scope.expression), "expressions", []):
-        if isinstance(item, exp.Alias) and item.alias.lower() == name:
-            within = column.parent
-            while within is not None and within is not item:
-                within = within.parent
-            if within is None:
-                return True
-    return False
-
-
-def _own(tree: exp.Expr, sql: str) -> Iterator[str]:
-    """Aliases, names of CTEs and their columns, texts that are selected, and words in double quotes without a table."""
-    for node in tree.find_all(exp.Alias, exp.TableAlias):
-        yield node.alias if isinstance(node, exp.Alias) else node.name
-        yield from (column.name for column in node.args.get("columns") or [])
-    yield from (key.name for key in tree.find_all(exp.PropertyEQ, exp.Kwarg))
-    yield from (node.name for node in _selected_texts(tree))
-    for column in tree.find_all(exp.Column):
-        if not column.table and f'"{column.name.lower()}"' in sql:
-            yield column.name
-
-
-def _selected_texts(tree: exp.Expr) -> Iterator[exp.Expr]:
-    """Texts that may come out as they stand: all but those that a condition compares with, and arguments of pragmas."""
-    for node in tree.find_all(exp.Literal, exp.HexString, exp.RawString, exp.National, exp.ByteString):
-        if isinstance(node, exp.Literal) and not (node.is_string and _LETTER.search(node.name)):
-            continue
-        above = node.parent
-        while above is not None and not isinstance(above, exp.Where | exp.Having | exp.Join | exp.Table):
-            above = above.parent
-        is_pragma = isinstance(above, exp.Table) and above.this.name.lower().startswith("pragma_")
-        if not (isinstance(above, exp.Where | exp.Having | exp.Join) or is_pragma):
-            yield node
-
-
-def _writes(tree: exp.Expr) -> bool:
-    if tree.find(exp.DPipe) is not None or any(_selected_texts(tree)):
-        return True
-    functions = (node.name if isinstance(node, exp.Anonymous) else node.sql_name() for node in tree.find_all(exp.Func))
-    return any(name.lower() in _WRITERS for name in functions)
-
-
-# What a query looks up: the texts that it compares with columns, its first table, the first row of a table.
+# The lookups of a query: the texts that it compares with columns, its first table, the first row of a table.
 
 Compared = tuple[str, str, str, str]  # table, column, text, and the query that shows the column's values
 
@@ -137,16 +109,25 @@ def lookups(sql: str, schema: Schema | None, engine: EngineName) -> list[Compare
     """Every text that the query compares with a column of a known table, in reading order.
 
     Args:
-        schema: resolves unqualified columns, and tells a double-quoted text from a column; may be None.
+        schema: resolves unqualified columns, and parts a double-quoted text from a column; may be None.
     """
     tree = parse(sql, engine)
-    owners = _owners(schema)
+    owners: dict[str, set[str]] = {}  # tables by column, in lower case
+    for known_table in schema.tables if schema else ():
+        for known_column in known_table.columns:
+            owners.setdefault(known_column.name.lower(), set()).add(known_table.name.lower())
     compared: dict[tuple[str, str, str], Compared] = {}
-    for column, text in _compared(tree, owners) if tree else ():
-        table = _table_of(column, owners)
+    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False) if tree else ():
+        column = node.this
+        if not isinstance(column, exp.Column):
+            continue
+        others = node.expressions if isinstance(node, exp.In) else [node.expression]
+        texts = [other.name.strip("%") for other in others if _is_text(other, owners)]
+        table = _table_of(column, owners) if texts else None
         if table is not None:
             probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table.name)).sql(engine)
-            compared.setdefault((table.name, column.name, text), (table.name, column.name, text, probe))
+            for text in texts:
+                compared.setdefault((table.name, column.name, text), (table.name, column.name, text, probe))
     return list(compared.values())
 
 
@@ -160,26 +141,6 @@ def first_table(sql: str, engine: EngineName) -> str | None:
 def first_row(table: str, engine: EngineName) -> str:
     """The query that shows the first row of a table."""
     return exp.select("*").from_(exp.to_identifier(table)).limit(1).sql(engine)
-
-
-def _owners(schema: Schema | None) -> dict[str, set[str]]:
-    """Tables by column, in lower case."""
-    owners: dict[str, set[str]] = {}
-    for table in schema.tables if schema else ():
-        for column in table.columns:
-            owners.setdefault(column.name.lower(), set()).add(table.name.lower())
-    return owners
-
-
-def _compared(tree: exp.Expr, owners: dict[str, set[str]]) -> Iterator[tuple[exp.Column, str]]:
-    """Columns that are compared with a text, with the text, in reading order."""
-    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False):
-        column = node.this
-        if not isinstance(column, exp.Column):
-            continue
-        for other in node.expressions if isinstance(node, exp.In) else [node.expression]:
-            if _is_text(other, owners):
-                yield column, other.name.strip("%")
 
 
 def _is_text(node: exp.Expr, owners: dict[str, set[str]]) -> bool:
@@ -196,8 +157,8 @@ def _table_of(column: exp.Column, owners: dict[str, set[str]]) -> exp.Table | No
     scope = column.find_ancestor(exp.Select)
     if scope is None:
         return None
-    sources = [clause.this for clause in (scope.args.get("from_"), *(scope.args.get("joins") or ())) if clause]
-    tables = [source for source in sources if isinstance(source, exp.Table)]
+    clauses = [clause.this for clause in (scope.args.get("from_"), *(scope.args.get("joins") or ())) if clause]
+    tables = [source for source in clauses if isinstance(source, exp.Table)]
     if column.table:
         tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
     elif owners:

@@ -1,12 +1,12 @@
 """Reading SQL text with sqlglot: within bounds of length, depth and steps, so that no text hangs or raises."""
 
 import functools
+import itertools
 import re
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
-from sqlglot.parser import Parser
 
 from pipelines.core.types import EngineName
 
@@ -21,7 +21,7 @@ _SKIP = re.compile(r"""'(?:[^']|'')*'?|"(?:[^"]|"")*"?|`[^`]*`?|--[^\n]*|/\*.*?(
 
 
 class TooComplex(sqlglot.errors.SqlglotError):
-    """The parser has made more moves than it may."""
+    """More moves of the parser than `MAX_MOVES`."""
 
 
 @functools.lru_cache(KEPT)
@@ -30,34 +30,10 @@ def parse(sql: str, engine: EngineName = "sqlite") -> exp.Expr | None:
 
     Callers must not change it: it is shared.
     """
-    if len(sql) > MAX_CHARS or _depth(sql) > MAX_DEPTH:
+    signs = [1 if sign in "([" else -1 for sign in re.findall(r"[(\[)\]]", _SKIP.sub("", sql[: MAX_CHARS + 1]))]
+    if len(sql) > MAX_CHARS or max(itertools.accumulate(signs), default=0) > MAX_DEPTH:
         return None
     dialect = Dialect.get_or_raise(engine)
-    try:
-        trees = [tree for tree in _counting(dialect).parse(dialect.tokenize(sql), sql) if tree is not None]
-    except (sqlglot.errors.SqlglotError, RecursionError, ValueError, AttributeError, TypeError, IndexError, KeyError):
-        return None  # hostile text reaches corners of the parser that raise more than its own errors
-    if len(trees) != 1 or not isinstance(trees[0], exp.Query | exp.Values):
-        return None
-    if isinstance(trees[0], exp.Select) and not trees[0].expressions:  # a bare "SELECT"
-        return None
-    if engine == "sqlite":
-        _spell_out_tables_of_in(trees[0])
-    return trees[0]
-
-
-def _spell_out_tables_of_in(tree: exp.Expr) -> None:
-    """Turn SQLite's `x IN t` into `x IN (SELECT * FROM t)`, which says the same; sqlglot takes t for a column."""
-    for node in list(tree.find_all(exp.In)):
-        name = node.args.get("field")
-        if isinstance(name, exp.Column):
-            table = exp.Table(this=name.this, db=name.args.get("table"))
-            node.set("field", None)
-            node.set("query", exp.select("*").from_(table).subquery())
-
-
-def _counting(dialect: Dialect) -> Parser:
-    """The dialect's parser, which gives up after `MAX_MOVES`."""
     parser = dialect.parser()
     advance, moves = parser._advance, 0
 
@@ -69,18 +45,22 @@ def _counting(dialect: Dialect) -> Parser:
         advance(times)
 
     parser._advance = counted  # type: ignore[method-assign]
-    return parser
-
-
-def _depth(sql: str) -> int:
-    depth = deepest = 0
-    for character in _SKIP.sub("", sql):
-        if character in "([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]":
-            depth -= 1
-    return deepest
+    try:
+        trees = [tree for tree in parser.parse(dialect.tokenize(sql), sql) if tree is not None]
+    except (sqlglot.errors.SqlglotError, RecursionError, ValueError, AttributeError, TypeError, IndexError, KeyError):
+        return None  # hostile text reaches corners of the parser that raise more than its own errors
+    if len(trees) != 1 or not isinstance(trees[0], exp.Query | exp.Values):
+        return None
+    if isinstance(trees[0], exp.Select) and not trees[0].expressions:  # a bare "SELECT"
+        return None
+    # SQLite's `x IN t` means `x IN (SELECT * FROM t)`; sqlglot takes t for a column.
+    for node in list(trees[0].find_all(exp.In)) if engine == "sqlite" else ():
+        name = node.args.get("field")
+        if isinstance(name, exp.Column):
+            table = exp.Table(this=name.this, db=name.args.get("table"))
+            node.set("field", None)
+            node.set("query", exp.select("*").from_(table).subquery())
+    return trees[0]
 
 
 def unwrap(query: exp.Expr) -> exp.Expr:

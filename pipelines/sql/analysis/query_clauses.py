@@ -49,7 +49,7 @@ class Reading:
     # columns that only join tables or stand in a plain COUNT, where another column does as well.
     loose: frozenset[Item]
     equal: tuple[tuple[Item, Item], ...]  # pairs of columns that it sets equal.
-    output: tuple[str, ...]  # what each result column is, in order.
+    output: tuple[str, ...]  # the result columns in order.
     # distinct, limit, ordering, grouping, having, set_operators: the clauses of all its (sub)queries.
     distinct: bool
     limit: tuple[str, ...]
@@ -81,22 +81,67 @@ def read(sql: str, schema: Schema, engine: EngineName) -> Reading | None:
 def _read(resolved: Resolved, schema: Schema) -> Reading:
     tree = resolved.tree
     selects = list(tree.find_all(exp.Select))
-    loose = {id(column) for column in _joining(tree)} | {id(column) for column in _counted(tree)}
-    columns = {item for column in tree.find_all(exp.Column) if id(column) not in loose and (item := _item(column))}
+    every_column = [(column, item) for column in tree.find_all(exp.Column) if (item := _item(column))]
+    # Loose columns: those of `a.x = b.y`, and arguments of a plain COUNT (without NULLs any column counts the same).
+    joining: list[tuple[exp.Column, exp.Column]] = []
+    for equality in tree.find_all(exp.EQ):
+        left, right = equality.this, equality.expression
+        if isinstance(left, exp.Column) and isinstance(right, exp.Column) and left.table != right.table:
+            joining.append((left, right))
+    loose = {id(column) for pair in joining for column in pair}
+    loose |= {id(node.this) for node in tree.find_all(exp.Count) if isinstance(node.this, exp.Column)}
+    columns = {item for column, item in every_column if id(column) not in loose}
+    # A `*` or `t.*` shows base columns; those of a subquery are shown in that subquery.
+    shown = {
+        item
+        for select in selects
+        for projection in select.expressions
+        if _is_star(projection)
+        for node in _starred(projection, select)
+        for item in _columns(node, resolved, schema)
+    }
+    # Columns are set equal by ON, WHERE or IN (SELECT ...).
+    equal = [(_item(left), _item(right)) for left, right in joining]
+    for member in tree.find_all(exp.In):
+        query = member.args.get("query")
+        inner = query.find(exp.Select) if query is not None else None
+        if inner is not None and isinstance(member.this, exp.Column) and len(inner.expressions) == 1:
+            only = inner.expressions[0]
+            equal.append((_item(member.this), _item(only) if isinstance(only, exp.Column) else None))
+    conditions = []
+    for node in tree.find_all(*_COMPARISONS):
+        operands = [node.this, *(node.args.get(key) for key in ("expression", "low", "high")), *node.expressions]
+        bare = [part.this if isinstance(part, exp.Lower | exp.Upper | exp.Paren) else part for part in operands]
+        compared = [part for part in bare if isinstance(part, exp.Column) and part.table]
+        constants = tuple(constant for part in bare for constant in _constant(part))
+        item = _item(compared[0]) if len(compared) == 1 else None
+        if item is not None and constants:
+            negated = "NOT " if isinstance(node.parent, exp.Not) else ""
+            conditions.append(Condition(item, negated + _COMPARISONS[type(node)], constants))
+    # The result's columns are those of the first query of the text that is not nested in another one.
+    outer = next((select for select in selects if select.find_ancestor(exp.Select, exp.CTE) is None), None)
     return Reading(
         resolved=resolved,
-        columns=frozenset(columns | set(_shown(selects, resolved, schema))),
-        loose=frozenset({item for column in tree.find_all(exp.Column) if (item := _item(column))} - columns),
-        equal=tuple(_equated(tree)),
-        output=_output(selects, resolved, schema),
+        columns=frozenset(columns | shown),
+        loose=frozenset({item for _, item in every_column} - columns),
+        equal=tuple((first, second) for first, second in equal if first is not None and second is not None),
+        output=() if outer is None else tuple(_outputs(outer, resolved, schema, ())),
         distinct=any(select.args.get("distinct") for select in selects),
         limit=tuple(sorted(_text(node) for kind in (exp.Limit, exp.Offset) for node in tree.find_all(kind))),
         ordering=tuple(_text(key) for order in tree.find_all(exp.Order) for key in order.expressions),
         grouping=frozenset(_text(key) for group in tree.find_all(exp.Group) for key in group.expressions),
         having=tuple(sorted(_text(having.this) for having in tree.find_all(exp.Having))),
-        set_operators=tuple(sorted(_set_name(node) for node in tree.find_all(exp.SetOperation))),
-        aggregates=Counter(_aggregate_name(node) for node in tree.find_all(exp.AggFunc)),
-        conditions=tuple(_conditions(tree)),
+        set_operators=tuple(
+            sorted(
+                type(node).__name__.upper() + ("" if node.args.get("distinct", True) else " ALL")
+                for node in tree.find_all(exp.SetOperation)
+            )
+        ),
+        aggregates=Counter(
+            type(node).__name__.upper() + (" DISTINCT" if isinstance(node.this, exp.Distinct) else "")
+            for node in tree.find_all(exp.AggFunc)
+        ),
+        conditions=tuple(conditions),
         logic=tuple(name.upper() for name in ("or", "not") for _ in tree.find_all(getattr(exp, name.title()))),
         joins=tuple(sorted(join.side for join in tree.find_all(exp.Join) if join.side)),
         subqueries=len(selects),
@@ -112,56 +157,12 @@ def _text(node: exp.Expr) -> str:
     return node.sql(dialect="sqlite", comments=False)
 
 
-def _equalities(tree: exp.Expr) -> Iterator[tuple[exp.Column, exp.Column]]:
-    """Comparisons `a.x = b.y` of two columns of different tables."""
-    for node in tree.find_all(exp.EQ):
-        left, right = node.this, node.expression
-        if isinstance(left, exp.Column) and isinstance(right, exp.Column) and left.table != right.table:
-            yield left, right
-
-
-def _joining(tree: exp.Expr) -> Iterator[exp.Column]:
-    for left, right in _equalities(tree):
-        yield left
-        yield right
-
-
-def _counted(tree: exp.Expr) -> Iterator[exp.Column]:
-    """Arguments of a plain COUNT: without NULLs any column counts the same rows."""
-    return (node.this for node in tree.find_all(exp.Count) if isinstance(node.this, exp.Column))
-
-
-def _equated(tree: exp.Expr) -> Iterator[tuple[Item, Item]]:
-    """Pairs of base columns that the query sets equal, by ON, WHERE or IN (SELECT ...)."""
-    for left, right in _equalities(tree):
-        first, second = _item(left), _item(right)
-        if first is not None and second is not None:
-            yield first, second
-    for node in tree.find_all(exp.In):
-        query = node.args.get("query")
-        inner = query.find(exp.Select) if query is not None else None
-        if inner is not None and isinstance(node.this, exp.Column) and len(inner.expressions) == 1:
-            first = _item(node.this)
-            second = _item(inner.expressions[0]) if isinstance(inner.expressions[0], exp.Column) else None
-            if first is not None and second is not None:
-                yield first, second
-
-
-def _shown(selects: list[exp.Select], resolved: Resolved, schema: Schema) -> Iterator[Item]:
-    """The base columns that a `*` or `t.*` in a result stands for; those of a subquery are shown in that subquery."""
-    for select in selects:
-        for projection in select.expressions:
-            if _is_star(projection):
-                for node in _starred(projection, select):
-                    yield from _columns(node, resolved, schema)
-
-
 def _is_star(projection: exp.Expr) -> bool:
     return projection.is_star and not isinstance(projection, exp.Count)
 
 
 def _starred(star: exp.Expr, select: exp.Select) -> Iterator[exp.Expr]:
-    """What a star stands for in FROM and JOIN: tables, CTEs and subqueries."""
+    """The tables, CTEs and subqueries of FROM and JOIN that a star stands for."""
     only = star.table.lower() if isinstance(star, exp.Column) else ""
     return (node for node in from_items(select) if only in ("", node.alias_or_name.lower(), node.name.lower()))
 
@@ -174,14 +175,8 @@ def _columns(node: exp.Expr, resolved: Resolved, schema: Schema) -> list[Item]:
     return [(name, column) for column in columns_of(schema).get(name, ())]
 
 
-def _output(selects: list[exp.Select], resolved: Resolved, schema: Schema) -> tuple[str, ...]:
-    """The result's columns: those of the first query of the text that is not nested in another one."""
-    outer = next((select for select in selects if select.find_ancestor(exp.Select, exp.CTE) is None), None)
-    return () if outer is None else tuple(_outputs(outer, resolved, schema, ()))
-
-
 def _outputs(select: exp.Select, resolved: Resolved, schema: Schema, within: tuple[exp.Select, ...]) -> Iterator[str]:
-    """What each column of a query is; what a star stands for is looked up in the subquery that it is of."""
+    """The canonical SQL of each column of a query; a star is looked up in the subquery that it is of."""
     for projection in select.expressions:
         if not _is_star(projection):
             yield _text(projection.unalias())
@@ -197,33 +192,6 @@ def _outputs(select: exp.Select, resolved: Resolved, schema: Schema, within: tup
                 yield from _outputs(inner, resolved, schema, (*within, select))
 
 
-def _set_name(node: exp.SetOperation) -> str:
-    return type(node).__name__.upper() + ("" if node.args.get("distinct", True) else " ALL")
-
-
-def _aggregate_name(node: exp.AggFunc) -> str:
-    distinct = isinstance(node.this, exp.Distinct)
-    return type(node).__name__.upper() + (" DISTINCT" if distinct else "")
-
-
-def _conditions(tree: exp.Expr) -> Iterator[Condition]:
-    for node in tree.find_all(*_COMPARISONS):
-        column, constants = _sides(node)
-        item = _item(column) if column is not None else None
-        if item is not None and constants:
-            negated = "NOT " if isinstance(node.parent, exp.Not) else ""
-            yield Condition(item, negated + _COMPARISONS[type(node)], constants)
-
-
-def _sides(node: exp.Expr) -> tuple[exp.Column | None, tuple[Constant, ...]]:
-    """The column of a comparison and the constants that it is compared with."""
-    operands = [node.this, *(node.args.get(key) for key in ("expression", "low", "high")), *node.expressions]
-    bare = [operand.this if isinstance(operand, exp.Lower | exp.Upper | exp.Paren) else operand for operand in operands]
-    columns = [operand for operand in bare if isinstance(operand, exp.Column) and operand.table]
-    constants = [constant for operand in bare for constant in _constant(operand)]
-    return (columns[0] if len(columns) == 1 else None), tuple(constants)
-
-
 def _constant(node: exp.Expr | None) -> tuple[Constant, ...]:
     """A constant as a tuple of one; () for anything else."""
     if isinstance(node, exp.Null):
@@ -232,11 +200,9 @@ def _constant(node: exp.Expr | None) -> tuple[Constant, ...]:
     literal = node.this if isinstance(node, exp.Neg) else node
     if not isinstance(literal, exp.Literal):
         return ()
-    return (literal.name,) if literal.is_string else (sign * _number(literal.name),)
-
-
-def _number(text: str) -> int | float:
+    if literal.is_string:
+        return (literal.name,)
     try:
-        return int(text) if text.isdecimal() else float(text)
+        return (sign * (int(literal.name) if literal.name.isdecimal() else float(literal.name)),)
     except ValueError:  # too many digits, or a spelling of another dialect
-        return float("nan")
+        return (float("nan"),)

@@ -1,8 +1,10 @@
 """The worker's side of `sql/analyst.py`: one request is answered at a time, under the worker's clock and memory.
 
-A request is (kind, arguments); its answer is one cell of JSON text, so that nothing but plain text goes back.
+A request is (name of a function, its arguments); its answer is one cell of JSON text, so that nothing but plain text
+goes back.
 """
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -18,7 +20,7 @@ from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_row, first_table, lookups, naming
 from pipelines.sql.analysis.parsing import parse
-from pipelines.sql.diagnoses import Failure
+from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.dialects.base import ERROR, OK, Bounds, Clock, DatabaseSession, Raw, failure
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, guard, open_readonly
 
@@ -31,36 +33,27 @@ def read_items(database: Database, sql: str) -> SchemaItems | None:
     """
     if database.engine != "sqlite":
         return None
-    try:
-        connection = open_readonly(database.location)
-    except (sqlite3.Error, OSError):
-        return None
-    try:
-        return _prepare(connection, sql)
-    except (sqlite3.Error, sqlite3.Warning, ValueError):
-        return None
-    finally:
-        connection.close()
-
-
-def _prepare(connection: sqlite3.Connection, sql: str) -> SchemaItems:
-    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    real_tables = {name.lower() for (name,) in names}
     tables: set[str] = set()
     columns: set[tuple[str, str]] = set()
+    try:
+        with contextlib.closing(open_readonly(database.location)) as connection:
+            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            real_tables = {name.lower() for (name,) in names}
 
-    def watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-        if guard(action, first, second, *rest) == DENY:
-            return DENY
-        # A CTE counted with count(*) is reported like a table; a view is reported beside what it reads.
-        if action == READ and first is not None and first.lower() in real_tables:
-            tables.add(first.lower())
-            if second and second != "ROWID":
-                columns.add((first.lower(), second.lower()))
-        return ALLOW
+            def watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+                if guard(action, first, second, *rest) == DENY:
+                    return DENY
+                # A CTE counted with count(*) is reported like a table; a view is reported beside what it reads.
+                if action == READ and first is not None and first.lower() in real_tables:
+                    tables.add(first.lower())
+                    if second and second != "ROWID":
+                        columns.add((first.lower(), second.lower()))
+                return ALLOW
 
-    connection.set_authorizer(watch)
-    connection.execute("EXPLAIN " + sql).close()
+            connection.set_authorizer(watch)
+            connection.execute("EXPLAIN " + sql).close()
+    except (sqlite3.Error, sqlite3.Warning, OSError, ValueError):
+        return None
     return SchemaItems(frozenset(tables), frozenset(columns))
 
 
@@ -104,39 +97,57 @@ Probe = tuple[str, int, int]  # its SQL; rows that the query reads before its cu
 
 
 def tie_probes(sql: str, engine: EngineName) -> list[Probe]:
-    """A probe for each SELECT that has a LIMIT under an ORDER BY."""
+    """A probe for each SELECT that has a LIMIT under an ORDER BY: sort keys behind its columns, and one row more."""
     tree = parse(sql, engine)
-    return [probe for select in (tree.find_all(exp.Select) if tree else ()) if (probe := _tie_probe(select, engine))]
-
-
-def _tie_probe(select: exp.Select, engine: EngineName) -> Probe | None:
-    """A SELECT with its sort keys behind its columns, and one row more; None without a LIMIT under an ORDER BY."""
-    limit = _number(select.args.get("limit"))
-    if not limit or not select.args.get("order") or select.args.get("distinct"):
-        return None
-    n_kept = limit + (_number(select.args.get("offset")) or 0)
-    items = select.expressions
-    aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
-    keys = [_key(ordered.this, items, aliases) for ordered in select.args["order"].expressions]
-    probe = select.copy()
-    probe.set("expressions", [*probe.expressions, *(exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys))])
-    probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
-    probe.set("offset", None)
-    return probe.sql(dialect=engine), n_kept, len(keys)
-
-
-def _key(key: exp.Expr, items: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr]) -> exp.Expr:
-    """A sort key as an expression: positions and aliases stand for an item of the SELECT list."""
-    if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
-        return items[int(key.this) - 1].unalias()
-    if isinstance(key, exp.Column) and not key.table and key.name.lower() in aliases:
-        return aliases[key.name.lower()]
-    return key
+    probes = []
+    for select in tree.find_all(exp.Select) if tree else ():
+        limit, offset = (_number(select.args.get(clause)) for clause in ("limit", "offset"))
+        if not limit or not select.args.get("order") or select.args.get("distinct"):
+            continue
+        items = select.expressions
+        aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
+        keys = []
+        for ordered in select.args["order"].expressions:
+            key = ordered.this  # a position or an alias stands for an item of the SELECT list
+            if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
+                key = items[int(key.this) - 1].unalias()
+            elif isinstance(key, exp.Column) and not key.table:
+                key = aliases.get(key.name.lower(), key)
+            keys.append(key)
+        probe = select.copy()
+        tie_columns = [exp.alias_(key.copy(), f"tie_{n}") for n, key in enumerate(keys)]
+        probe.set("expressions", [*probe.expressions, *tie_columns])
+        n_kept = limit + (offset or 0)
+        probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
+        probe.set("offset", None)
+        probes.append((probe.sql(dialect=engine), n_kept, len(keys)))
+    return probes
 
 
 def _number(clause: exp.Expr | None) -> int | None:
     value = clause.args.get("expression") if clause is not None else None
     return int(value.this) if isinstance(value, exp.Literal) and str(value.this).isdigit() else None
+
+
+class RecordedValues(dict[tuple[str, str], Sequence[Scalar]]):
+    """Stored values by column, which keeps the columns that are asked for beside those that it has."""
+
+    def get(self, key: tuple[str, str], default: Any = None) -> Any:
+        """The values, or the default."""
+        return self.setdefault(key, default)
+
+
+def diagnosis(wrong: Failure) -> tuple[Diagnosis, list[tuple[str, str]]]:
+    """The diagnosis, and the columns whose stored values would add to it."""
+    values = RecordedValues(wrong.values)
+    return diagnose(dataclasses.replace(wrong, values=values)), sorted(values.keys() - wrong.values.keys())
+
+
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    *(schema_items, read_items, naming, without_comments, hardness, functions, diagnosis),
+    *(tie_probes, lookups, first_table, first_row),
+)
+REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 class AnalysisSession(DatabaseSession):
@@ -146,9 +157,13 @@ class AnalysisSession(DatabaseSession):
         super().__init__(bounds, clock)
 
     def answer(self, sql: Any, max_rows: int) -> Raw:
-        """Answer the request (kind, *arguments)."""
-        kind, *arguments = sql
-        return Raw(OK, ("answer",), [(json.dumps(KINDS[kind](*arguments)),)])
+        """Answer the request (name, *arguments): in JSON a set is a sorted list, and a dataclass an object."""
+        name, *arguments = sql
+        text = json.dumps(
+            REQUESTS[name](*arguments),
+            default=lambda value: sorted(value) if isinstance(value, frozenset) else dataclasses.asdict(value),
+        )
+        return Raw(OK, ("answer",), [(text,)])
 
     def explain(self, error: Exception) -> Raw:
         """The text cannot be read: sqlglot raises freely on trees that parse but make no sense."""
@@ -160,51 +175,3 @@ class AnalysisSession(DatabaseSession):
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _items(*arguments: Any) -> Any:
-    return _listed(schema_items(*arguments))
-
-
-def _reads(*arguments: Any) -> Any:
-    return _listed(read_items(*arguments))
-
-
-def _listed(items: SchemaItems | None) -> Any:
-    return None if items is None else (sorted(items.tables), sorted(items.columns))
-
-
-class _Asked(dict[tuple[str, str], Sequence[Scalar]]):
-    """Stored values by column, which notes the columns that are asked for and not there."""
-
-    def __init__(self, known: Mapping[tuple[str, str], Sequence[Scalar]]) -> None:
-        super().__init__(known)
-        self.missing: list[tuple[str, str]] = []
-
-    def get(self, key: tuple[str, str], default: Any = None) -> Any:
-        """The values, or the default."""
-        if key not in self:
-            self.missing.append(key)
-        return super().get(key, default)
-
-
-def _diagnosis(wrong: Failure) -> Any:
-    """The diagnosis, and the columns whose stored values would tell more."""
-    values = _Asked(wrong.values)
-    diagnosis = diagnose(dataclasses.replace(wrong, values=values))
-    return dataclasses.asdict(diagnosis), sorted(set(values.missing))
-
-
-KINDS: Mapping[str, Callable[..., Any]] = {
-    "items": _items,
-    "naming": naming,
-    "without_comments": without_comments,
-    "reads": _reads,
-    "hardness": hardness,
-    "functions": functions,
-    "diagnosis": _diagnosis,
-    "ties": tie_probes,
-    "lookups": lookups,
-    "first_table": first_table,
-    "first_row": first_row,
-}

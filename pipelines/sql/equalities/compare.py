@@ -31,41 +31,33 @@ def equal_up_to_columns(gold: Sequence[Row], predicted: Sequence[Row], ordered: 
     """
     if len(gold) != len(predicted) or not gold or len(gold[0]) != len(predicted[0]):
         return False
-    if gold is predicted or (gold == predicted and _bytes(gold) == _bytes(predicted)):
+    # Equal cells of equal types: the quick rejection below cannot part such rows.
+    if gold is predicted or (gold == predicted and marshal.dumps(list(gold), 2) == marshal.dumps(list(predicted), 2)):
         return True
-    if ordered:
-        is_equal = _same_columns(gold, predicted)
+    if ordered:  # with the order of rows fixed, columns are whole values: their bags must be equal
+        is_equal = _bag_of_rows(gold) == _bag_of_rows(predicted)
     else:
         is_equal = Counter(gold) == Counter(predicted) or _search(gold, predicted)
-    return is_equal and _same_unordered_rows(gold, predicted, ordered)
+    if not is_equal:
+        return False
 
+    def unordered(row: Row) -> Row:
+        return row if len(row) == 1 else tuple(sorted(row, key=lambda cell: str(cell) + str(type(cell))))
 
-def _same_unordered_rows(gold: Sequence[Row], predicted: Sequence[Row], ordered: bool) -> bool:
-    """The official quick rejection. It also decides: it sorts a row's cells by their text and type, so that 1 and 1.0
-    can sort apart and equal rows count as unequal. Kept, to be true to the source, but last: it takes most of the time.
-    """
-    left, right = [_unordered(row) for row in gold], [_unordered(row) for row in predicted]
+    # The official quick rejection also decides: it sorts a row's cells by their text and type, so that 1 and 1.0 can
+    # sort apart and equal rows count as unequal. Kept, to be true to the source, but last: it takes most of the time.
+    left, right = list(map(unordered, gold)), list(map(unordered, predicted))
     return left == right if ordered else set(left) == set(right)
 
 
-def _bytes(rows: Sequence[Row]) -> bytes:
-    """Cells with their types: where these are equal the quick rejection cannot part equal rows."""
-    return marshal.dumps(list(rows), 2)
-
-
-def _unordered(row: Row) -> Row:
-    return row if len(row) == 1 else tuple(sorted(row, key=lambda cell: str(cell) + str(type(cell))))
-
-
-def _same_columns(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
-    """With the order of rows fixed, columns are whole values: their bags must be equal."""
-    return Counter(zip(*gold, strict=True)) == Counter(zip(*predicted, strict=True))
+def _bag_of_rows(columns: Iterable[Row]) -> Counter[Row]:
+    return Counter(zip(*columns, strict=True))
 
 
 def _search(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
     """Depth-first over the gold's columns, those with the fewest candidates first."""
     left, right = list(zip(*gold, strict=True)), list(zip(*predicted, strict=True))
-    left_bags, right_bags = [Counter(column) for column in left], [Counter(column) for column in right]
+    left_bags, right_bags = list(map(Counter, left)), list(map(Counter, right))
     options = [[j for j, bag in enumerate(right_bags) if bag == own] for own in left_bags]
     order = sorted(range(len(left)), key=lambda i: len(options[i]))
     stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), iter(options[order[0]]))]
@@ -78,17 +70,13 @@ def _search(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
             continue
         steps += 1
         picked = (*chosen, column)
-        if _agree([left[i] for i in order[: len(picked)]], [right[j] for j in picked]):
+        if _bag_of_rows(left[i] for i in order[: len(picked)]) == _bag_of_rows(right[j] for j in picked):
             if len(picked) == len(left):
                 return True
             # Columns that hold the same cells row by row are one choice, not several.
             follow = {right[j]: j for j in options[order[len(picked)]] if j not in picked}
             stack.append((picked, iter(follow.values())))
     return False
-
-
-def _agree(left: list[Row], right: list[Row]) -> bool:
-    return Counter(zip(*left, strict=True)) == Counter(zip(*right, strict=True))
 
 
 # Rows that are equal but for the last bits of their floats, and bags of such rows, for the equality `strict`.
@@ -113,14 +101,10 @@ def close(left: Any, right: Any) -> bool:
     if isinstance(left, int) and isinstance(right, int):
         return False
     try:
-        near = math.isclose(left, right, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        if not math.isclose(left, right, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+            return False
     except OverflowError:  # an integer beyond the range of floats
         return False
-    return near and _same_whole(left, right)
-
-
-def _same_whole(left: float, right: float) -> bool:
-    """Of two near numbers that are unequal: whether no whole number on one side is another number on the other."""
     if max(abs(left), abs(right)) >= WHOLE:
         return isinstance(left, float) and isinstance(right, float)
     return not (left == int(left) or right == int(right)) or abs(left - right) < 0.5
@@ -144,7 +128,20 @@ def same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
     left, right = Counter(map(_typed, gold)), Counter(map(_typed, predicted))
     missing = sorted((row for row, _ in (left - right).elements()), key=_sort_key)
     surplus = sorted((row for row, _ in (right - left).elements()), key=_sort_key)
-    return all(map(close_rows, missing, surplus)) or _grouped(missing, surplus)
+    if all(map(close_rows, missing, surplus)):
+        return True
+    # Two rows that are close are in one group, whatever else is in it: a number is grouped by its neighbourhood.
+    columns = [_neighbourhoods(column) for column in zip(*missing, *surplus, strict=True)]
+    groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
+    for side, rows in enumerate((missing, surplus)):
+        for row in rows:
+            # The ranks keep a text or NULL in a cell apart from the number of a neighbourhood.
+            ranks = tuple(map(_rank, row))
+            cells = tuple(columns[at].get(cell, 0) if ranks[at] == 1 else cell for at, cell in enumerate(row))
+            groups[cells, ranks][side].append(row)
+    if any(len(ours) != len(theirs) for ours, theirs in groups.values()):
+        return False
+    return all(_match(ours, theirs) for ours, theirs in groups.values())
 
 
 def _typed(row: Row) -> tuple[Row, tuple[int, ...]]:
@@ -164,44 +161,22 @@ def _rank(cell: Any) -> int:
     return 0 if cell is None else 1 if isinstance(cell, (int, float)) else 2 if isinstance(cell, str) else 3
 
 
-def _grouped(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
-    """Pair rows within groups: two rows that are close are in one group, whatever else is in it."""
-    places = [_neighbourhoods(column) for column in zip(*missing, *surplus, strict=True)]
-
-    def group(row: Row) -> tuple[Any, ...]:
-        return tuple(places[at].get(cell, 0) if _rank(cell) == 1 else cell for at, cell in enumerate(row))
-
-    left, right = _by(group, missing), _by(group, surplus)
-    if {name: len(rows) for name, rows in left.items()} != {name: len(rows) for name, rows in right.items()}:
-        return False
-    return all(_match(rows, right[name]) for name, rows in left.items())
-
-
-def _by(group: Any, rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    groups = defaultdict(list)
-    for row in rows:
-        # The types keep a text or NULL in a cell apart from the number of a neighbourhood.
-        groups[group(row), tuple(map(_rank, row))].append(row)
-    return groups
-
-
 def _neighbourhoods(cells: Iterable[Any]) -> dict[Any, int]:
-    """The numbers of a column, each with the number of its neighbourhood: the next one begins where a gap is."""
+    """The numbers of a column, each with the number of its neighbourhood: the next one begins where a gap is.
+
+    The bound is wider than that of `close`, so that a gap parts no two close numbers.
+    """
     numbers = sorted({cell for cell in cells if _rank(cell) == 1})
     places: dict[Any, int] = {}
     place = 0
     for before, number in zip([*numbers[:1], *numbers], numbers, strict=False):
-        place += not _near(before, number)
+        try:
+            near = before == number or math.isclose(before, number, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
+        except OverflowError:
+            near = False
+        place += not near
         places[number] = place
     return places
-
-
-def _near(left: float, right: float) -> bool:
-    """A bound that is wider than that of `close`, so that a gap parts no two close numbers."""
-    try:
-        return left == right or math.isclose(left, right, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
-    except OverflowError:
-        return False
 
 
 def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
@@ -224,19 +199,17 @@ def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
 
 
 class Result(Protocol):
-    """Rows in order, with their column names."""
+    """Rows in order, duplicates kept, with their column names."""
 
     @property
-    def columns(self) -> Sequence[str]:
-        """Column names."""
+    def columns(self) -> Sequence[str]: ...
 
     @property
-    def rows(self) -> Sequence[Row]:
-        """Rows, duplicates kept."""
+    def rows(self) -> Sequence[Row]: ...
 
 
 class Gold(NamedTuple):
-    """What an equality may know of the gold query beside its result."""
+    """Facts of the gold query that an equality may know beside its result."""
 
     ordered: bool = False  # its outermost query has an ORDER BY (`lexical.is_ordered`).
     mentions_order: bool = False  # "order by" stands anywhere in its text: the official test suite's rule.
@@ -245,14 +218,12 @@ class Gold(NamedTuple):
 
 
 UNKNOWN = Gold()
-
-
 _WORD = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
 def repair(sql: str) -> str:
-    """What the official test suite puts right in both queries: "> =", "< =" and "! =", and MySQL's current year,
+    """The repairs of the official test suite to both queries: "> =", "< =" and "! =", and MySQL's current year,
     which is 2020 (`exec_eval.py: postprocess, replace_cur_year`).
     """
     closed = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
@@ -330,14 +301,11 @@ def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float
         gold_units = predicted_units = range(max(len(gold.columns), len(predicted.columns)))
     if predicted_units is None:
         return 0.0
-    by_unit = _by_unit(gold.rows, gold_units)
-    return float(by_unit is not None and by_unit == _by_unit(predicted.rows, predicted_units))
-
-
-def _by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] | None:
-    if rows and len(rows[0]) < len(units):
-        return None
-    return {unit: [row[index] for row in rows] for index, unit in enumerate(units)}
+    columns = []
+    for rows, units in ((gold.rows, gold_units), (predicted.rows, predicted_units)):
+        too_few = bool(rows) and len(rows[0]) < len(units)
+        columns.append(None if too_few else {unit: [row[index] for row in rows] for index, unit in enumerate(units)})
+    return float(columns[0] is not None and columns[0] == columns[1])
 
 
 @equality("strict")

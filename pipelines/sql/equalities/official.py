@@ -1,11 +1,11 @@
-"""EHRSQL's own evaluation (Lee et al. 2022, `evaluate.py`): what is done to queries, and when two answers are the same.
+"""Official evaluations: EHRSQL's (Lee et al. 2022, `evaluate.py`), LiveSQLBench's, and BIRD's R-VES.
 
 Workers import this module, so it needs nothing beyond the standard library.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -28,7 +28,7 @@ _LOWER, _UPPER = (re.compile(rf"[ \n]+([a-zA-Z0-9_]+_{end})") for end in ("lower
 
 
 def repaired(sql: str) -> str:
-    """What the official script makes of a query before it runs it (`post_process_sql`): lower case, a fixed current
+    """The query that the official script runs in place of this one (`post_process_sql`): lower case, a fixed current
     time, the usual ranges of vital signs, and single quotes.
     """
     sql = sql.lower().replace("current_time", f"'{NOW}'")
@@ -54,7 +54,7 @@ def is_unanswerable(row: Any) -> bool:
 
 
 def is_abstention(predicted: str) -> bool:
-    """Whether a prediction is none."""
+    """Whether a prediction is the official word for no answer."""
     return predicted.strip().lower() == ABSTAINED
 
 
@@ -86,8 +86,8 @@ _ROUND = re.compile(r"ROUND\s*\(", re.IGNORECASE)
 
 
 def prepared(sql: str) -> str:
-    """What runs in place of a gold query or an answer: a query cleaned, a script that writes as it is; either asks for
-    its outcome.
+    """The text that runs in place of a gold query or an answer: a query cleaned, a script that writes as it is; either
+    asks for its outcome.
     """
     text = sql if writes(sql) else cleaned(sql)
     return f"{text}{BETWEEN}{ORDERED if sql.startswith(IN_ORDER) else OUTCOME}"
@@ -104,36 +104,32 @@ def cleaned(sql: str) -> str:
     text = " ".join(word for word in words if word.lower() != "distinct")
     for _ in range(MOST_ROUNDS):
         call = _ROUND.search(text)
-        ends = call and _ends(text, call.end())
-        if not call or not ends:
+        if not call:
             return text
-        argument, end = ends
-        text = text[: call.start()] + text[call.end() : argument].strip() + text[end + 1 :]
+        # `argument` becomes the end of the first argument, `place` that of the call.
+        depth, argument = 0, -1
+        for place in range(call.end(), len(text)):
+            sign = text[place]
+            if sign == "(":
+                depth += 1
+            elif sign in ",)" and depth == 0 and argument < 0:
+                argument = place
+            if sign == ")":
+                depth -= 1
+                if depth < 0:
+                    break
+        else:
+            return text  # the bracket is never closed
+        text = text[: call.start()] + text[call.end() : argument].strip() + text[place + 1 :]
     return text
 
 
-def _ends(text: str, start: int) -> tuple[int, int] | None:
-    """Where the first argument of a call ends, and its bracket; None where the bracket is never closed."""
-    depth, argument = 0, -1
-    for place in range(start, len(text)):
-        sign = text[place]
-        if sign == "(":
-            depth += 1
-        elif sign in ",)" and depth == 0 and argument < 0:
-            argument = place
-        if sign == ")":
-            depth -= 1
-            if depth < 0:
-                return argument, place
-    return None
-
-
 def same_outcome(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether two outcomes are the same; see the head of this module.
+    """Whether two outcomes are the same: the state of the database where gold changes it, else the rows.
 
     A gold script that changes nothing and is no query is never met: a wrong answer could not be told from a right one.
     """
-    right, answer = (_named(rows) for rows in (gold, predicted))
+    right, answer = (dict(zip(COLUMNS, rows[0], strict=True)) for rows in (gold, predicted))
     if right["changed"]:
         return bool(answer["state"] == right["state"])
     if not right["query"] or not right["rows"] or not answer["query"]:
@@ -146,10 +142,6 @@ def vote(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
     """An outcome without what tells two answers apart that are the same: the order of their rows."""
     order = COLUMNS.index("in_order")
     return tuple((*row[:order], *row[order + 1 :]) for row in rows)
-
-
-def _named(rows: Sequence[tuple[Any, ...]]) -> Mapping[str, Any]:
-    return dict(zip(COLUMNS, rows[0], strict=True))
 
 
 # R-VES, BIRD's reward for the speed of a right query (mini-dev, `evaluation_ves.py`).
@@ -192,7 +184,7 @@ def reward(ratios: Sequence[float]) -> float:
 
 
 def r_ves(rewards: Sequence[float]) -> float:
-    """The published figure: the mean over all questions of the reward's square root, in percent; a wrong answer has 0."""
+    """The published figure, in percent: the mean square root of the rewards of all questions; a wrong answer has 0."""
     if not rewards:
         raise ValueError("R-VES needs questions")
     return 100 * math.fsum(map(math.sqrt, rewards)) / len(rewards)

@@ -8,6 +8,7 @@ as the official parser has one, a name is what the schema has, be it a keyword.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -20,15 +21,13 @@ from pipelines.core.errors import DataError
 if TYPE_CHECKING:
     from pipelines.core.types import Database
 
-_CLAUSES = "select from where group order limit intersect union except"
-_COMPARISONS = "not between = > < >= <= != in like is exists"
 _OTHER_KEYWORDS = """
     and or distinct having by asc desc null case when then else end over left right inner outer full cross natural
     using all any with cast values
 """
-CLAUSES = frozenset(_CLAUSES.split())
+CLAUSES = frozenset("select from where group order limit intersect union except".split())  # noqa: SIM905
 JOINS = frozenset(("join", "on", "as"))
-COMPARISONS = frozenset(_COMPARISONS.split())
+COMPARISONS = frozenset("not between = > < >= <= != in like is exists".split())  # noqa: SIM905
 AGGREGATES = frozenset(("none", "max", "min", "count", "sum", "avg"))
 ARITHMETIC = frozenset(("none", "-", "+", "*", "/"))
 COMBINATIONS = frozenset(("intersect", "union", "except"))
@@ -76,7 +75,7 @@ class ConditionUnit(NamedTuple):
 
 
 class ParsedQuery(NamedTuple):
-    """What the parser keeps of a query; of a set operation, its first SELECT, and that it is `combined`."""
+    """A query as the parser keeps it; of a set operation, its first SELECT, and that it is `combined`."""
 
     select: Sequence[tuple[str, Value]]
     tables: Sequence[str]
@@ -94,7 +93,7 @@ def read(sql: str, columns: Columns | None = None) -> ParsedQuery | None:
     """The query as the official parser sees it; None if it would fail on it."""
     try:
         return _Reader(tokenize(sql), columns).query()
-    except (UnreadableQuery, IndexError, RecursionError):
+    except (UnreadableQuery, IndexError, ValueError, RecursionError):
         return None
 
 
@@ -137,107 +136,83 @@ class _Reader:
         start = self._at
         bracketed = self._skip("(")
         select_at = self._at
-        self._at = self._find("from", start) + 1
+        # FROM is read before SELECT: it has the tables that name the columns.
+        self._at = self._tokens.index("from", start) + 1
         tables, units, on = self._from()
         after, self._at = self._at, select_at
-        select = self._select(tables)
+        self._expect("select")
+        self._skip("distinct")
+        select = []
+        while self._peek() != "" and self._peek() not in CLAUSES:
+            aggregate = self._take() if self._peek() in AGGREGATES else "none"
+            select.append((aggregate, self._value_unit(tables)))
+            self._skip(",")
         self._at = after
         where = self._conditions(tables) if self._skip("where") else []
-        group = self._group(tables)
+        group: list[ColumnUnit] = []
+        if self._skip("group"):
+            self._expect("by")
+            while not self._ends():
+                group.append(self._column_unit(tables))
+                if not self._skip(","):
+                    break
         having = self._conditions(tables) if self._skip("having") else []
-        order = self._order(tables)
-        limited = self._limit()
-        self._close(bracketed)
-        combined = self._peek() in COMBINATIONS
-        if combined:
-            self._at += 1
-            self.query()
-        return ParsedQuery(select, tables, units, on, where, group, having, order, limited, combined)
-
-    def _close(self, bracketed: bool) -> None:
+        order: list[Value] = []
+        if self._skip("order"):
+            self._expect("by")
+            while not self._ends():
+                order.append(self._value_unit(tables))
+                if self._peek() in ("asc", "desc"):
+                    self._at += 1
+                if not self._skip(","):
+                    break
+        limited = self._skip("limit")
+        if limited:
+            int(self._take())  # not "1" in quotes, 1.0, an expression
         while self._skip(";"):
             pass
         if bracketed:
             self._expect(")")
         while self._skip(";"):
             pass
-
-    def _select(self, tables: Sequence[str]) -> list[tuple[str, Value]]:
-        self._expect("select")
-        self._skip("distinct")
-        items = []
-        while self._more() and self._peek() not in CLAUSES:
-            aggregate = self._take() if self._peek() in AGGREGATES else "none"
-            items.append((aggregate, self._value_unit(tables)))
-            self._skip(",")
-        return items
+        combined = self._peek() in COMBINATIONS
+        if combined:
+            self._at += 1
+            self.query()
+        return ParsedQuery(select, tables, units, on, where, group, having, order, limited, combined)
 
     def _from(self) -> tuple[list[str], int, list[ConditionUnit]]:
         tables: list[str] = []
         conditions: list[ConditionUnit] = []
         units = 0
-        while self._more():
+        while self._peek() != "":
             bracketed = self._skip("(")
             if self._peek() == "select":
                 self.query()
             else:
                 if not self._skip("join") and units and self._columns is None:
                     raise UnreadableQuery  # with a schema, a name that follows without JOIN is read if it is a table's
-                tables.append(self._table())
+                word = self._take()
+                table = self._aliases.get(word, word)
+                if not is_name(table) if self._columns is None else table not in self._columns:
+                    raise UnreadableQuery
+                if self._peek() == "as":
+                    self._at += 2
+                tables.append(table)
             units += 1
             if self._skip("on"):
                 own = self._conditions(tables)
                 conditions += [own[0]._replace(joined_by="and" if conditions else ""), *own[1:]]
             if bracketed:
                 self._expect(")")
-            if self._more() and self._ends():
+            if self._peek() in ENDS:
                 break
         return tables, units, conditions
-
-    def _table(self) -> str:
-        word = self._take()
-        table = self._aliases.get(word, word)
-        if not is_name(table) if self._columns is None else table not in self._columns:
-            raise UnreadableQuery
-        if self._peek() == "as":
-            self._at += 2
-        return table
-
-    def _group(self, tables: Sequence[str]) -> list[ColumnUnit]:
-        keys: list[ColumnUnit] = []
-        if self._skip("group"):
-            self._expect("by")
-            while self._more() and not self._ends():
-                keys.append(self._column_unit(tables))
-                if not self._skip(","):
-                    break
-        return keys
-
-    def _order(self, tables: Sequence[str]) -> list[Value]:
-        keys: list[Value] = []
-        if self._skip("order"):
-            self._expect("by")
-            while self._more() and not self._ends():
-                keys.append(self._value_unit(tables))
-                if self._peek() in ("asc", "desc"):
-                    self._at += 1
-                if not self._skip(","):
-                    break
-        return keys
-
-    def _limit(self) -> bool:
-        if not self._skip("limit"):
-            return False
-        try:
-            int(self._take())
-        except ValueError:  # "1" in quotes, 1.0, an expression
-            raise UnreadableQuery from None
-        return True
 
     def _conditions(self, tables: Sequence[str]) -> list[ConditionUnit]:
         conditions: list[ConditionUnit] = []
         joined_by = ""
-        while self._more():
+        while self._peek() != "":
             self._value_unit(tables)
             negated = self._skip("not")
             operator = self._take()
@@ -248,7 +223,7 @@ class _Reader:
                 self._expect("and")
                 nested += self._value(tables)
             conditions.append(ConditionUnit(joined_by, negated, operator, nested))
-            if self._more() and (self._ends() or self._peek() in JOINS):
+            if self._peek() in ENDS or self._peek() in JOINS:
                 break
             joined_by = self._take() if self._peek() in ("and", "or") else ""
         return conditions
@@ -260,25 +235,22 @@ class _Reader:
         nested = self._peek() == "select"
         if nested:
             self.query()
-        elif '"' in self._tokens[self._at] or _FLOAT.match(self._tokens[self._at]):
+        elif '"' in self._peek() or _FLOAT.match(self._peek()):
             self._at += 1
         else:
             end = self._at
             while self._tokens[end] not in VALUE_STOPS:
                 end += 1
-            self._within(start, end, tables)
+            # One column is read from this slice; whatever else the slice holds is lost.
+            whole, self._tokens, self._at = self._tokens, [*self._tokens[:end], *END], start
+            try:
+                self._column_unit(tables)
+            finally:
+                self._tokens = whole
             self._at = end
         if bracketed:
             self._expect(")")
         return int(nested)
-
-    def _within(self, start: int, end: int, tables: Sequence[str]) -> None:
-        """Read one column from a slice; whatever else the slice holds is lost."""
-        whole, self._tokens, self._at = self._tokens, [*self._tokens[:end], *END], start
-        try:
-            self._column_unit(tables)
-        finally:
-            self._tokens = whole
 
     def _value_unit(self, tables: Sequence[str]) -> Value:
         bracketed = self._skip("(")
@@ -293,45 +265,31 @@ class _Reader:
     def _column_unit(self, tables: Sequence[str]) -> ColumnUnit:
         bracketed = self._skip("(")
         aggregate = "none"
-        if self._tokens[self._at] in AGGREGATES:
+        if self._peek() in AGGREGATES:
             aggregate = self._take()
             self._expect("(")
         distinct = self._skip("distinct")
-        name = self._column(tables)
+        word = self._take()
+        if word != "*":
+            if self._columns is None and not is_name(word):
+                raise UnreadableQuery
+            if "." in word:
+                alias, _, name = word.partition(".")
+                table = self._aliases.get(alias, alias)
+                if self._columns is not None and name not in self._columns.get(table, ()):
+                    raise UnreadableQuery
+                word = f"{table}.{name}"
+            elif self._columns is not None:
+                table = next((table for table in tables if word in self._columns[table]), "")
+                if not table:
+                    raise UnreadableQuery
+                word = f"{table}.{word}"
         if bracketed or aggregate != "none":
             self._expect(")")
-        return ColumnUnit(aggregate, name, distinct)
-
-    def _column(self, tables: Sequence[str]) -> str:
-        word = self._take()
-        if word == "*":
-            return "*"
-        if self._columns is None and not is_name(word):
-            raise UnreadableQuery
-        if "." in word:
-            alias, _, name = word.partition(".")
-            table = self._aliases.get(alias, alias)
-            if self._columns is not None and name not in self._columns.get(table, ()):
-                raise UnreadableQuery
-            return f"{table}.{name}"
-        if self._columns is None:
-            return word
-        table = next((table for table in tables if word in self._columns[table]), "")
-        if not table:
-            raise UnreadableQuery
-        return f"{table}.{word}"
-
-    def _find(self, word: str, start: int) -> int:
-        try:
-            return self._tokens.index(word, start)
-        except ValueError:
-            raise UnreadableQuery from None
+        return ColumnUnit(aggregate, word, distinct)
 
     def _ends(self) -> bool:
-        return self._tokens[self._at] in ENDS
-
-    def _more(self) -> bool:
-        return self._tokens[self._at] != ""
+        return self._peek() == "" or self._peek() in ENDS
 
     def _peek(self) -> str:
         return self._tokens[self._at]
@@ -351,17 +309,17 @@ class _Reader:
             raise UnreadableQuery
 
 
-# What Spider's execution match of 2018 calls the columns of a result: the official parser's value units.
+# The names that Spider's execution match of 2018 has for the columns of a result: the official parser's value units.
 
 Unit = tuple[Any, ...]
 Units = tuple[tuple[Unit, ...] | None, tuple[Unit, ...] | None]
 
 
 class Names(NamedTuple):
-    """What the official parser knows of a database."""
+    """The names that the official parser reads from a database."""
 
     columns: Columns  # lower-cased columns by lower-cased table.
-    keys: Mapping[str, str] | None  # what a column of a foreign key is called; None to leave names as they are.
+    keys: Mapping[str, str] | None  # the name of each column of a foreign key; None to leave names as they are.
 
 
 class NamesOf:
@@ -372,30 +330,37 @@ class NamesOf:
     """
 
     def __init__(self, tables: Path | None = None) -> None:
-        self._keys = None if tables is None else _read_tables(tables)
+        self._keys: dict[str, dict[str, str]] | None = None
         self._names: dict[Database, Names] = {}
+        if tables is None:
+            return
+        try:
+            entries = json.loads(tables.read_text(encoding="utf-8"))
+            self._keys = {entry["db_id"]: _key_names(entry) for entry in entries}
+        except OSError as error:
+            raise DataError(f"{tables} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise DataError(f"{tables} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
 
     def __call__(self, database: Database) -> Names:
         """The names of a database."""
         if database not in self._names:
+            from pipelines.sql.schema import introspect
+
+            columns: Columns = {}
+            with contextlib.suppress(DataError):  # the worker reports it; here there is just nothing to name
+                columns = {
+                    table.name.lower(): [column.name.lower() for column in table.columns]
+                    for table in introspect(database).tables
+                }
             keys = None if self._keys is None else self._keys.get(database.id, {})
-            self._names[database] = Names(_columns(database), keys)
+            self._names[database] = Names(columns, keys)
         return self._names[database]
 
 
 def value_units(names: Names, gold_sql: str, predicted_sql: str) -> Units:
     """Units of both queries; None where the official parser cannot read one. For a worker: it parses."""
     return _units(gold_sql, *names), _units(predicted_sql, *names)
-
-
-def _columns(database: Database) -> Columns:
-    from pipelines.sql.schema import introspect
-
-    try:
-        schema = introspect(database)
-    except DataError:  # the worker reports it; here there is just nothing to name
-        return {}
-    return {table.name.lower(): [column.name.lower() for column in table.columns] for table in schema.tables}
 
 
 def _units(sql: str, columns: Columns, keys: Mapping[str, str] | None) -> tuple[Unit, ...] | None:
@@ -417,30 +382,16 @@ def _units(sql: str, columns: Columns, keys: Mapping[str, str] | None) -> tuple[
     )
 
 
-def _key_map(names: Sequence[str], pairs: Sequence[Sequence[int]]) -> dict[str, str]:
+def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
     """Each column of a foreign key by the name of the first column that it is joined with."""
+    tables = entry["table_names_original"]
+    names = [
+        "*" if table < 0 else f"{tables[table]}.{column}".lower() for table, column in entry["column_names_original"]
+    ]
     groups: list[set[int]] = []
-    for left, right in pairs:
+    for left, right in entry["foreign_keys"]:
         group = next((group for group in groups if left in group or right in group), None)
         if group is None:
             groups.append(group := set())
         group |= {left, right}
     return {names[index]: names[min(group)] for group in groups for index in sorted(group)}
-
-
-def _read_tables(path: Path) -> dict[str, dict[str, str]]:
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        return {entry["db_id"]: _entry_keys(entry) for entry in entries}
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{path} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
-
-
-def _entry_keys(entry: Mapping[str, Any]) -> dict[str, str]:
-    tables = entry["table_names_original"]
-    names = [
-        "*" if table < 0 else f"{tables[table]}.{column}".lower() for table, column in entry["column_names_original"]
-    ]
-    return _key_map(names, entry["foreign_keys"])
