@@ -1,4 +1,4 @@
-"""What every reader shares: the dispatch by kind, the selection of examples, where databases lie, and the gold check.
+"""The common part of all readers: the dispatch by kind, the selection of examples, declared layouts, the gold check.
 
 A reader is one file with one function, `read(source, seed, databases) -> Loaded`. It looks at structure only: a bad row
 is rejected with a reason and the reading goes on; a missing file is a `DataError`. It may give its examples one at a
@@ -18,14 +18,16 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipelines.benchmarks import corrections
 from pipelines.core.errors import DataError
+from pipelines.core.files import read_lines
 from pipelines.core.registry import DIALECTS, READERS
 from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, is_plain_name, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section
+from pipelines.sql.dialects.dialect import has_password
 
 if TYPE_CHECKING:
     import polars as pl
@@ -53,7 +55,7 @@ class Rejected:
 
 @dataclasses.dataclass
 class Loaded:
-    """What a source holds: good examples in the source's order, and what was rejected."""
+    """The content of a source: good examples in its order, and the rejected rows."""
 
     examples: Iterable[Example]  # a list, or an iterator that can be walked once.
     quarantine: list[Rejected]  # whole as soon as the examples have been walked.
@@ -85,7 +87,7 @@ def read(source: Source, seed: int, root: Path) -> Questions:
 
 
 def load(source: Source, seed: int, root: Path) -> Loaded:
-    """What a source's reader gives, with corrected gold SQL; arguments and errors as of `read`."""
+    """The examples of a source's reader, with corrected gold SQL; arguments as of `read`."""
     loaded: Loaded = READERS[source.kind](source, seed, root)
     if source.corrections is None:
         return loaded
@@ -149,13 +151,15 @@ def addresses(source: Source) -> Iterator[str]:
 
 def resolve(examples: Iterable[Example], root: Path) -> list[Example]:
     """The same examples with absolute locations, ready to be executed; connection strings stay as they are."""
-
-    def locate(database: Database) -> Database:
-        if DIALECTS[database.engine].is_server():
-            return database
-        return dataclasses.replace(database, location=str(root / database.location))
-
-    return [dataclasses.replace(example, database=locate(example.database)) for example in examples]
+    return [
+        example
+        if DIALECTS[example.database.engine].is_server()
+        else dataclasses.replace(
+            example,
+            database=dataclasses.replace(example.database, location=str(root / example.database.location)),
+        )
+        for example in examples
+    ]
 
 
 def check_gold(
@@ -204,17 +208,12 @@ def source_folder(source: Source) -> Path:
     return folder
 
 
-def read_json_list(path: Path, hint: str) -> list[Any]:
-    """The list in a JSON file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", hint) from None
-    if not isinstance(value, list):
-        raise DataError(f"{path} holds a {type(value).__name__}, not a list of questions", hint)
-    return value
+def read_objects(path: Path, hint: str) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines."""
+    rows = [row for _, row in read_lines(path, hint)]
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} holds something else than objects", hint)
+    return rows
 
 
 def link(target: Path, root: Path, source: Source, apart: str = "") -> str:
@@ -272,13 +271,32 @@ def split_files(folder: Path, name: str, hint: str) -> list[Path]:
     return files
 
 
-def database_file(folder: Path, id: str) -> Path:
-    """`<folder>/<id>/<id>.sqlite`, as Spider and BIRD lay databases out."""
+def check_plain(id: str) -> None:
+    """Reject a database's name that could lead out of its folder or address."""
     if not is_plain_name(id):
         raise BadRow("bad_database_id", f"{id!r} is not a plain name")
-    path = folder / id / f"{id}.sqlite"
-    check_file(path)
-    return path
+
+
+def check_address(address: str) -> None:
+    """Reject an address with a password in it."""
+    if has_password(address):
+        detail = "a password in an address would be kept in datasets: use PGPASSWORD, MYSQL_PWD or a password file"
+        raise BadRow("password_in_address", detail)
+
+
+def find_database(id: str, candidates: Callable[[str], Sequence[Path]]) -> Path:
+    """The SQLite file of a database: the first candidate, or another one that is there where the first is bad."""
+    check_plain(id)
+    first, *others = candidates(id)
+    try:
+        check_file(first)
+    except BadRow:
+        other = next((path for path in others if path.is_file()), None)
+        if other is None:
+            raise
+        check_file(other)
+        return other
+    return first
 
 
 def check_file(path: Path) -> None:
@@ -292,6 +310,74 @@ def check_file(path: Path) -> None:
         raise BadRow("unreadable_database", f"cannot read {path}: {error.strerror}") from None
     if head not in (b"SQLite format 3\0", b""):
         raise BadRow("not_a_database", f"{path} is not an SQLite file")
+
+
+class QuestionFile(NamedTuple):
+    """A JSON list of questions."""
+
+    path: Path
+    shown: str  # its name where a row is rejected.
+    stem: str  # its part of the questions' ids.
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A source whose questions are rows of JSON lists: its files, and the fields of a row."""
+
+    name: str  # of the benchmark: before the questions' ids, and their source.
+    hint: str  # the layout in one line, for a person whose files differ.
+    files: Sequence[QuestionFile]
+    databases: Callable[[str], Sequence[Path]]  # the files where a database may lie, the likeliest first.
+    question: str = "question"
+    sql: tuple[str, ...] = ("query",)
+    id: str | None = None  # the field with a question's id; null takes its file and number.
+    on_server: Callable[[str], Database] | None = None  # a server's database; None reads SQLite files.
+    main_folder: str | None = None  # of several folders of databases the one whose files need no folder of their own.
+    skip: Callable[[Any], bool] = lambda row: False  # rows that are no questions to learn from.
+    described_by: Callable[[str], Iterable[Path]] = lambda id: ()  # files that describe a database.
+
+    def rows(self) -> Iterator[tuple[str, tuple[str, Any]]]:
+        """Each row behind its place, with the number that its id is made of."""
+        for path, shown, stem in self.files:
+            try:
+                rows = json.loads(path.read_text(encoding="utf-8-sig"))
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror}", self.hint) from None
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path} is not JSON: {error}", self.hint) from None
+            if not isinstance(rows, list):
+                raise DataError(f"{path} holds a {type(rows).__name__}, not a list of questions", self.hint)
+            yield from ((f"{shown}[{index}]", (f"{stem}_{index}", row)) for index, row in enumerate(rows))
+
+    def paths(self) -> Iterator[Path]:
+        """The question files, and the databases that they name with the files that describe them."""
+        yield from (file.path for file in self.files)
+        for id in filter(is_plain_name, named((row for _, (_, row) in self.rows()), "db_id")):
+            if self.on_server is None:
+                yield from self.databases(id)
+            yield from self.described_by(id)
+
+    def read(
+        self, source: Source, root: Path, finish: Callable[[Example, Any], Example] = lambda example, row: example
+    ) -> Loaded:
+        """The questions; `finish` adds the fields of a row that only this benchmark has."""
+
+        def make(numbered: tuple[str, Any]) -> Example:
+            number, row = numbered
+            number = number if self.id is None else text_field(row, self.id)
+            id = text_field(row, "db_id")
+            question, sql = text_field(row, self.question), text_field(row, *self.sql)
+            if self.on_server is not None:
+                check_plain(id)
+                database = self.on_server(id)
+            else:
+                path = find_database(id, self.databases)
+                folder = path.parent.parent.name  # databases of two folders may bear one name
+                apart = "" if self.main_folder in (None, folder) else folder
+                database = Database(id, "sqlite", link(path, root, source, apart))
+            return finish(Example(f"{self.name}_{number}", question, database, sql, source=self.name), row)
+
+        return collect((pair for pair in self.rows() if not self.skip(pair[1][1])), make)
 
 
 def with_hardness(examples: list[Example]) -> list[Example]:

@@ -12,23 +12,14 @@ natural names are read, where a recipe asks for descriptions (`data/descriptions
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pipelines.benchmarks.base import (
-    Loaded,
-    collect,
-    database_file,
-    link,
-    named,
-    read_json_list,
-    read_options,
-    source_folder,
-)
+from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, read_options, source_folder
 from pipelines.benchmarks.prompt_schema import tables_of
 from pipelines.core.registry import reader
-from pipelines.core.types import BadRow, Database, Example, is_plain_name, text_field
 from pipelines.recipe.config import Source
 from pipelines.recipe.section import Section
 
@@ -38,7 +29,7 @@ HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sql
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """How one variant's authors ship it."""
+    """The published files of one variant."""
 
     # a split's question files, all of them; where none is there, `<split>.json` is asked for.
     files: Mapping[str, tuple[str, ...]]
@@ -62,7 +53,7 @@ VARIANTS = {
 
 
 class SpiderOptions(Section):
-    """What else may be said of a source."""
+    """The variant, and the parts of it."""
 
     variant: Literal["spider", "dk", "syn", "realistic"] = "spider"  # Spider itself, or one of its robustness variants.
     databases: str | None = None  # the folder of databases, relative to the path; null finds it.
@@ -73,70 +64,32 @@ class SpiderOptions(Section):
 @reader("spider", options=SpiderOptions)
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split."""
-    options = read_options(SpiderOptions, source)
-    folder = source_folder(source)
-    variant = VARIANTS[options.variant]
-    files = _files(folder, source.split, variant, options.others)
-    homes = _homes(folder, source.split, options, files[0].parent)
-    name = "spider" if options.variant == "spider" else f"spider_{options.variant}"
-
-    def make(row: Any) -> Example:
-        number, row = row
-        id = text_field(row, "db_id")
-        question, sql = text_field(row, variant.question), text_field(row, "query")
-        path = _database(homes, id)
-        home = path.parent.parent.name
-        apart = "" if home == "database" else home  # a test database may bear a dev database's name
-        database = Database(id, "sqlite", link(path, root, source, apart))
-        return Example(f"{name}_{number}", question, database, sql, source=name)
-
-    return collect(_rows(files), make)
+    return _layout(source).read(source, root)
 
 
 def files(source: Source) -> Iterator[Path]:
-    """The question files, each database that they name in every folder where it may lie, and what describes them."""
-    options, folder = read_options(SpiderOptions, source), source_folder(source)
-    files = _files(folder, source.split, VARIANTS[options.variant], options.others)
-    yield from files
-    homes = _homes(folder, source.split, options, files[0].parent)
-    for id in named((row for file in files for row in read_json_list(file, HINT)), "db_id"):
-        if is_plain_name(id):
-            yield from (home / id / f"{id}.sqlite" for home in homes)
-    yield from tables_of(folder)
+    """The question files, each database that they name in every folder where it may lie, and the natural names."""
+    return itertools.chain(_layout(source).paths(), tables_of(source_folder(source)))
 
 
-def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    for file in files:
-        for index, row in enumerate(read_json_list(file, HINT)):
-            yield f"{file.name}[{index}]", (f"{file.stem}_{index}", row)
-
-
-def _files(folder: Path, split: str, variant: Variant, others: bool) -> list[Path]:
-    names = [name for name in variant.files.get(split, ()) if others or name != OTHERS]
-    for home in variant.folders:
-        files = [folder / home / name for name in names if (folder / home / name).is_file()]
-        if files:
-            return files
-    own = variant is VARIANTS["spider"] or not names
-    return [folder / (f"{split}.json" if own else names[0])]
-
-
-def _homes(folder: Path, split: str, options: SpiderOptions, beside: Path) -> list[Path]:
-    """Folders of databases, the likeliest first."""
+def _layout(source: Source) -> Layout:
+    options, folder, split = read_options(SpiderOptions, source), source_folder(source), source.split
+    variant = VARIANTS[options.variant]
+    names = [name for name in variant.files.get(split, ()) if options.others or name != OTHERS]
+    found = ([path for name in names if (path := folder / home / name).is_file()] for home in variant.folders)
+    own = options.variant == "spider" or not names
+    paths = next(filter(None, found), [folder / (f"{split}.json" if own else names[0])])
+    # Folders of databases, the likeliest first.
+    homes = list(dict.fromkeys((folder / "database", paths[0].parent / "database")))
     if options.databases:
-        return [folder / options.databases]
-    special = folder / "test_database"
-    if options.variant == "spider" and split == "test" and special.is_dir():
-        return [special]
-    return list(dict.fromkeys((folder / "database", beside / "database")))
-
-
-def _database(homes: Sequence[Path], id: str) -> Path:
-    """The database in the first folder that has it."""
-    for home in homes[1:]:
-        try:
-            return database_file(homes[0], id)
-        except BadRow:
-            if (home / id / f"{id}.sqlite").is_file():
-                return database_file(home, id)
-    return database_file(homes[0], id)
+        homes = [folder / options.databases]
+    elif options.variant == "spider" and split == "test" and (folder / "test_database").is_dir():
+        homes = [folder / "test_database"]
+    return Layout(
+        "spider" if options.variant == "spider" else f"spider_{options.variant}",
+        HINT,
+        [QuestionFile(path, path.name, path.stem) for path in paths],
+        lambda id: [home / id / f"{id}.sqlite" for home in homes],
+        question=variant.question,
+        main_folder="database",
+    )

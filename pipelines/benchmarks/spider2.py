@@ -18,9 +18,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.base import Loaded, check_file, collect, link, named, read_options, source_folder
-from pipelines.core.errors import DataError
-from pipelines.core.files import read_lines
+from pipelines.benchmarks.base import (
+    Loaded,
+    check_file,
+    collect,
+    link,
+    named,
+    read_objects,
+    read_options,
+    source_folder,
+)
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, text_field
 from pipelines.recipe.config import Source
@@ -31,7 +38,9 @@ HINT = "Its layout is spider2-lite.jsonl, resource/ and evaluation_suite/, as in
 LOCAL = "local"
 QUESTIONS = "spider2-lite.jsonl"
 LOCAL_DATABASES = Path("resource/databases/spider2-localdb")
+DOCUMENTS = Path("resource/documents")
 GOLD = Path("evaluation_suite/gold")
+STANDARDS = GOLD / "spider2lite_eval.jsonl"
 
 
 class Spider2Options(Section):
@@ -44,8 +53,8 @@ class Spider2Options(Section):
 def read(source: Source, seed: int, root: Path) -> Loaded:
     """The instances that run on SQLite, in the file's order."""
     options = read_options(Spider2Options, source)
-    folder = _folder(source)
-    standards = {str(row.get("instance_id")): row for row in _lines(folder / GOLD / "spider2lite_eval.jsonl")}
+    folder, local = _local(source)
+    standards = {str(row.get("instance_id")): row for row in read_objects(folder / STANDARDS, HINT)}
 
     def make(row: Any) -> Example:
         id, name = text_field(row, "instance_id"), text_field(row, "db")
@@ -53,84 +62,62 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
             raise BadRow("bad_instance_id", f"{id!r} is not a plain name")
         path = folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
         check_file(path)
-        question = text_field(row, "question")
-        evidence = _document(folder, text_field(row, "external_knowledge", required=False)) if options.documents else ""
+        question, evidence = text_field(row, "question"), ""
+        document = text_field(row, "external_knowledge", required=False) if options.documents else ""
+        if document:
+            text_path = folder / DOCUMENTS / Path(document).name
+            if not text_path.is_file():
+                raise BadRow("missing_document", f"no such file: {text_path}")
+            evidence = text_path.read_text(encoding="utf-8", errors="replace").strip()
         gold = folder / GOLD / "sql" / f"{id}.sql"
         sql = gold.read_text(encoding="utf-8", errors="replace").strip() if gold.is_file() else ""
         meta = {"gold_results": _gold(folder, id, standards.get(id))}
         database = Database(name, "sqlite", link(path, root, source))
         return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
 
-    local = _local(folder)
-    return collect(((f"spider2-lite.jsonl:{row['instance_id']}", row) for row in local), make)
+    return collect(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
 
 
 def files(source: Source) -> Iterator[Path]:
-    """The questions, what decides on their answers, and the databases and documents that they name."""
-    folder = _folder(source)
-    yield from (folder / QUESTIONS, folder / GOLD / "spider2lite_eval.jsonl")
-    rows = _local(folder)
+    """The questions, the gold results and their standards, and the databases and documents that the questions name."""
+    folder, rows = _local(source)
+    yield from (folder / QUESTIONS, folder / STANDARDS)
     yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in named(rows, "db"))
-    documents = named(rows, "external_knowledge")
-    yield from (folder / "resource" / "documents" / Path(name).name for name in documents if name)
+    yield from (folder / DOCUMENTS / Path(name).name for name in named(rows, "external_knowledge") if name)
     for id in named(rows, "instance_id"):
         if re.fullmatch(r"\w+", id):
             yield folder / GOLD / "sql" / f"{id}.sql"
             yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")
 
 
-def _folder(source: Source) -> Path:
+def _local(source: Source) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder, and the rows of the instances that run on SQLite."""
     folder = source_folder(source)
-    return folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
-
-
-def _local(folder: Path) -> list[dict[str, Any]]:
-    """The rows of the instances that run on SQLite."""
-    return [row for row in _lines(folder / QUESTIONS) if str(row.get("instance_id", "")).startswith(LOCAL)]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    rows = [row for _, row in read_lines(path, HINT)]
-    if not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} holds something else than objects", HINT)
-    return rows
-
-
-def _document(folder: Path, name: str) -> str:
-    """The text of a question's external knowledge; "" where there is none."""
-    if not name:
-        return ""
-    path = folder / "resource" / "documents" / Path(name).name
-    if not path.is_file():
-        raise BadRow("missing_document", f"no such file: {path}")
-    return path.read_text(encoding="utf-8", errors="replace").strip()
+    folder = folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
+    rows = read_objects(folder / QUESTIONS, HINT)
+    return folder, [row for row in rows if str(row.get("instance_id", "")).startswith(LOCAL)]
 
 
 def _gold(folder: Path, id: str, standard: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The accepted results as text cells, and by what they are compared."""
+    """The accepted results as text cells, and the columns and order by which they are compared."""
     if standard is None:
         raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
-    files = sorted(
-        path
-        for path in (folder / GOLD / "exec_result").glob(f"{id}*.csv")
-        if re.fullmatch(rf"{id}(_[a-z])?", path.stem)
-    )
+    paths = (folder / GOLD / "exec_result").glob(f"{id}*.csv")
+    files = sorted(path for path in paths if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
     if not files:
         raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
     texts = [path.read_text(encoding="utf-8-sig", errors="replace") for path in files]
     results = [[row for row in csv.reader(io.StringIO(text)) if row] for text in texts]
-    columns = _columns(standard.get("condition_cols"), len(results))
-    for result, wanted in zip(results, columns, strict=True):
-        if not result or any(not 0 <= index < len(result[0]) for index in wanted):
-            raise BadRow("bad_gold", f"a result of {id} lacks the columns {wanted} that count")
-    return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
-
-
-def _columns(wanted: Any, results: int) -> list[list[int]]:
-    """For each result the columns that count, [] for all: the standard gives one list, or one a result."""
+    # For each result the columns that count, [] for all: the standard gives one list, or one a result.
+    wanted = standard.get("condition_cols")
+    columns: list[list[int]]
     if not wanted or wanted in ([[]], [None]):
-        return [[] for _ in range(results)]
-    if all(isinstance(columns, list) for columns in wanted) and len(wanted) >= results:
-        return [list(columns) for columns in wanted[:results]]
-    flat = wanted[0] if isinstance(wanted[0], list) else wanted
-    return [list(flat) for _ in range(results)]
+        columns = [[] for _ in results]
+    elif all(isinstance(one, list) for one in wanted) and len(wanted) >= len(results):
+        columns = [list(one) for one in wanted[: len(results)]]
+    else:
+        columns = [list(wanted[0] if isinstance(wanted[0], list) else wanted) for _ in results]
+    for result, counted in zip(results, columns, strict=True):
+        if not result or any(not 0 <= index < len(result[0]) for index in counted):
+            raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
+    return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}

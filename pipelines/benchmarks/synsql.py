@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from pipelines.benchmarks.base import Loaded, collect, database_file, link, read_options, source_folder
+from pipelines.benchmarks.base import Loaded, collect, find_database, link, read_options, source_folder
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
 from pipelines.core.types import Database, Example, text_field
@@ -49,7 +49,7 @@ def read(source: Source, seed: int, root: Path) -> Loaded:
 
     @functools.cache  # a few databases, millions of rows
     def place(id: str) -> str:
-        return link(database_file(folder / "databases", id), root, source)
+        return link(find_database(id, lambda name: [folder / "databases" / name / f"{name}.sqlite"]), root, source)
 
     def make(row: Any) -> Example:
         number, row = row
