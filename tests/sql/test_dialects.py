@@ -13,7 +13,7 @@ import pytest
 from copies import to_duckdb, to_mysql, to_postgres
 from servers import Server
 
-from pipelines.benchmarks.miniature.reader import read
+from pipelines.benchmarks.miniature.questions import read
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Source

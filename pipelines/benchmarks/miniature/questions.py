@@ -1,5 +1,6 @@
-"""Question families: SQL shapes with slots, filled from a database, kept only where each slot decides the answer."""
+"""Question families: SQL with slots, filled from a database, kept only if each slot decides the answer; the reader."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -8,12 +9,17 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, MiniTable, Split, stored
-from pipelines.core.types import Hardness
+from pipelines.benchmarks.base import Loaded, read_options
+from pipelines.benchmarks.miniature.world import CATEGORIES, MEASURES, MiniDatabase, Split, build, draw, stored
+from pipelines.core.registry import reader
+from pipelines.core.types import Database, Example, Hardness
+from pipelines.recipe.config import Source
+from pipelines.recipe.section import Count, Positive, Section
 
-# How questions are put: sentences made of phrases, with whole sentences held out for the development and test sets.
+# Wordings: sentences made of phrases, with whole sentences held out for the development and test sets.
 
 SHARES: tuple[tuple[Split, int], ...] = (("test", 3), ("dev", 2), ("train", 11))  # of 16 templates
 
@@ -219,7 +225,7 @@ class MiniatureQuestion:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What goes into `Example.meta`."""
+        """The content of `Example.meta`."""
         return {
             "family": self.family.name,
             "needs_probe": any(f.asked != f.stored for f in self.filters),
@@ -259,77 +265,61 @@ def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots |
         wide = [table for table in database.tables if len(table.categories) > 1]
         tables = {"t": rng.choice(wide if wide and family.compares_two else database.tables)}
     slots = {slot: table.name for slot, table in tables.items()}
-    owner = tables[family.of] if family.of in tables else tables["p"]
-    slots |= _draw_categories(family, owner, rng)
-    measured = tables.get("t") or tables["h"]
-    slots["n"] = rng.choice(measured.measures)
-    slots["k"] = _threshold(slots["n"], rng)
+    # A category c with its value v, and, where the table has two categories, g or d with its value w.
+    categories = tables[family.of if family.of in tables else "p"].categories
+    columns = rng.sample(list(categories), len(categories))
+    if "{c}" not in family.sql:
+        slots["g"] = columns[0]
+    else:
+        slots["c"], slots["v"] = columns[0], rng.choice(list(CATEGORIES[columns[0]]))
+        if len(columns) > 1:
+            slots["g"] = slots["d"] = columns[1]
+            slots["w"] = rng.choice(list(CATEGORIES[columns[1]]))
+    slots["n"] = rng.choice((tables.get("t") or tables["h"]).measures)
+    measure = MEASURES[slots["n"]]
+    slots["k"] = str(rng.choice(range((measure.low // measure.step + 1) * measure.step, measure.high, measure.step)))
     slots["agg"], slots["dir"], slots["op"] = (rng.choice(list(w)) for w in (AGGREGATES, ORDERS, COMPARISONS))
     return slots if all(slot in slots for slot in re.findall(r"{(\w+)}", family.sql)) else None
 
 
-def _draw_categories(family: Family, owner: MiniTable, rng: random.Random) -> Slots:
-    """A category c with its value, and, where the table has two categories, g or d with its value."""
-    columns = rng.sample(list(owner.categories), len(owner.categories))
-    if "{c}" not in family.sql:
-        return {"g": columns[0]}
-    slots = {"c": columns[0], "v": rng.choice(list(CATEGORIES[columns[0]]))}
-    if len(columns) > 1:
-        slots |= {"g": columns[1], "d": columns[1], "w": rng.choice(list(CATEGORIES[columns[1]]))}
-    return slots
-
-
-def _threshold(measure: str, rng: random.Random) -> str:
-    spec = MEASURES[measure]
-    first = (spec.low // spec.step + 1) * spec.step
-    return str(rng.choice(range(first, spec.high, spec.step)))
-
-
-def _owner(family: Family, slots: Slots, database: MiniDatabase) -> MiniTable:
-    return next(table for table in database.tables if table.name == slots[family.of])
+def _filters(family: Family, slots: Slots, database: MiniDatabase) -> Iterator[tuple[str, StoredValueFilter]]:
+    """The filters of a family's SQL, each behind the slot of its value."""
+    for column, value in (("c", "v"), ("d", "w")):
+        if f"{{{value}}}" in family.sql:
+            owner = next(table for table in database.tables if table.name == slots[family.of])
+            form = owner.categories[slots[column]]
+            stored_value = stored(slots[column], slots[value], form)
+            yield value, StoredValueFilter(owner.name, slots[column], slots[value], stored_value)
 
 
 def render(family: Family, slots: Slots, database: MiniDatabase) -> str:
     """The SQL with values in the form that the database stores."""
-    values = dict(slots)
-    for column, value in (("c", "v"), ("d", "w")):
-        if value in slots and f"{{{value}}}" in family.sql:
-            form = _owner(family, slots, database).categories[slots[column]]
-            values[value] = stored(slots[column], slots[value], form)
-    return family.sql.format(**values)
+    values = {slot: filter.stored for slot, filter in _filters(family, slots, database)}
+    return family.sql.format(**(slots | values))
 
 
 def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: sqlite3.Connection) -> bool:
+    """Whether every slot and condition decides the answer, and no tie does."""
+
+    def rows(sql: str) -> list[tuple[Any, ...]]:
+        return connection.execute(sql).fetchall()
+
     sql = render(family, slots, database)
-    answer = _rows(connection, sql)
+    answer = rows(sql)
     if not answer or answer[0][-1] in (None, 0):
         return False
     if "ORDER BY COUNT" in sql:
-        counts = _rows(connection, re.sub(r"^SELECT .*? FROM", "SELECT COUNT ( * ) FROM", sql)[:-1] + "2")
+        counts = rows(re.sub(r"^SELECT .*? FROM", "SELECT COUNT ( * ) FROM", sql)[:-1] + "2")
         if len(counts) < 2 or counts[0] == counts[1]:
             return False
-    return all(_rows(connection, wrong) != answer for wrong in _near_misses(family, slots, database))
-
-
-def _near_misses(family: Family, slots: Slots, database: MiniDatabase) -> Iterator[str]:
-    """The same SQL with one slot wrong or one condition gone."""
-    shape = family.sql
-    for condition in CONDITIONS.findall(shape):
-        yield render(dataclasses.replace(family, sql=shape.replace(condition, "1 = 1")), slots, database)
-    for slot, column in (("v", "c"), ("w", "d")):
-        if f"{{{slot}}}" in shape:
-            for other in CATEGORIES[slots[column]]:
-                if other != slots[slot]:
-                    yield render(family, {**slots, slot: other}, database)
-    for slot, others in (("op", COMPARISONS), ("dir", ORDERS), ("agg", AGGREGATES)):
-        if f"{{{slot}}}" in shape:
-            for other in others:
-                if other != slots[slot]:
-                    yield render(family, {**slots, slot: other}, database)
-
-
-def _rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]]:
-    return connection.execute(sql).fetchall()
+    # Near misses: the same SQL with one condition gone or one slot wrong.
+    conditions = CONDITIONS.findall(family.sql)
+    misses = [(dataclasses.replace(family, sql=family.sql.replace(part, "1 = 1")), slots) for part in conditions]
+    words = {value: CATEGORIES[slots[column]] for value, column in (("v", "c"), ("w", "d")) if column in slots}
+    for slot, others in {**words, "op": COMPARISONS, "dir": ORDERS, "agg": AGGREGATES}.items():
+        if f"{{{slot}}}" in family.sql:
+            misses += [(family, {**slots, slot: other}) for other in others if other != slots[slot]]
+    return all(rows(render(wrong, wrong_slots, database)) != answer for wrong, wrong_slots in misses)
 
 
 def _word(family: Family, slots: Slots, database: MiniDatabase, split: Split, rng: random.Random) -> MiniatureQuestion:
@@ -340,23 +330,47 @@ def _word(family: Family, slots: Slots, database: MiniDatabase, split: Split, rn
             words[slot], words[f"{slot}1"] = f"{slots[slot]}s", slots[slot]
     words["agg"], words["top"] = AGGREGATES[slots["agg"]], ORDERS[slots["dir"]]
     words["than"] = rng.choice(COMPARISONS[slots["op"]])
-    filters = []
-    for column, value in (("c", "v"), ("d", "w")):
-        if f"{{{value}}}" in family.sql:
-            owner = _owner(family, slots, database)
-            stored_value = stored(slots[column], slots[value], owner.categories[slots[column]])
-            filters.append(StoredValueFilter(owner.name, slots[column], slots[value], stored_value))
-    return MiniatureQuestion(
-        family, template.format(**words), render(family, slots, database), tuple(filters), _reads(family, slots)
-    )
-
-
-def _reads(family: Family, slots: Slots) -> dict[str, list[str]]:
-    """Tables in the order of the SQL, each with the columns that are read of it; keys left out."""
+    # Tables in the order of the SQL, each with the columns that are read of it; keys left out.
     reads: dict[str, list[str]] = {slots[slot]: [] for slot in re.findall(r"{([thp])}(?!_id)", family.sql)}
     for qualifier, plain, slot in re.findall(r"(?:{([hp])} \. )?(?:\b(name)\b|{([cdgn])})", family.sql):
         owner = qualifier or (family.of if slot in ("c", "d") else "t" if "t" in slots else "p")
         column = plain or slots[slot]
         if column not in reads[slots[owner]]:
             reads[slots[owner]].append(column)
-    return reads
+    filters = tuple(filter for _, filter in _filters(family, slots, database))
+    return MiniatureQuestion(family, template.format(**words), render(family, slots, database), filters, reads)
+
+
+# The reader of the miniature world: the databases of a split, built as files, with their questions.
+
+FOLDER = Path("databases") / "miniature"
+
+
+class MiniatureOptions(Section):
+    """The part of the world that a source takes."""
+
+    databases: Positive = 40  # how many databases.
+    questions: Positive = 12  # how many questions a database.
+    first: Count = 0  # index of the first database, so that two sources of one split need not share any.
+
+
+@reader("miniature", options=MiniatureOptions)
+def read(source: Source, seed: int, root: Path) -> Loaded:
+    """The questions of a split; their databases are built under `root/databases/miniature`."""
+    options = read_options(MiniatureOptions, source)
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    examples: list[Example] = []
+    for index in range(options.first, options.first + options.databases):
+        drawn = draw(source.split, index, seed)
+        path = root / FOLDER / f"{drawn.id}.sqlite"
+        build(drawn, path)
+        rng = random.Random(f"{seed}/questions/{drawn.id}")
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
+            questions = ask(drawn, connection, source.split, options.questions, rng)
+        database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
+        for number, made in enumerate(questions):
+            meta = {"domain": drawn.domain, **made.meta}
+            hardness = made.family.hardness
+            id = f"{drawn.id}_{number}"
+            examples.append(Example(id, made.question, database, made.sql, "", hardness, "miniature", meta))
+    return Loaded(examples, [])

@@ -1,5 +1,6 @@
 """Draws miniature databases: which tables, columns and links, how each category is stored, and the rows."""
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -174,10 +175,6 @@ class MiniDatabase:
     tables: tuple[MiniTable, ...]
     rows: dict[str, list[Row]]
 
-    def children(self, table: str) -> list[MiniTable]:
-        """The tables that refer to this one."""
-        return [child for child in self.tables if child.parent == table]
-
 
 def stored(column: str, word: str, form: Form) -> str:
     """The text that a database holds for a value that a question calls `word`."""
@@ -192,70 +189,11 @@ def draw(split: Split, index: int, seed: int) -> MiniDatabase:
     """Database number `index` of a split: the same for the same seed, whatever else is drawn."""
     rng = random.Random(f"{seed}/{split}/{index}")
     domain = DOMAINS[index % len(DOMAINS)]
-    names = _draw_names(domain, split, rng)
-    links = _draw_links(names, domain, split, rng)
-    tables = tuple(_draw_table(name, links[name], domain, split, rng) for name in names)
-    rows: dict[str, list[Row]] = {}
-    for table in tables:
-        rows[table.name] = _draw_rows(table, len(rows[table.parent]) if table.parent else 0, rng)
-    return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tables, rows)
-
-
-def build(database: MiniDatabase, path: Path) -> None:
-    """Write the database as an SQLite file; a file that is already there is replaced whole."""
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    connection = sqlite3.connect(partial, isolation_level=None)
-    connection.execute("PRAGMA page_size = 1024")
-    connection.execute("PRAGMA journal_mode = OFF")
-    connection.execute("PRAGMA synchronous = OFF")
-    fill(database, connection)
-    connection.close()
-    os.replace(partial, path)
-
-
-def fill(database: MiniDatabase, connection: sqlite3.Connection) -> None:
-    """Create and fill the tables over an open connection."""
-    connection.execute("BEGIN")
-    for create, insert, rows in statements(database):
-        connection.execute(create)
-        connection.executemany(insert, rows)
-    connection.execute("COMMIT")
-
-
-def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
-    """CREATE TABLE, INSERT and its rows for each table, parents first, in SQL that any engine takes.
-
-    Args:
-        mark: the driver's parameter mark.
-    """
-    for table in database.tables:
-        marks = ", ".join([mark] * len(table.columns))
-        yield _create(table), f"INSERT INTO {table.name} VALUES ({marks})", database.rows[table.name]
-
-
-def _create(table: MiniTable) -> str:
-    lines = ["id INTEGER PRIMARY KEY"]
-    if table.parent:
-        lines.append(f"{table.parent}_id INTEGER REFERENCES {table.parent} (id)")
-    lines.append("name TEXT")
-    lines += [f"{column} TEXT" for column in table.categories]
-    lines += [f"{column} INTEGER" for column in table.measures]
-    return f"CREATE TABLE {table.name} ({', '.join(lines)})"
-
-
-def _pair(domain: Domain, split: Split) -> tuple[str, str] | None:
-    return {"train": None, "dev": domain.dev, "test": domain.test}[split]
-
-
-def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
-    """Tables without any pair that another split holds for itself, and with the pair of this split.
-
-    Two tables from elsewhere may join in: a word that is met beside many others is learned as a word.
-    """
+    held_out = {"train": (), "dev": domain.dev, "test": domain.test}[split]
+    # Tables without any pair that another split holds for itself, and with the pair of this split. Two tables from
+    # elsewhere may join in: a word that is met beside many others is learned as a word.
     others: tuple[Split, ...] = ("dev", "test")
     banned = {pair for other in others if other != split for pair in held_out_pairs(other)}
-    pair = _pair(domain, split)
     count = rng.choices(list(TABLE_COUNTS), list(TABLE_COUNTS.values()))[0]
     order = [*domain.tables, *rng.sample([name for name in KINDS if name not in domain.tables], 2)]
     allowed: list[tuple[str, ...]] = []
@@ -263,34 +201,30 @@ def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
         allowed = [
             names
             for names in itertools.combinations(order, count)
-            if (pair is None or set(pair) <= set(names))
+            if set(held_out) <= set(names)
             and not any(frozenset(two) in banned for two in itertools.combinations(names, 2))
         ]
         count -= 1
-    names = list(rng.choice(allowed))
-    return sorted(names, key=lambda name: (RANK[KINDS[name]], order.index(name)))
-
-
-def _draw_links(names: list[str], domain: Domain, split: Split, rng: random.Random) -> dict[str, str | None]:
-    """A tree: every table after the first refers to an earlier one; the held-out pair is linked directly."""
-    links: dict[str, str | None] = {names[0]: None}
-    pair = _pair(domain, split) or ()
+    names = sorted(rng.choice(allowed), key=lambda name: (RANK[KINDS[name]], order.index(name)))
+    # A tree: every table after the first refers to an earlier one; the held-out pair is linked directly.
+    parents: dict[str, str | None] = {names[0]: None}
     for place, name in enumerate(names[1:], 1):
-        partner = [other for other in names[:place] if {name, other} == set(pair)]
-        links[name] = partner[0] if partner else rng.choice(names[:place])
-    return links
-
-
-def _draw_table(name: str, parent: str | None, domain: Domain, split: Split, rng: random.Random) -> MiniTable:
-    categories, measures = columns_of(name, split)
-    chosen = rng.sample(categories, rng.choice((1, 2)))
-    numbers = rng.sample(measures, rng.choice((1, 1, 2)))
-    own = held_out_columns(name, split)
-    if own and name in (_pair(domain, split) or ()):
-        chosen[0], numbers[0] = own
-        chosen, numbers = list(dict.fromkeys(chosen)), list(dict.fromkeys(numbers))
-    forms: dict[str, Form] = {column: rng.choices(FORMS, FORM_WEIGHTS)[0] for column in chosen}
-    return MiniTable(name, parent, forms, tuple(numbers))
+        partner = [other for other in names[:place] if {name, other} == set(held_out)]
+        parents[name] = partner[0] if partner else rng.choice(names[:place])
+    tables = []
+    for name in names:
+        categories, measures = columns_of(name, split)
+        chosen = rng.sample(categories, rng.choice((1, 2)))
+        numbers = rng.sample(measures, rng.choice((1, 1, 2)))
+        own = held_out_columns(name, split)
+        if own and name in held_out:
+            chosen[0], numbers[0] = own
+        forms: dict[str, Form] = {column: rng.choices(FORMS, FORM_WEIGHTS)[0] for column in dict.fromkeys(chosen)}
+        tables.append(MiniTable(name, parents[name], forms, tuple(dict.fromkeys(numbers))))
+    rows: dict[str, list[Row]] = {}
+    for table in tables:
+        rows[table.name] = _draw_rows(table, len(rows[table.parent]) if table.parent else 0, rng)
+    return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tuple(tables), rows)
 
 
 def _draw_rows(table: MiniTable, parents: int, rng: random.Random) -> list[Row]:
@@ -308,3 +242,36 @@ def _draw_rows(table: MiniTable, parents: int, rng: random.Random) -> list[Row]:
         words = tuple(stored(c, rng.choice(list(CATEGORIES[c])), form) for c, form in table.categories.items())
         rows.append((place + 1, *link, names[place], *words, *(column[place] for column in numbers)))
     return rows
+
+
+def build(database: MiniDatabase, path: Path) -> None:
+    """Write the database as an SQLite file; a file that is already there is replaced whole."""
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as connection:
+        for pragma in ("page_size = 1024", "journal_mode = OFF", "synchronous = OFF"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("BEGIN")
+        for create, insert, rows in statements(database):
+            connection.execute(create)
+            connection.executemany(insert, rows)
+        connection.execute("COMMIT")
+    os.replace(partial, path)
+
+
+def statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple[str, str, list[Row]]]:
+    """CREATE TABLE, INSERT and its rows for each table, parents first, in SQL that any engine takes.
+
+    Args:
+        mark: the driver's parameter mark.
+    """
+    for table in database.tables:
+        lines = ["id INTEGER PRIMARY KEY"]
+        if table.parent:
+            lines.append(f"{table.parent}_id INTEGER REFERENCES {table.parent} (id)")
+        lines.append("name TEXT")
+        lines += [f"{column} TEXT" for column in table.categories]
+        lines += [f"{column} INTEGER" for column in table.measures]
+        marks = ", ".join([mark] * len(table.columns))
+        create, insert = f"CREATE TABLE {table.name} ({', '.join(lines)})", f"INSERT INTO {table.name} VALUES ({marks})"
+        yield create, insert, database.rows[table.name]
