@@ -8,7 +8,7 @@ import random
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -315,8 +315,9 @@ def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: s
     # Near misses: the same SQL with one condition gone or one slot wrong.
     conditions = CONDITIONS.findall(family.sql)
     misses = [(dataclasses.replace(family, sql=family.sql.replace(part, "1 = 1")), slots) for part in conditions]
-    words = {value: CATEGORIES[slots[column]] for value, column in (("v", "c"), ("w", "d")) if column in slots}
-    for slot, others in {**words, "op": COMPARISONS, "dir": ORDERS, "agg": AGGREGATES}.items():
+    choices: dict[str, Iterable[str]] = {"op": COMPARISONS, "dir": ORDERS, "agg": AGGREGATES}
+    choices |= {value: CATEGORIES[slots[column]] for value, column in (("v", "c"), ("w", "d")) if column in slots}
+    for slot, others in choices.items():
         if f"{{{slot}}}" in family.sql:
             misses += [(family, {**slots, slot: other}) for other in others if other != slots[slot]]
     return all(rows(render(wrong, wrong_slots, database)) != answer for wrong, wrong_slots in misses)
